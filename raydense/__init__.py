@@ -1,0 +1,37 @@
+"""raydense: training and serving dense passage retrieval on Ray.
+
+The names below are imported when first used, so that `import raydense` stays quick.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Artifact": "raydense.data.artifact",
+    "InputError": "raydense.errors",
+    "PassageStore": "raydense.data.store",
+    "SearchPool": "raydense.search.pool",
+    "DualEncoder": "raydense.models.dual_encoder",
+    "CrossEncoder": "raydense.models.cross_encoder",
+    "SampleSettings": "raydense.settings",
+    "ImportSettings": "raydense.settings",
+    "ExportSettings": "raydense.settings",
+    "TrainSettings": "raydense.settings",
+    "EncodeSettings": "raydense.settings",
+    "IndexSettings": "raydense.settings",
+    "SearchSettings": "raydense.settings",
+    "MineSettings": "raydense.settings",
+    "RerankSettings": "raydense.settings",
+    "EvaluateSettings": "raydense.settings",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'raydense' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,213 @@
+"""The passage store: a corpus artifact, memory-mapped, read by row; ids are looked up without a dict of them.
+
+A corpus is a list of Arrow IPC files (`corpus-00000.arrow`, ...) with `passage_id`, `title`, `text` and perhaps `doc_id`. A
+passage's row is its position in the corpus. Beside them lie `id_hash.npy` (sorted) with `id_row.npy`, and `text_hash.npy` by row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.errors import InputError
+
+_BATCH_ROWS = 8_192
+Rows = NDArray[np.int64]
+
+
+def hash_strings(strings: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
+    """A 64-bit hash of each string, the same in every process: uint64 [n]."""
+    from pandas.util import hash_array
+
+    values = strings.to_numpy(zero_copy_only=False) if isinstance(strings, pa.Array) else strings.to_numpy()
+    return hash_array(values.astype(object), categorize=False)
+
+
+class PassageStore:
+    """Random access to the passages of a corpus; picklable, and opened again from its path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.artifact = Artifact.open(path, "corpus")
+        self.path = self.artifact.path
+        files = [f for f in self.artifact.files if f.path.startswith("corpus-")]
+        ends = np.cumsum([f.rows for f in files], dtype=np.int64)
+        self.shards: list[tuple[int, int]] = [(int(e - f.rows), int(e)) for f, e in zip(files, ends, strict=True)]
+        self._files = [str(self.path / f.path) for f in files]
+
+    def __reduce__(self) -> tuple[type[PassageStore], tuple[str]]:
+        return PassageStore, (str(self.path),)
+
+    def __len__(self) -> int:
+        return self.artifact.rows
+
+    @property
+    def fingerprint(self) -> str:
+        return self.artifact.fingerprint
+
+    @cached_property
+    def _batches(self) -> list[pa.RecordBatch]:
+        readers = [pa.ipc.open_file(pa.memory_map(f)) for f in self._files]
+        return [reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches)]
+
+    @cached_property
+    def _starts(self) -> Rows:
+        return np.cumsum([0, *(b.num_rows for b in self._batches)], dtype=np.int64)
+
+    @cached_property
+    def text_hash(self) -> NDArray[np.uint64]:
+        """A hash of each passage's text, by row: equal texts have equal hashes. uint64 [n], memory-mapped."""
+        return np.load(self.path / "text_hash.npy", mmap_mode="r")
+
+    def take(self, rows: Rows, columns: list[str] | None = None) -> pa.Table:
+        """The passages at `rows` (int64 [n], in their order, repeats allowed) as a table."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
+        names = columns or self._batches[0].schema.names
+        where = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(where, kind="stable")
+        used, first = np.unique(where[order], return_index=True)
+        parts = []
+        for batch, mine in zip(used, np.split(order, first[1:]), strict=True):
+            parts.append(self._batches[batch].select(names).take(pa.array(rows[mine] - self._starts[batch])))
+        if not parts:
+            return pa.table(self._batches[0].select(names).slice(0, 0))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
+
+    def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
+        """The passages of rows start..stop-1, without a copy."""
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            offset = start - int(self._starts[first])
+            part = self._batches[first].slice(offset, stop - start)
+            parts.append(part.select(columns) if columns else part)
+            start, first = start + part.num_rows, first + 1
+        return pa.Table.from_batches(parts)
+
+    def passages(self, rows: Rows) -> list[str]:
+        """What a model reads of each passage: its title and its text, with a blank between."""
+        return full_text(self.take(rows, ["title", "text"])).to_pylist()
+
+    def ids(self, rows: Rows) -> pa.Array:
+        """The passage ids at `rows`."""
+        return self.take(rows, ["passage_id"])["passage_id"].combine_chunks()
+
+    def rows_of(self, ids: pa.Array | pa.ChunkedArray) -> Rows:
+        """The row of each id, int64 [n]; -1 for an id that the corpus does not have."""
+        if isinstance(ids, pa.ChunkedArray):
+            ids = ids.combine_chunks()
+        known, known_rows = self._id_hash
+        wanted = hash_strings(ids)
+        at = np.searchsorted(known, wanted)
+        rows = np.full(len(ids), -1, dtype=np.int64)
+        open_ = np.arange(len(ids))
+        while open_.size:  # more than one turn only where two ids have the same hash
+            open_ = open_[at[open_] < len(known)]
+            open_ = open_[known[at[open_]] == wanted[open_]]
+            candidates = np.asarray(known_rows[at[open_]], dtype=np.int64)
+            equal = pc.equal(self.ids(candidates), ids.take(pa.array(open_))).to_numpy(zero_copy_only=False).astype(bool)
+            rows[open_[equal]] = candidates[equal]
+            open_ = open_[~equal]
+            at[open_] += 1
+        return rows
+
+    @cached_property
+    def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:
+        return np.load(self.path / "id_hash.npy", mmap_mode="r"), np.load(self.path / "id_row.npy", mmap_mode="r")
+
+
+def full_text(table: pa.Table) -> pa.ChunkedArray:
+    """Title and text of each row of `table`, joined by a blank; the text alone where there is no title."""
+    return pc.utf8_trim_whitespace(pc.binary_join_element_wise(table["title"], table["text"], " "))
+
+
+class CorpusWriter:
+    """Writes a stream of passages into a corpus draft, a file of `shard_rows` passages at a time; holds one file in memory.
+
+    `where(row)` says where a passage came from (`corpus.jsonl:17`), for the messages.
+    """
+
+    def __init__(self, draft: Draft, shard_rows: int, where: Callable[[int], str] = lambda row: f"passage {row}") -> None:
+        self.draft, self.shard_rows, self.where = draft, shard_rows, where
+        self.rows = self._shard = self._held_rows = 0
+        self._held: list[pa.Table] = []
+        self._id_hashes: list[NDArray[np.uint64]] = []
+        self._text_hashes: list[NDArray[np.uint64]] = []
+
+    def add(self, table: pa.Table) -> None:
+        """Take passages with `passage_id`, `title`, `text` (strings) and perhaps `doc_id`; InputError on an empty id or text."""
+        names = ["passage_id", "title", "text"] + (["doc_id"] if "doc_id" in table.column_names else [])
+        table = table.select(names).cast(pa.schema([(n, pa.string()) for n in names]))
+        table = table.set_column(1, "title", pc.fill_null(table["title"], ""))
+        for name in ("passage_id", "text"):
+            blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(table[name], ""))), 0)
+            if pc.any(blank).as_py():
+                row = self.rows + pc.index(blank, pa.scalar(True)).as_py()
+                raise InputError(f"empty {name}", self.where(row), "fill it, or remove the passage")
+        self._id_hashes.append(hash_strings(table["passage_id"]))
+        self._text_hashes.append(hash_strings(table["text"]))
+        self.rows += table.num_rows
+        self._held.append(table)
+        self._held_rows += table.num_rows
+        while self._held_rows >= self.shard_rows:
+            self._flush(self.shard_rows)
+
+    def _flush(self, count: int) -> None:
+        held = pa.concat_tables(self._held)
+        table = held.slice(0, count)
+        self._held, self._held_rows = [held.slice(count)], held.num_rows - table.num_rows
+
+        def write(path: Path) -> None:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                for start in range(0, table.num_rows, _BATCH_ROWS):
+                    writer.write_table(table.slice(start, _BATCH_ROWS).combine_chunks())
+
+        self.draft.commit(f"corpus-{self._shard:05d}.arrow", write, table.num_rows)
+        self._shard += 1
+
+    def finish(self, **summary: object) -> Artifact:
+        """Write what is left and the id index; InputError on a duplicate id or an empty corpus."""
+        if self._held_rows:
+            self._flush(self._held_rows)
+        if not self.rows:
+            raise InputError("no passages", self.draft.folder, "give an input that has some")
+        id_hash = np.concatenate(self._id_hashes)
+        order = np.argsort(id_hash, kind="stable")
+        id_hash = id_hash[order]
+        self._refuse_duplicates(id_hash, order)
+        arrays = {"id_hash": id_hash, "id_row": order.astype(np.int64), "text_hash": np.concatenate(self._text_hashes)}
+        for name, array in arrays.items():
+            self.draft.commit(f"{name}.npy", lambda path, array=array: np.save(path, array), 0)
+        return self.draft.finish(self.rows, **summary)
+
+    def _refuse_duplicates(self, id_hash: NDArray[np.uint64], order: Rows) -> None:
+        same = np.flatnonzero(id_hash[1:] == id_hash[:-1])
+        if not same.size:
+            return
+        rows = np.unique(np.concatenate([order[same], order[same + 1]]))
+        seen: dict[str, int] = {}
+        for row, passage_id in zip(rows.tolist(), self._ids_written(rows), strict=True):
+            if passage_id in seen:
+                raise InputError(
+                    f"passage_id {passage_id!r} is there twice (first at {self.where(seen[passage_id])})",
+                    self.where(row),
+                    "make ids unique",
+                )
+            seen[passage_id] = row
+
+    def _ids_written(self, rows: Rows) -> Iterable[str]:
+        files = [self.draft.folder / f"corpus-{shard:05d}.arrow" for shard in range(self._shard)]
+        columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
+        ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+        return (ids[row].as_py() for row in rows.tolist())

@@ -1,0 +1,81 @@
+"""The small artifacts, as Parquet: queries, qrels, examples and runs, with their schemas, readers and writers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, File
+from raydense.errors import InputError
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "queries": pa.schema([("query_id", pa.string()), ("text", pa.string()), ("answers", pa.list_(pa.string()))]),
+    "qrels": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("relevance", pa.int32())]),
+    "examples": pa.schema(
+        [
+            ("query_id", pa.string()),
+            ("positives", pa.list_(pa.int64())),
+            ("negatives", pa.list_(pa.int64())),
+            ("positive_scores", pa.list_(pa.float32())),
+            ("negative_scores", pa.list_(pa.float32())),
+            ("negative_sources", pa.list_(pa.string())),
+        ]
+    ),
+    "run": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("rank", pa.int32()), ("score", pa.float32())]),
+}
+_OPTIONAL = {"answers", "positive_scores", "negative_scores", "negative_sources"}
+
+
+def commit_table(draft: Draft, name: str, table: pa.Table) -> File:
+    """Commit `table` to a draft as the Parquet file `name`, in the column order and types of the draft's kind."""
+    schema = SCHEMAS[draft.kind]
+    kept = pa.schema([f for f in schema if f.name in table.column_names or f.name not in _OPTIONAL])
+    ordered = table.select(kept.names).cast(kept)
+    return draft.commit(name, lambda path: pq.write_table(ordered, path, compression="zstd"), table.num_rows)
+
+
+def read_table(path: str | os.PathLike[str], kind: str, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a queries, qrels, examples or run artifact, in order."""
+    return concat_parts(Artifact.open(path, kind).parts(".parquet"), kind, columns)
+
+
+def concat_parts(parts: list[Path], kind: str, columns: list[str] | None = None) -> pa.Table:
+    """The rows of some Parquet files of one artifact."""
+    if not parts:
+        table = SCHEMAS[kind].empty_table()
+        return table.select(columns) if columns else table
+    return pa.concat_tables([pq.read_table(p, columns=columns) for p in parts])
+
+
+def check_queries(table: pa.Table, where: str) -> None:
+    """InputError on an empty or repeated query id, or an empty text. `where` is the file, for the message."""
+    for name in ("query_id", "text"):
+        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(table[name], ""))), 0)
+        if pc.any(blank).as_py():
+            raise InputError(
+                f"empty {name} of query number {pc.index(blank, pa.scalar(True)).as_py() + 1}", where, "fill it, or remove the query"
+            )
+    counts = pc.value_counts(table["query_id"].combine_chunks())
+    twice = pc.index(pc.greater(counts.field("counts"), 1), pa.scalar(True)).as_py()
+    if twice >= 0:
+        raise InputError(f"query_id {counts.field('values')[twice].as_py()!r} is there twice", where, "make ids unique")
+
+
+def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where: object) -> NDArray[np.int64]:
+    """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it stands."""
+    found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())
+    if found.null_count:
+        missing = wanted.filter(pc.is_null(found))[0].as_py()
+        raise InputError(f"names query {missing!r}, which the queries do not have", where, "give the queries that it was made for")
+    return found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else found.to_numpy()
+
+
+def positives_of(qrels: pa.Table) -> pa.Table:
+    """The qrels with relevance of at least 1."""
+    return qrels.filter(pc.greater_equal(qrels["relevance"], 1))

@@ -1,0 +1,52 @@
+"""The errors a person can mend: each is one line that says what, where and the mend."""
+
+import difflib
+import errno
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """Bad input or settings; the command line prints it as one line and exits with 2.
+
+    `what` is wrong, `where` (a file and line, a folder, or a key), and the `mend`.
+    """
+
+    def __init__(self, what: str, where: object = "", mend: str = "") -> None:
+        super().__init__(what, str(where), mend)
+
+    def __str__(self) -> str:
+        what, where, mend = self.args
+        line = f"{where}: {what}" if where else what
+        line = f"{line}; {mend}" if mend else line
+        return " ".join(line.split())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A mend for an unknown word: the nearest known one, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def mendable(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the one line for an error that a person can mend, or None.
+
+    Ray wraps what a worker raised, so the whole chain of causes is searched.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        if isinstance(link, InputError):
+            return 2, str(link)
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return 1, f"{link.filename or 'disk'}: no space left; free some and run again, what was committed is kept"
+        if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return 2, f"{link.filename or 'output'}: {(link.strerror or 'not writable').lower()}; choose a folder that you may write"
+        chain += [link.__cause__, link.__context__, getattr(link, "cause", None)]
+        chain += list(getattr(link, "exceptions", None) or ())
+        chain += list((getattr(link, "worker_failures", None) or {}).values())
+    return None

@@ -1,0 +1,77 @@
+"""One live line with done, rate and time left: rewritten on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+_PLAIN_EVERY_S = 10.0
+_LIVE_EVERY_S = 0.2
+
+
+def say(line: str) -> None:
+    """A plain line for the person who waits; results go to standard output, this does not."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 48s, 3m20s, 2h05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+class Progress:
+    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` is what an earlier run had committed."""
+
+    def __init__(self, name: str, total: int, unit: str, done_before: int = 0) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done = self.before = done_before
+        self.note = ""
+        self.start = self._shown = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        if self.before:
+            say(f"{self.name}: continues after {self.before:,} of {self.total:,} {self.unit}")
+        return self
+
+    def add(self, n: int, note: str = "") -> None:
+        """Count `n` more, and show it when it is time to."""
+        self.set(self.done + n, note)
+
+    def set(self, done: int, note: str = "") -> None:
+        """As `add`, with the whole count."""
+        self.done = done
+        self.note = note or self.note
+        now = time.monotonic()
+        if now - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
+            self._shown = now
+            self._show(self._line(now))
+
+    def _line(self, now: float) -> str:
+        passed = max(now - self.start, 1e-9)
+        rate = (self.done - self.before) / passed
+        left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
+        share = f" ({100 * self.done / self.total:.0f}%)" if self.total else ""
+        note = f", {self.note}" if self.note else ""
+        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}, {rate:,.1f}/s{left}{note}"
+
+    def _show(self, line: str) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+        else:
+            say(line)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")
+        if kind is None and self.done > self.before:
+            passed = time.monotonic() - self.start
+            done = self.done - self.before
+            say(f"{self.name}: {done:,} {self.unit} in {duration(passed)}, {done / max(passed, 1e-9):,.1f}/s")

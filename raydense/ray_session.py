@@ -1,0 +1,44 @@
+"""Joins the Ray that a job was submitted to, or starts an embedded one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+_LOGICAL_CPUS = 4
+
+
+def physical_cpus() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ensure_ray(address: str | None = None) -> None:
+    """Connect to `address`, else to RAY_ADDRESS (which Ray sets inside a job), else start a local Ray; at most once a process.
+
+    The embedded Ray counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
+    """
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    import ray
+
+    if ray.is_initialized():
+        return
+    where = address or os.environ.get("RAY_ADDRESS")
+    common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
+    if where and where != "local":
+        ray.init(address=where, **common)
+    else:
+        ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
+    _quiet_data()
+
+
+def _quiet_data() -> None:
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)

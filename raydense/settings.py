@@ -1,0 +1,295 @@
+"""One typed model per stage: at once the YAML schema of a recipe, the flags of the command line, their help, and the validation.
+
+Nothing here imports Ray, torch or FAISS. A field made with `artifact` names an input folder; one made with `resource` says how
+the work is spread, not what comes out, and so is no part of the output's fingerprint.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from raydense.errors import InputError, did_you_mean
+
+
+def artifact(kind: str, help: str, default: Any = ...) -> Any:
+    """A field that names an input: a folder of `kind`."""
+    return Field(default, description=help, json_schema_extra={"artifact": kind})
+
+
+def resource(default: Any, help: str, **limits: Any) -> Any:
+    """A field that says how the work is spread; the output is the same whatever it is."""
+    return Field(default, description=help, json_schema_extra={"resource": True}, **limits)
+
+
+def setting(default: Any, help: str, **limits: Any) -> Any:
+    """A field that shapes the output."""
+    return Field(default, description=help, **limits)
+
+
+def _words(value: object) -> object:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+Words = Annotated[list[str], BeforeValidator(_words)]
+Pair = Annotated[tuple[int, int], BeforeValidator(_words)]
+
+
+class Settings(BaseModel):
+    """What every stage has: an output folder."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
+    output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
+
+    @classmethod
+    def read(cls, values: dict[str, Any], where: str = "") -> Self:
+        """Validate `values`; the first fault as an InputError that names the key and the mend."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _first_fault(cls, error, where) from None
+
+    @classmethod
+    def inputs(cls) -> dict[str, str]:
+        """The fields that name input artifacts, with the kind of each."""
+        extras = {n: f.json_schema_extra for n, f in cls.model_fields.items()}
+        return {n: str(e["artifact"]) for n, e in extras.items() if isinstance(e, dict) and "artifact" in e}
+
+    def shaping(self) -> dict[str, Any]:
+        """The settings that shape the output: neither its folder, nor inputs, nor resources."""
+        extras = {n: f.json_schema_extra for n, f in type(self).model_fields.items()}
+        kept = {n for n, e in extras.items() if n != "output" and not isinstance(e, dict)}
+        return self.model_dump(mode="json", include=kept)
+
+
+def _first_fault(cls: type[Settings], error: ValidationError, where: str) -> InputError:
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    name = f"{where}{key}" if key else where.rstrip(".")
+    if fault["type"] == "extra_forbidden":
+        return InputError("unknown key", name, did_you_mean(key, cls.model_fields))
+    if fault["type"] == "missing":
+        return InputError("missing", name, f"give it: {cls.model_fields[key].description}")
+    message = fault["msg"].removeprefix("Value error, ")
+    given = f" (given: {fault['input']!r})" if key else ""
+    field = cls.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
+    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {field.description}" if field else "")
+
+
+class Spread(BaseModel):
+    """How an actor pool is spread; part of the stages that run on Ray Data."""
+
+    concurrency: Pair = resource((1, 0), "fewest and most model actors, as MIN,MAX; MAX 0 means as many as the cluster has room for")
+    gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1 takes one where the cluster has GPUs, else none")
+    cpus_per_actor: float = resource(1.0, "logical CPUs of one actor", gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        low, high = self.concurrency
+        if low < 1 or (high and high < low):
+            raise ValueError(f"concurrency {low},{high} must be MIN,MAX with 1 <= MIN <= MAX (or MAX 0)")
+        return self
+
+
+class SampleSettings(Settings):
+    """Make a sample data set of any size: an invented world with confusable neighbours, paraphrase and several answers."""
+
+    passages: int = setting(5_000, "passages to make, at least this many up to one entity's worth", ge=100)
+    train_queries: int = setting(4_800, "training queries", ge=1)
+    dev_queries: int = setting(300, "dev queries", ge=1)
+    test_queries: int = setting(500, "test queries", ge=1)
+    seed: int = setting(1, "another seed, another world")
+    shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
+
+
+class ImportSettings(Settings):
+    """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
+
+    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "ir_datasets"] = setting(..., "the family of formats")
+    input: str = artifact("source", "the folder or file to read; for ir_datasets a data set id")
+    corpus: str | None = artifact(
+        "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
+    )
+    shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
+
+
+class ExportSettings(Settings):
+    """Write artifacts in another tool's format."""
+
+    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "pyserini"] = setting(..., "the family of formats")
+    run: str | None = artifact("run", "the run to write", None)
+    corpus: str | None = artifact("corpus", "the corpus to write, or to take texts from", None)
+    queries: str | None = artifact("queries", "the queries to write, or to take texts from", None)
+    qrels: str | None = artifact("qrels", "the qrels to write", None)
+    examples: str | None = artifact("examples", "the training examples to write", None)
+    tag: str = setting("raydense", "the name in the last column of a TREC run")
+
+
+class TrainSettings(Settings):
+    """Train a retriever or a re-ranker on Ray Train, with DeepSpeed or DDP."""
+
+    objective: Literal["retriever", "reranker"] = setting(..., "what to train")
+    model: str = artifact(
+        "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"
+    )
+    corpus: str = artifact("corpus", "the passages")
+    queries: str = artifact("queries", "the queries that the examples name")
+    examples: str = artifact("examples", "positives and hard negatives of each training query")
+    dev_qrels: str | None = artifact(
+        "qrels", "judgements of the dev queries; with it, a dev metric while training, and the best checkpoint kept", None
+    )
+    dev_run: str | None = artifact(
+        "run", "candidates of the dev queries; what a re-ranker orders, and hard candidates for a retriever", None
+    )
+
+    loss: Literal["query-centric", "listwise", "pointwise"] | None = setting(
+        None, "query-centric for a retriever; listwise (default) or pointwise for a re-ranker"
+    )
+    temperature: float = setting(1.0, "tau: scores are divided by it", gt=0)
+    negatives: int = setting(1, "hard negatives of each query at each step, drawn anew each epoch", ge=0)
+    in_batch: bool = setting(True, "other queries' passages are negatives too")
+    cross_batch: bool = setting(True, "and those of every worker, not only of this one")
+
+    shared: bool = setting(True, "one encoder for queries and passages; false trains two")
+    pooling: Literal["cls", "mean"] | None = setting(
+        None, "how token states become one vector; by default as the model folder says, else mean"
+    )
+    normalize: bool | None = setting(None, "scale vectors to length 1; by default as the model folder says, else no")
+    query_prefix: str | None = setting(None, "text put before each query; by default as the model folder says")
+    passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says")
+    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 32", ge=4)
+    passage_length: int | None = setting(
+        None, "most tokens of a passage (of a pair, for a re-ranker); by default as the model folder says, else 128", ge=8
+    )
+    dropout: float | None = setting(None, "dropout of the encoder; by default as the model folder says", ge=0, lt=1)
+
+    epochs: float = setting(1.0, "passes over the examples", gt=0)
+    max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
+    batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
+    accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
+    lr: float = setting(2e-5, "highest learning rate", gt=0)
+    warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
+    weight_decay: float = setting(0.01, "weight decay of AdamW; biases and layer norms have none", ge=0)
+    clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
+    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout")
+
+    engine: Literal["deepspeed", "ddp"] = setting("deepspeed", "what runs forward, backward and step")
+    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
+    workers: int = resource(1, "training workers (one GPU each where there are GPUs); batches and losses are the same for any number", ge=1)
+    cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
+    checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
+    dev_every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
+    dev_passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
+    log_every: int = resource(10, "steps between log lines", ge=1)
+    max_failures: int = resource(3, "worker failures that are recovered from before the run gives up", ge=0)
+    track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        allowed = {"retriever": ["query-centric"], "reranker": ["listwise", "pointwise"]}[self.objective]
+        if self.loss is None:
+            self.__dict__["loss"] = allowed[0]
+        if self.loss not in allowed:
+            raise ValueError(f"loss {self.loss} is not one of a {self.objective}: use {' or '.join(allowed)}")
+        if self.batch_size % (self.accumulation * self.workers):
+            raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
+        if self.objective == "retriever" and not self.in_batch and self.negatives == 0:
+            raise ValueError("a retriever without in_batch needs negatives of at least 1")
+        if self.objective == "reranker" and self.negatives == 0:
+            raise ValueError("a reranker needs negatives of at least 1")
+        return self
+
+
+class EncodeSettings(Settings, Spread):
+    """Turn every passage of a corpus into a vector, on Ray Data, resumable file by file."""
+
+    model: str = artifact("model", "the retriever's folder")
+    corpus: str = artifact("corpus", "the passages to encode")
+    dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
+    token_budget: int = resource(16_384, "tokens of one batch, padding included", ge=128)
+
+
+class IndexSettings(Settings):
+    """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
+
+    kind: Literal["faiss", "bm25"] = setting(..., "faiss for vectors, bm25 for words")
+    embeddings: str | None = artifact("embeddings", "faiss: the vectors", None)
+    corpus: str | None = artifact("corpus", "bm25: the passages", None)
+    shards: int = setting(1, "parts, each held by its own actor", ge=1)
+    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
+    train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
+    k1: float = setting(0.9, "bm25: term saturation", ge=0)
+    b: float = setting(0.4, "bm25: length normalisation", ge=0, le=1)
+    stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
+    stopwords: str = setting("en", "bm25: stop words of this language, or none")
+    seed: int = setting(42, "of the sample that a quantiser is trained on")
+    concurrency: int = resource(0, "shards made at once; 0 means as many as the cluster has room for", ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        needed, other = ("embeddings", "corpus") if self.kind == "faiss" else ("corpus", "embeddings")
+        if not getattr(self, needed):
+            raise ValueError(f"kind {self.kind} needs {needed}")
+        if getattr(self, other):
+            raise ValueError(f"kind {self.kind} does not take {other}")
+        return self
+
+
+class SearchSettings(Settings):
+    """Search an index with a pool of shard actors; the best k passages of each query become a run."""
+
+    index: str = artifact("index", "the index")
+    queries: str = artifact("queries", "the queries")
+    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    qrels: str | None = artifact("qrels", "search only the queries judged here", None)
+    k: int = setting(100, "passages of each query", ge=1)
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    replicas: int = resource(1, "actors of each shard", ge=1)
+    block: int = resource(2_048, "queries sent at once: bounds the memory", ge=1)
+    threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
+    gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
+
+
+class MineSettings(Settings):
+    """Take hard negatives from a run: never a positive of the query, nor a passage of the same text."""
+
+    run: str = artifact("run", "the run to take negatives from")
+    corpus: str = artifact("corpus", "the passages")
+    queries: str = artifact("queries", "the queries")
+    qrels: str = artifact("qrels", "the positives; queries not judged here get no example")
+    negatives: int = setting(8, "hard negatives of each query", ge=1)
+    depth: int = setting(200, "ranks of the run to draw from", ge=1)
+    skip: int = setting(0, "first ranks to leave out", ge=0)
+    pick: Literal["random", "top"] = setting("random", "draw from the ranks at random, or take the highest")
+    shortage: Literal["keep", "drop", "fail"] = setting(
+        "keep", "what to do with a query that has fewer negatives than asked: keep what there is, drop it, or stop"
+    )
+    seed: int = setting(42, "of the draw")
+
+
+class RerankSettings(Settings, Spread):
+    """Order the first passages of a run anew, with a cross-encoder on Ray Data."""
+
+    model: str = artifact("model", "the re-ranker's folder")
+    run: str = artifact("run", "the run to order anew")
+    corpus: str = artifact("corpus", "the passages")
+    queries: str = artifact("queries", "the queries")
+    depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
+    token_budget: int = resource(16_384, "tokens of one batch, padding included", ge=128)
+    block: int = resource(256, "queries of one commit", ge=1)
+
+
+class EvaluateSettings(Settings):
+    """Measure runs against judgements; write metrics.json and report.html."""
+
+    run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with")
+    qrels: str = artifact("qrels", "the judgements")
+    metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
+    queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
+    corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
+    models: Words = artifact("model", "trained models whose curves the report draws", [])
+    answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
+    answer_k: Annotated[list[int], BeforeValidator(_words)] = setting([1, 5, 20, 100], "the k of that measure")
+    title: str = setting("raydense report", "the headline of the report")
