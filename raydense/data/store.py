@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -188,7 +189,7 @@ class CorpusWriter:
         self._refuse_duplicates(id_hash, order)
         arrays = {"id_hash": id_hash, "id_row": order.astype(np.int64), "text_hash": np.concatenate(self._text_hashes)}
         for name, array in arrays.items():
-            self.draft.commit(f"{name}.npy", lambda path, array=array: np.save(path, array), 0)
+            self.draft.commit(f"{name}.npy", partial(_save_array, array), 0)
         return self.draft.finish(self.rows, **summary)
 
     def _refuse_duplicates(self, id_hash: NDArray[np.uint64], order: Rows) -> None:
@@ -211,3 +212,7 @@ class CorpusWriter:
         columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
         ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return (ids[row].as_py() for row in rows.tolist())
+
+
+def _save_array(array: NDArray[Any], path: Path) -> None:
+    np.save(path, array)
