@@ -26,6 +26,7 @@ def ensure_ray(address: str | None = None) -> None:
 
     if ray.is_initialized():
         return
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     where = address or os.environ.get("RAY_ADDRESS")
     common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
     if where and where != "local":

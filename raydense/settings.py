@@ -66,7 +66,7 @@ class Settings(BaseModel):
 def _first_fault(cls: type[Settings], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in fault["loc"])
-    name = f"{where}{key}" if key else where.rstrip(".")
+    name = f"--{key.replace('_', '-')}" if where == "--" else f"{where}{key}" if key else where.rstrip(".: ")
     if fault["type"] == "extra_forbidden":
         return InputError("unknown key", name, did_you_mean(key, cls.model_fields))
     if fault["type"] == "missing":

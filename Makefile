@@ -1,0 +1,38 @@
+# Two commands: `make demo` and `make test`; each does all the set-up, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test check setup docs clean-demo
+
+help:
+	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
+	@echo "make test    set up, check the code, and run all tests"
+	@echo "make check   format, lint, types, floors of the house"
+	@echo "make docs    write docs/reference.md anew from the settings"
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'raydense needs Python 3.11 or newer: make PYTHON=python3.12')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/raydense demo
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest
+
+docs: setup
+	$(BIN)/python docs/make_reference.py
+
+clean-demo:
+	rm -rf demo

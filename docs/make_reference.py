@@ -1,0 +1,56 @@
+"""Writes docs/reference.md from the settings, so that the reference cannot differ from the code."""
+
+import typing
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from raydense.pipeline import VERBS
+
+_HEAD = """# Reference of the stages
+
+Made from `raydense/settings.py` by `make docs`. A key here is a key of a recipe and a flag of the command line
+(`passage_length` is `--passage-length`). *Input*: a folder; its fingerprint is part of the output's. *Spread*: how the work is
+shared out; the output is the same whatever it is. Everything else shapes the output: with another value the stage refuses
+to go on in the same folder.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return _HEAD + "".join(_stage(name) for name in VERBS)
+
+
+def _stage(name: str) -> str:
+    settings = VERBS[name].settings
+    rows = [_row(key, field) for key, field in settings.model_fields.items()]
+    head = f"\n## {name}\n\n{settings.__doc__}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    kind = f"input: {extra['artifact']}" if "artifact" in extra else "spread" if "resource" in extra else _type(field.annotation)
+    default = "required" if field.is_required() else _value(field.default)
+    return f"| `{key}` | {kind} | {default} | {field.description} |".replace("|'", "'")
+
+
+def _type(annotation: object) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    if parts and typing.get_origin(annotation) not in (list, tuple):
+        return _type(parts[0])
+    if typing.get_origin(annotation) is list:
+        return "words"
+    return {int: "whole number", float: "number", str: "text", bool: "yes or no"}.get(annotation, "numbers")  # type: ignore[call-overload]
+
+
+def _value(default: object) -> str:
+    if default is None or default == "" or default == []:
+        return ""
+    return f"`{' '.join(map(str, default))}`" if isinstance(default, list | tuple) else f"`{default}`"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "reference.md").write_text(reference(), encoding="utf-8")

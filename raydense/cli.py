@@ -1,0 +1,291 @@
+"""The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, its flags made from its settings.
+
+Exit code 0 done, 2 bad input or settings (one line: what, where, the mend), 1 anything else, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from pydantic.fields import FieldInfo
+
+from raydense import __version__
+from raydense.errors import mendable
+from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
+from raydense.progress import duration, say
+
+_GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
+
+
+class Command(click.Command):
+    """A verb whose help lists its flags by what they are: inputs, settings, resources."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title in ("Inputs", "Settings", _GROUPS["resource"], "Options"):
+            if title in sections:
+                with formatter.section(title):
+                    formatter.write_dl(sections[title])
+
+
+class Flag(click.Option):
+    """An option that remembers the section of the help that it belongs to."""
+
+    section = "Options"
+
+
+def _flag(name: str, field: FieldInfo) -> Flag:
+    extra = field.json_schema_extra
+    kind = next((k for k in _GROUPS if isinstance(extra, dict) and k in extra), None)
+    dashed = name.replace("_", "-")
+    if _holds(field.annotation, bool):
+        flag = Flag([f"--{dashed}/--no-{dashed}", name], default=None, help=_help(field))
+    else:
+        flag = Flag(
+            [f"--{dashed}", name], default=None, multiple=_holds(field.annotation, list), metavar=_metavar(field), help=_help(field)
+        )
+    flag.section = _GROUPS[kind] if kind else "Settings"
+    return flag
+
+
+def _holds(annotation: Any, kind: type) -> bool:
+    """Whether the annotation is `kind`, or `kind | None`."""
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) is not list else ()
+    return annotation is kind or typing.get_origin(annotation) is kind or any(_holds(p, kind) for p in parts if p is not type(None))
+
+
+def _metavar(field: FieldInfo) -> str:
+    annotation = field.annotation
+    choices = [a for a in _literals(annotation) if isinstance(a, str)]
+    if choices:
+        return "|".join(choices)
+    for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
+        if _holds(annotation, kind):
+            return word
+    return "PATH" if field.json_schema_extra or (field.description or "").startswith("the folder to make") else "TEXT"
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    return [value for part in typing.get_args(annotation) for value in _literals(part)]
+
+
+def _help(field: FieldInfo) -> str:
+    words = field.description or ""
+    if field.is_required():
+        return f"{words}  [required]"
+    default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    return words if default in (None, "") else f"{words}  [{default}]"
+
+
+def _verb_command(name: str, verb: Verb) -> click.Command:
+    def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
+        values = load_yaml(config) if config else {}
+        if config:
+            verb.settings.read({"output": "-", **values, **{k: v for k, v in flags.items() if v not in (None, ())}}, f"{config}: ")
+        for key, value in flags.items():
+            if value is not None and value != ():
+                values[key] = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+        settings = verb.settings.read(values, "--")
+        _join(address)
+        _tell(name, verb.run(settings), as_json)
+
+    fields = verb.settings.model_fields
+    required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
+    params: list[click.Parameter] = [_flag(key, fields[key]) for key in required_first]
+    params += _common()
+    return Command(name, params=params, callback=call, help=verb.settings.__doc__)
+
+
+def _common() -> list[click.Parameter]:
+    return [
+        Flag(["--config"], metavar="FILE", help="YAML with any of these keys; flags override it"),
+        Flag(["--json", "as_json"], is_flag=True, help="print the result as one JSON object on standard output"),
+        Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
+    ]
+
+
+def _join(address: str | None) -> None:
+    if address:
+        from raydense.ray_session import ensure_ray
+
+        ensure_ray(address)
+
+
+def _tell(verb: str, result: Any, as_json: bool) -> None:
+    """Print what a stage made: JSON for programs, a line (or a table of metrics) for people."""
+    if isinstance(result, Path):
+        print(json.dumps({"output": str(result)}) if as_json else f"{verb}: {result}")
+        return
+    if as_json:
+        whole = {
+            "output": str(result.path),
+            "kind": result.kind,
+            "rows": result.rows,
+            "fingerprint": result.fingerprint,
+            "summary": result.summary,
+        }
+        print(json.dumps(result.summary.get("result", whole), ensure_ascii=False))
+    elif result.kind == "report":
+        print(_table(result.summary["result"]))
+        print(f"report: {result.path / 'report.html'}")
+    else:
+        print(f"{verb}: {result.path} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")
+
+
+def _table(result: dict[str, Any], seconds: dict[str, float] | None = None) -> str:
+    """Runs by metrics, as aligned text."""
+    runs = result.get("runs") or {"run": result}
+    metrics = list(next(iter(runs.values()))["metrics"])
+    rows = [["run", *metrics, *(["seconds"] if seconds else [])]]
+    for name, run_ in runs.items():
+        took = [f"{seconds.get(name, 0):.0f}"] if seconds else []
+        rows.append([name, *(f"{run_['metrics'][m]:.3f}" for m in metrics), *took])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, message="raydense %(version)s")
+def app() -> None:
+    """Train and serve dense passage retrieval on Ray.
+
+    Begin with `raydense demo`. A stage reads artifact folders and makes one; it can be stopped at any moment and run again.
+    `raydense VERB --help` tells each stage's inputs and settings.
+    """
+
+
+def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option(
+        "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
+    )(command)
+    command = click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")(command)
+    return click.option("--output", required=True, metavar="PATH", help="the folder for the outputs of all stages")(command)
+
+
+@app.command("run")
+@click.argument("recipe")
+@_recipe_options
+@click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
+def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None) -> None:
+    """Run the stages of RECIPE in order, going on where an earlier run stopped."""
+    _join(address)
+    _run(Recipe.read(recipe, output, changes), as_json)
+
+
+def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    made: list[dict[str, Any]] = []
+    for stage, artifact, seconds in run(recipe):
+        made.append({"stage": stage.name, "output": str(stage.settings.output), "seconds": round(seconds, 1)})
+        if getattr(artifact, "kind", "") == "report":
+            result = artifact.summary["result"]
+            report = {"result": result, "report": str(artifact.path / "report.html")}
+            if not as_json:
+                print(_table(result, _row_seconds(recipe, getattr(stage.settings, "run"))), flush=True)
+                print(f"report: {artifact.path / 'report.html'}")
+    if as_json:
+        print(json.dumps({"stages": made, **report}, ensure_ascii=False))
+    return report
+
+
+def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
+    """Of each run of a report, the seconds of all that was needed to make it."""
+    of_folder = {str(stage.settings.output): stage.name for stage in recipe.stages}
+    rows = {}
+    for item in runs:
+        name, equals, folder = item.partition("=")
+        if not equals:
+            name, folder = Path(item).name, item
+        if folder in of_folder:
+            rows[name] = seconds_behind(recipe, of_folder[folder])
+    return rows
+
+
+@app.command("plan")
+@click.argument("recipe")
+@_recipe_options
+def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Say what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it will need."""
+    rows = plan(Recipe.read(recipe, output, changes))
+    if as_json:
+        print(json.dumps({"stages": rows}, ensure_ascii=False))
+        return
+    width = max(len(row["stage"]) for row in rows)
+    for row in rows:
+        took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
+        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
+        print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
+
+
+@app.command("demo")
+@click.option("--output", default="demo", metavar="PATH", help="the folder for the outputs  [demo]")
+@click.option("--seed", default=1, metavar="INT", type=int, help="another seed, another sample data set  [1]")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")
+def demo_command(output: str, seed: int, as_json: bool) -> None:
+    """Make a sample data set and run the whole house on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
+
+    Run it again and nothing is computed twice; stop it anywhere and run it again, and it goes on.
+    """
+    file = recipe_file("quickstart")
+    report = _run(Recipe.read(file, output, (f"seed={seed}",)), as_json)
+    if not as_json:
+        print(f"\nOpen {report['report']} in a browser. What to try next:")
+        print(f"  raydense plan {file} --output {output}      each stage, and what it took")
+        print(
+            f"  raydense search --index {output}/dense-2 --model {output}/retriever-2 --queries {output}/data/queries --k 10 --output {output}/my-run"
+        )
+        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Own data in five minutes")
+
+
+@app.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="print the findings as one JSON object on standard output")
+def doctor_command(as_json: bool) -> None:
+    """Look over this machine: versions, Ray, GPUs, compiler, storage. Each fault comes with its mend; exit code 1 if there is one."""
+    from raydense.doctor import examine
+
+    findings = list(examine(None if as_json else lambda finding: print(finding.line(), flush=True)))
+    if as_json:
+        print(json.dumps({"findings": [finding.__dict__ for finding in findings]}))
+    if any(finding.state == "fault" for finding in findings):
+        sys.exit(1)
+
+
+for _name, _verb in VERBS.items():
+    app.add_command(_verb_command(_name, _verb))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit; every error that a person can mend is one line."""
+    try:
+        app.main(arguments, prog_name="raydense", standalone_mode=False)
+        sys.exit(0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.exceptions.NoArgsIsHelpError as empty:
+        say(empty.format_message())
+        sys.exit(2)
+    except click.ClickException as wrong:
+        verb = wrong.ctx.command_path if isinstance(wrong, click.UsageError) and wrong.ctx else "raydense"
+        say(f"{verb}: {' '.join(wrong.format_message().split())} See `{verb} --help`.")
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        say("raydense: interrupted; the same command goes on from here")
+        sys.exit(130)
+    except Exception as error:
+        found = mendable(error)
+        if found is None:
+            raise
+        say(f"raydense: {found[1]}")
+        sys.exit(found[0])

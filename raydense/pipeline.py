@@ -1,0 +1,299 @@
+"""A recipe is stages in order; this reads one, says what is done and what is left (`plan`), and runs it (`run`).
+
+seed: 42                      # the seed of every stage that has one and does not give its own
+stages:
+  data:                       # a stage's name, and the name of its folder in the output
+    do: sample                # its verb
+    passages: 5000            # its settings; $data names the folder of an earlier stage
+  words:
+    do: index
+    kind: bm25
+    corpus: $data/corpus
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raydense import settings as s
+from raydense.data.artifact import WORK, Artifact, differences, provenance, read_manifest
+from raydense.errors import InputError, did_you_mean
+from raydense.progress import duration, say
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A stage that the command line and recipes know: its settings, and where its function lives (imported when run)."""
+
+    settings: type[s.Settings]
+    home: str
+
+    def run(self, settings: s.Settings) -> Any:
+        module, function = self.home.split(":")
+        return getattr(import_module(module), function)(settings)
+
+
+VERBS: dict[str, Verb] = {
+    "sample": Verb(s.SampleSettings, "raydense.data.sample:make_sample"),
+    "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
+    "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
+    "train": Verb(s.TrainSettings, "raydense.training.train:train"),
+    "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
+    "index": Verb(s.IndexSettings, "raydense.search.index:index"),
+    "search": Verb(s.SearchSettings, "raydense.search.search:search"),
+    "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
+    "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),
+    "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
+}
+_REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
+_KEYS = {"seed", "description", "given", "stages"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a recipe, ready to run."""
+
+    name: str
+    verb: str
+    settings: s.Settings
+    needs: tuple[str, ...]
+
+    def run(self) -> Any:
+        return VERBS[self.verb].run(self.settings)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Stages in order, with the folder that holds their outputs."""
+
+    description: str
+    output: Path
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Recipe:
+        """The recipe in a YAML file, with `changes` as `stage.key=value`, `given=value` or `seed=value`.
+
+        InputError names the file and the key.
+        """
+        content = load_yaml(file)
+        for key in content.keys() - _KEYS:
+            raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
+        stages = content.get("stages")
+        if not isinstance(stages, dict) or not stages:
+            raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+        content["given"] = content.get("given") or {}
+        for change in changes:
+            _apply(change, content)
+        built: dict[str, Stage] = {}
+        for name, values in stages.items():
+            built[name] = _stage(str(name), values, content, Path(output), built, str(file))
+        return cls(str(content.get("description", "")).strip(), Path(output), tuple(built.values()))
+
+
+def recipe_file(name: str) -> Path:
+    """A recipe that comes with raydense, by its name: beside the package when installed, in `jobs/recipes` in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "recipes", package.parent / "jobs" / "recipes"):
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    raise InputError("no such recipe", name, "give the path of a recipe file")
+
+
+def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else file
+        raise InputError(f"not YAML: {getattr(error, 'problem', None) or error}", where, "mend the file") from None
+    if not isinstance(content, dict):
+        raise InputError("holds no keys", file, "give KEY: VALUE lines")
+    return content
+
+
+def _apply(change: str, content: dict[str, Any]) -> None:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
+    value = yaml.safe_load(text) if text else ""
+    name, dot, field = key.partition(".")
+    if dot:
+        if name not in content["stages"]:
+            raise InputError(f"no stage {name!r}", f"--set {change}", did_you_mean(name, content["stages"]))
+        content["stages"][name][field] = value
+    elif key == "seed":
+        content["seed"] = value
+    elif key in content["given"]:
+        content["given"][key] = value
+    else:
+        raise InputError(f"the recipe is given no {key!r}", f"--set {change}", did_you_mean(key, [*content["given"], "seed"]))
+
+
+def _stage(name: str, values: Any, recipe: dict[str, Any], output: Path, earlier: dict[str, Stage], file: str) -> Stage:
+    where = f"{file}: stages.{name}"
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
+        raise InputError("a stage's name has only letters, digits, - and _, and is no given name", where, "rename it")
+    if not isinstance(values, dict) or not isinstance(values.get("do"), str):
+        raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
+    values = dict(values)
+    verb = values.pop("do")
+    if verb not in VERBS:
+        raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
+    folders = {stage: str(output / stage) for stage in earlier}
+    needs: list[str] = []
+    values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
+    seed = recipe.get("seed")
+    if seed is not None and "seed" in VERBS[verb].settings.model_fields:
+        values.setdefault("seed", seed)
+    values.setdefault("output", str(output / name))
+    return Stage(name, verb, VERBS[verb].settings.read(values, f"{where}."), tuple(dict.fromkeys(needs)))
+
+
+def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: list[str], where: str) -> Any:
+    """`value` with $names put in: what the recipe is given, or the folder of an earlier stage (noted in `needs`)."""
+    if isinstance(value, list):
+        return [_resolve(item, given, folders, needs, where) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("$") and value[1:] in given:
+        return given[value[1:]]
+
+    def put_in(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in given:
+            return str(given[name])
+        if name not in folders:
+            raise InputError(f"${name} is no earlier stage and not given", where, did_you_mean(name, [*folders, *given]))
+        needs.append(name)
+        return folders[name]
+
+    return _REFERENCE.sub(put_in, value)
+
+
+def state(stage: Stage) -> tuple[str, str]:
+    """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
+    folder = Path(stage.settings.output)
+    manifest = read_manifest(folder)
+    try:
+        made_from = json.loads(json.dumps(provenance(stage.verb, stage.settings)))
+    except InputError as error:
+        return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
+    if manifest:
+        other = differences(manifest["made_from"], made_from)
+        if other:
+            return "changed", f"made from something else ({other}); delete {folder} to make it anew"
+        return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
+    plan = folder / WORK / "made_from.json"
+    if plan.is_file():
+        other = differences(json.loads(plan.read_text()), made_from)
+        if other:
+            return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
+        return "begun", f"{len(list((folder / WORK / 'commits').glob('*.json')))} files committed"
+    return "ready", ""
+
+
+def plan(recipe: Recipe) -> list[dict[str, Any]]:
+    """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
+    took = _seconds(recipe.output)
+    rows = []
+    for stage in recipe.stages:
+        status, words = state(stage)
+        needs = "" if status == "done" else needs_of(stage)
+        rows.append(
+            {"stage": stage.name, "verb": stage.verb, "state": status, "note": words, "needs": needs, "seconds": took.get(stage.name)}
+        )
+    return rows
+
+
+def needs_of(stage: Stage) -> str:
+    """What a stage will need (work, memory, disk), as far as its inputs are there to tell."""
+    settings = stage.settings
+
+    def rows(field: str) -> int | None:
+        folder = getattr(settings, field, None)
+        manifest = read_manifest(Path(folder)) if isinstance(folder, str) else None
+        return manifest["rows"] if manifest else None
+
+    corpus, queries = rows("corpus"), rows("queries")
+    match settings:
+        case s.EncodeSettings() if corpus:
+            return f"{corpus:,} passages to encode"
+        case s.IndexSettings(kind="faiss", embeddings=str(folder)) if rows("embeddings"):
+            size = sum(file.bytes for file in Artifact.open(folder).files) * (2 if settings.factory == "Flat" else 1)
+            return f"about {size / 2**30:.2f} GiB of memory over {settings.shards} shards (float32 Flat), as much disk"
+        case s.IndexSettings() if corpus:
+            return f"{corpus:,} passages to count words of"
+        case s.SearchSettings() if queries:
+            return f"up to {queries:,} queries x {settings.k}"
+        case s.TrainSettings() if rows("examples"):
+            steps = settings.max_steps or int((rows("examples") or 0) // settings.batch_size * settings.epochs)
+            return f"about {steps:,} steps of {settings.batch_size} queries, {settings.workers} worker(s)"
+        case s.RerankSettings() if queries:
+            return f"up to {queries:,} queries x {settings.depth} pairs to score"
+    return ""
+
+
+def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
+    """Run the stages in order, yielding each with its artifact and its seconds; what is done already is not run again.
+
+    Stopping anywhere is safe: the next run goes on where this one stopped. InputError where a stage's folder was made from
+    something else.
+    """
+    took = _seconds(recipe.output)
+    for number, stage in enumerate(recipe.stages, 1):
+        label = f"[{number}/{len(recipe.stages)}] {stage.name}"
+        status, words = state(stage)
+        if status == "done":
+            say(f"{label}: done before")
+            yield stage, Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
+            continue
+        if status == "changed":
+            raise InputError(words, f"stage {stage.name}", "or give another --output")
+        say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
+        begun = time.monotonic()
+        try:
+            artifact = stage.run()
+        finally:
+            took[stage.name] = took.get(stage.name, 0.0) + time.monotonic() - begun
+            _keep_seconds(recipe.output, took)
+        say(f"{label}: done in {duration(time.monotonic() - begun)}")
+        yield stage, artifact, took[stage.name]
+
+
+def seconds_behind(recipe: Recipe, name: str) -> float:
+    """The seconds of a stage and of everything that it was made from."""
+    took, stages = _seconds(recipe.output), {stage.name: stage for stage in recipe.stages}
+    behind, open_ = set(), [name]
+    while open_:
+        current = open_.pop()
+        if current not in behind:
+            behind.add(current)
+            open_ += stages[current].needs
+    return sum(took.get(stage, 0.0) for stage in behind)
+
+
+def _seconds(output: Path) -> dict[str, float]:
+    try:
+        return json.loads((output / "seconds.json").read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return {}
+
+
+def _keep_seconds(output: Path, took: dict[str, float]) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    aside = output / "seconds.json.aside"
+    aside.write_text(json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1))
+    os.replace(aside, output / "seconds.json")

@@ -1,0 +1,116 @@
+"""The command line: light imports, flags from settings, one line and an exit code for every fault."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydense.cli import main
+from raydense.pipeline import VERBS
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(*arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return stopped.value.code, said.out, said.err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, raydense.cli; print([m for m in ('ray', 'torch', 'faiss', 'transformers', 'deepspeed', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor"])
+def test_help_of_every_verb_teaches(verb, capsys):
+    code, out, _ = call(verb, "--help", capsys=capsys)
+    assert code == 0
+    for name in VERBS[verb].settings.model_fields if verb in VERBS else ():
+        assert f"--{name.replace('_', '-')}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "Did you mean 'train'?"),
+        (["train", "--lrr", "1"], "Did you mean '--lr'?"),
+        (["index", "--output", "o", "--kind", "fais"], "--kind: input should be 'faiss' or 'bm25' (given: 'fais')"),
+        (["search", "--output", "o", "--index", "i"], "--queries: missing; give it: the queries"),
+        (["train", "--output", "o"], "--objective: missing"),
+        (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
+        (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*arguments, capsys=capsys)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_override_the_file_and_its_unknown_keys_are_named(tmp_path, capsys):
+    config = tmp_path / "index.yaml"
+    config.write_text("kind: bm25\ncorpus: nowhere\nshard: 3\n")
+    code, _, err = call("index", "--config", str(config), "--output", str(tmp_path / "o"), capsys=capsys)
+    assert code == 2
+    assert f"{config}: shard: unknown key; did you mean 'shards'?" in err
+    config.write_text("kind: bm25\ncorpus: nowhere\n")
+    code, _, err = call("index", "--config", str(config), "--corpus", "elsewhere", "--output", str(tmp_path / "o"), capsys=capsys)
+    assert code == 2
+    assert "elsewhere: no such folder" in err
+
+
+def test_plan_as_json(tmp_path, capsys):
+    code, out, _ = call(
+        "plan", str(ROOT / "jobs" / "recipes" / "quickstart.yaml"), "--output", str(tmp_path / "o"), "--json", capsys=capsys
+    )
+    assert code == 0
+    stages = json.loads(out)["stages"]
+    assert stages[0] == {"stage": "data", "verb": "sample", "state": "ready", "note": "", "needs": "", "seconds": None}
+
+
+def test_a_stage_from_the_command_line_is_not_run_twice(tmp_path, capsys):
+    arguments = [
+        "sample",
+        "--passages",
+        "200",
+        "--train-queries",
+        "50",
+        "--dev-queries",
+        "10",
+        "--test-queries",
+        "10",
+        "--output",
+        str(tmp_path / "d"),
+    ]
+    code, out, _ = call(*arguments, "--json", capsys=capsys)
+    assert code == 0
+    made = json.loads(out)
+    assert made["kind"] == "dataset"
+    before = (tmp_path / "d" / "manifest.json").stat().st_mtime_ns
+    code, out, _ = call(*arguments, "--json", capsys=capsys)
+    assert (code, json.loads(out)) == (0, made)
+    assert (tmp_path / "d" / "manifest.json").stat().st_mtime_ns == before
+    code, _, err = call(*arguments, "--seed", "9", capsys=capsys)
+    assert code == 2
+    assert "settings.seed: 1 -> 9" in err
+
+
+def test_the_reference_is_what_the_settings_say():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from make_reference import reference
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference(), "run `make docs`"

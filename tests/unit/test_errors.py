@@ -1,0 +1,50 @@
+"""What a person can mend is found wherever it is wrapped, and is one line."""
+
+import errno
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydense.errors import InputError, did_you_mean, mendable
+
+
+class Wrapped(Exception):
+    """As Ray's RayTaskError: holds what the worker raised in `cause`."""
+
+    def __init__(self, cause):
+        super().__init__("worker failed")
+        self.cause = cause
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
+def test_always_one_line(what, where, mend):
+    assert len(str(InputError(what, where, mend)).splitlines()) <= 1
+
+
+def test_found_through_causes_and_groups():
+    deep = InputError("empty text", "corpus.jsonl:3", "fill it")
+    try:
+        try:
+            raise Wrapped(deep)
+        except Wrapped as inner:
+            raise RuntimeError("the stage failed") from inner
+    except RuntimeError as outer:
+        assert mendable(outer) == (2, "corpus.jsonl:3: empty text; fill it")
+    assert mendable(ExceptionGroup("many", [ValueError("x"), deep])) == (2, str(deep))
+
+
+def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
+    assert mendable(OSError(errno.ENOSPC, "No space left on device", "/out/f"))[0] == 1
+    assert mendable(PermissionError(errno.EACCES, "Permission denied", "/out/f")) == (
+        2,
+        "/out/f: permission denied; choose a folder that you may write",
+    )
+
+
+def test_anything_else_is_not_mendable():
+    assert mendable(ValueError("a fault of ours")) is None
+
+
+def test_the_nearest_word_or_all():
+    assert did_you_mean("shard", ["shards", "k1"]) == "did you mean 'shards'?"
+    assert did_you_mean("zzz", ["b", "a"]) == "known: a, b"

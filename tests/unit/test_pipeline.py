@@ -1,0 +1,108 @@
+"""Recipes: references, seeds, changes, and the faults that a person makes in them."""
+
+from pathlib import Path
+
+import pytest
+
+from raydense.data.artifact import Draft, provenance
+from raydense.errors import InputError
+from raydense.pipeline import Recipe, plan, recipe_file, state
+
+RECIPE = """
+seed: 7
+given:
+  tau: 0.05
+stages:
+  data:
+    do: sample
+    passages: 200
+  words:
+    do: index
+    kind: bm25
+    corpus: $data/corpus
+  train:
+    do: train
+    objective: retriever
+    model: tiny
+    corpus: $data/corpus
+    queries: $data/queries
+    examples: mine
+    temperature: $tau
+  report:
+    do: evaluate
+    run: [BM25=$words, other/run]
+    qrels: $data/qrels/test
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE)
+    return file
+
+
+def test_names_become_folders_and_seeds_are_shared(recipe):
+    read = Recipe.read(recipe, "out")
+    data, words, train, report = read.stages
+    assert data.settings.seed == 7
+    assert words.settings.corpus == "out/data/corpus"
+    assert words.needs == ("data",)
+    assert train.settings.temperature == 0.05
+    assert report.settings.run == ["BM25=out/words", "other/run"]
+
+
+def test_changes_from_the_command_line(recipe):
+    read = Recipe.read(recipe, "out", ("seed=3", "train.lr=1e-4", "tau=0.1", "data.passages=300"))
+    assert (read.stages[0].settings.seed, read.stages[0].settings.passages) == (3, 300)
+    assert (read.stages[2].settings.lr, read.stages[2].settings.temperature) == (1e-4, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("do: sample", "do: smaple", "stages.data.do: unknown verb 'smaple'; did you mean 'sample'?"),
+        ("passages: 200", "passages: many", "stages.data.passages: input should be a valid integer"),
+        ("passages: 200", "pasages: 200", "stages.data.pasages: unknown key; did you mean 'passages'?"),
+        ("$data/corpus\n  train", "$dta/corpus\n  train", "stages.words: $dta is no earlier stage and not given; did you mean 'data'?"),
+        ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
+        ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
+        ("stages:", "stages: [", "not YAML"),
+    ],
+)
+def test_a_fault_names_file_and_key(recipe, old, new, said):
+    assert old in RECIPE
+    recipe.write_text(RECIPE.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        Recipe.read(recipe, "out")
+    assert said in str(caught.value)
+    assert str(recipe) in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
+def test_a_change_of_what_is_not_there_is_refused(recipe, change):
+    with pytest.raises(InputError):
+        Recipe.read(recipe, "out", (change,))
+
+
+def test_state_follows_the_folder(recipe, tmp_path):
+    read = Recipe.read(recipe, tmp_path / "out")
+    data, words = read.stages[:2]
+    assert state(data) == ("ready", "")
+    assert state(words)[0] == "waits"
+    draft = Draft.open(data.settings.output, "dataset", provenance("sample", data.settings))
+    assert state(data)[0] == "begun"
+    draft.finish(0)
+    assert state(data)[0] == "done"
+    changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
+    status, words_ = state(changed)
+    assert status == "changed"
+    assert "settings.passages: 200 -> 999" in words_
+    assert [row["state"] for row in plan(read)][:2] == ["done", "waits"]
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_recipe_of_ours_is_valid(file):
+    read = Recipe.read(file, "out")
+    assert read.description
+    assert recipe_file(file.stem).samefile(file)

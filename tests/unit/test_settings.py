@@ -1,0 +1,59 @@
+"""Settings: one model gives the schema, the flags, the help and the validation."""
+
+import pytest
+
+from raydense.errors import InputError
+from raydense.pipeline import VERBS
+from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, TrainSettings
+
+TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_field_says_what_it_is(verb):
+    for name, field in VERBS[verb].settings.model_fields.items():
+        assert field.description, f"{verb}.{name} has no description"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"modle": "x"}, "train.modle: unknown key; did you mean 'model'?"),
+        ({"lr": "fast"}, "train.lr: input should be a valid number, unable to parse string as a number (given: 'fast')"),
+        ({"lr": -1}, "train.lr: input should be greater than 0"),
+        ({"loss": "pointwise"}, "loss pointwise is not one of a retriever: use query-centric"),
+        ({"batch_size": 10, "workers": 4}, "batch_size 10 must divide by workers x accumulation"),
+        ({"in_batch": False, "negatives": 0}, "needs negatives of at least 1"),
+    ],
+)
+def test_a_bad_setting_is_one_line_with_key_and_mend(change, said):
+    with pytest.raises(InputError) as caught:
+        TrainSettings.read({**TRAIN, **change}, "train.")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_says_what_it_is():
+    with pytest.raises(InputError, match=r"train\.queries: missing; give it: the queries"):
+        TrainSettings.read({k: v for k, v in TRAIN.items() if k != "queries"}, "train.")
+
+
+def test_resources_inputs_and_the_output_are_no_part_of_what_shapes_the_output():
+    one = TrainSettings.read(TRAIN).shaping()
+    two = TrainSettings.read({**TRAIN, "workers": 4, "output": "elsewhere", "model": "other", "checkpoint_every": 7}).shaping()
+    assert one == two
+    assert TrainSettings.read({**TRAIN, "lr": 1e-3}).shaping() != one
+
+
+def test_words_and_pairs_are_read_from_text():
+    settings = EvaluateSettings.read({"run": "a b", "qrels": "q", "metrics": "nDCG@10 RR@10", "output": "o"})
+    assert settings.run == ["a", "b"]
+    assert settings.metrics == ["nDCG@10", "RR@10"]
+    assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": "1,4"}).concurrency == (1, 4)
+
+
+def test_an_index_takes_what_its_kind_needs():
+    with pytest.raises(InputError, match="kind faiss needs embeddings"):
+        IndexSettings.read({"kind": "faiss", "output": "o"})
+    with pytest.raises(InputError, match="kind bm25 does not take embeddings"):
+        IndexSettings.read({"kind": "bm25", "corpus": "c", "embeddings": "e", "output": "o"})
