@@ -23,13 +23,9 @@ def test_always_one_line(what, where, mend):
 
 def test_found_through_causes_and_groups():
     deep = InputError("empty text", "corpus.jsonl:3", "fill it")
-    try:
-        try:
-            raise Wrapped(deep)
-        except Wrapped as inner:
-            raise RuntimeError("the stage failed") from inner
-    except RuntimeError as outer:
-        assert mendable(outer) == (2, "corpus.jsonl:3: empty text; fill it")
+    outer = RuntimeError("the stage failed")
+    outer.__cause__ = Wrapped(deep)
+    assert mendable(outer) == (2, "corpus.jsonl:3: empty text; fill it")
     assert mendable(ExceptionGroup("many", [ValueError("x"), deep])) == (2, str(deep))
 
 
