@@ -1,0 +1,94 @@
+"""The re-ranker: one Hugging Face model that reads a query and a passage together and gives one score.
+
+Its folder is also a sentence-transformers CrossEncoder, which gives the same scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from raydense.errors import InputError
+from raydense.models.encoder_folder import (
+    OWN_FILE,
+    encoder_folders,
+    positions,
+    read_encoder_config,
+    read_json,
+    require_folder,
+    weights_folder,
+    write_json,
+)
+from raydense.models.tokenizer import PairTokenizer, read_tokenizer, save_tokenizer
+from raydense.models.tokens import Tokens
+from raydense.models.weights import load_scorer, save_weights
+
+# Without it sentence-transformers puts a sigmoid over the score of a model with one label.
+_IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
+
+
+class CrossEncoder(nn.Module):
+    """s_ce(q, p): a linear layer on the first token's state of `[CLS] q [SEP] p [SEP]` (RocketQA, section 3.2)."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PairTokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.length = tokenizer.length
+        self.model = model
+
+    @classmethod
+    def load(cls, folder: str | Path, length: int | None = None, dropout: float | None = None) -> CrossEncoder:
+        """A cross-encoder's folder, or an encoder's or retriever's, which gets a new head drawn from torch's random state.
+
+        `length`: most tokens of a pair; None means what the folder says. In float32 on the CPU, in eval mode. InputError
+        where the folder cannot be used; nothing is ever downloaded, and no code or pickle of the folder is run.
+        """
+        tokenizer = load_pair_tokenizer(folder, length)
+        return cls(load_scorer(_inner(Path(folder)), dropout), tokenizer).eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the folder; the pair length travels in it."""
+        root = Path(folder)
+        self.model.config.sentence_transformers = dict(_IDENTITY)
+        save_weights(self.model, root)
+        save_tokenizer(self.tokenizer.source, root, self.length)
+        write_json(root / OWN_FILE, {"pair_length": self.length})
+
+    def tokenize_pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+        """As `PairTokenizer.pairs`."""
+        return self.tokenizer.pairs(queries, passages)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Scores (logits) float32 [n] of a padded batch of n pairs."""
+        return self.model(**batch).logits.squeeze(-1).float()
+
+
+def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTokenizer:
+    """The tokenizer of a re-ranker's folder without its weights; `length` as for `CrossEncoder.load`."""
+    root = Path(folder)
+    require_folder(root)
+    inner = _inner(root)
+    limit = positions(inner)
+    length = length or _pair_length(root, inner, limit)
+    if length > limit:
+        raise InputError(f"length {length} is more than the {limit} positions of the model", folder, "make it smaller")
+    return PairTokenizer(read_tokenizer(inner), length)
+
+
+def _inner(root: Path) -> Path:
+    require_folder(root)
+    return weights_folder(encoder_folders(root)[1])
+
+
+def _pair_length(root: Path, inner: Path, limit: int) -> int:
+    """What the folder says: of ours, the pair length; of another's cross-encoder, all it can read; of an encoder, its passage length."""
+    own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
+    if "pair_length" in own:
+        return int(own["pair_length"])
+    architectures = read_json(inner / "config.json").get("architectures") or []
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        return limit
+    return read_encoder_config(root).passage_length

@@ -1,0 +1,114 @@
+"""Texts to tokens, without the weights of the model: what CPU workers load.
+
+The Hugging Face tokenizer of a folder gives its compiled core; each use (query, passage, pair) has a copy of its own whose
+truncation is set once, so that threads never race for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from raydense.errors import InputError
+from raydense.models.encoder_folder import EncoderConfig, encoder_folders, read_encoder_config, weights_folder
+from raydense.models.tokens import Tokens
+
+_CHUNK = 2_048
+
+
+class TextTokenizer:
+    """Queries and passages to tokens; picklable, and safe to call from several threads."""
+
+    def __init__(self, query: PreTrainedTokenizerBase, passage: PreTrainedTokenizerBase, config: EncoderConfig) -> None:
+        self.config = config
+        self.query_source, self.passage_source = query, passage
+        self.pad_id = int(passage.pad_token_id)
+        self._query = _cut_to(query, config.query_length)
+        self._passage = _cut_to(passage, config.passage_length)
+
+    def queries(self, texts: Sequence[str]) -> Tokens:
+        """Tokens of prefix + text, special tokens included, at most `query_length` of them."""
+        return _tokens(self._query.encode_batch_fast, [self.config.query_prefix + t for t in texts])
+
+    def passages(self, texts: Sequence[str]) -> Tokens:
+        """Tokens of prefix + text, special tokens included, at most `passage_length` of them."""
+        return _tokens(self._passage.encode_batch_fast, [self.config.passage_prefix + t for t in texts])
+
+
+class PairTokenizer:
+    """Pairs of a query and a passage to tokens, at most `length` of them; picklable, and safe to call from several threads."""
+
+    def __init__(self, source: PreTrainedTokenizerBase, length: int) -> None:
+        self.source, self.length = source, length
+        self.pad_id = int(source.pad_token_id)
+        self._typed = "token_type_ids" in source.model_input_names
+        self._query = _cut_to(source, length // 2)
+        self._pair = _cut_to(source, length, "only_second")
+
+    def pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+        """Tokens of each pair; only the passage is cut, but a query of more than half the length is cut to that half first."""
+        unique = list(dict.fromkeys(queries))
+        encoded = self._query.encode_batch(unique, add_special_tokens=False)
+        cut = {q: q[: e.offsets[-1][1]] if e.overflowing else q for q, e in zip(unique, encoded, strict=True)}
+        return _tokens(self._pair.encode_batch_fast, [(cut[q], p) for q, p in zip(queries, passages, strict=True)], self._typed)
+
+
+def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
+    """The tokenizer of a retriever's folder, with its prefixes and lengths; overrides as for `DualEncoder.load`.
+
+    InputError where the folder is no retriever that we can read.
+    """
+    root = Path(folder)
+    config = read_encoder_config(root, **overrides)
+    query, passage = (read_tokenizer(weights_folder(f)) for f in encoder_folders(root))
+    if query.pad_token_id != passage.pad_token_id:
+        raise InputError("the two encoders pad with different tokens", root, "train both from one model")
+    return TextTokenizer(query, passage, config)
+
+
+def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
+    """The fast tokenizer of a folder; InputError where there is none, or it has no padding token."""
+    try:
+        source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"its tokenizer cannot be read ({type(error).__name__}: {error})", inner, "save a fast tokenizer there") from error
+    if not source.is_fast or source.pad_token_id is None:
+        raise InputError("its tokenizer is not a fast one with a padding token", inner, "save a tokenizer.json there")
+    source.backend_tokenizer.no_truncation()
+    source.backend_tokenizer.no_padding()
+    return source
+
+
+def save_tokenizer(source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
+    """Write the tokenizer so that others, too, cut to `length` tokens."""
+    kept, source.model_max_length = source.model_max_length, length
+    try:
+        source.save_pretrained(str(folder))
+    finally:
+        source.model_max_length = kept
+
+
+def _cut_to(source: PreTrainedTokenizerBase, length: int, strategy: str = "longest_first") -> Tokenizer:
+    core = Tokenizer.from_str(source.backend_tokenizer.to_str())
+    core.enable_truncation(length, strategy=strategy)
+    return core
+
+
+def _tokens(encode: Callable[[list], list[Encoding]], texts: list, typed: bool = False) -> Tokens:
+    """Encode in chunks, since an Encoding holds many times what is kept of it."""
+    lengths, ids, types = [], [], []
+    for start in range(0, len(texts), _CHUNK):
+        found = encode(texts[start : start + _CHUNK])
+        lengths += [len(e) for e in found]
+        ids.append(np.fromiter(chain.from_iterable(e.ids for e in found), np.int32))
+        if typed:
+            types.append(np.fromiter(chain.from_iterable(e.type_ids for e in found), np.int8))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    none = np.empty(0, np.int32)
+    return Tokens(np.concatenate([none, *ids]), offsets, np.concatenate([none.astype(np.int8), *types]) if typed else None)

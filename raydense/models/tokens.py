@@ -1,0 +1,89 @@
+"""Tokens of many texts or pairs without padding, and how they are cut into batches that waste little of it.
+
+Padding is made last, batch by batch (`Tokens.pad`), from flat arrays: what travels between processes holds real tokens only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of n texts: text i has `ids[offsets[i] : offsets[i + 1]]`.
+
+    `ids` is int32 [total], `offsets` int64 [n + 1] from 0 to total; `types` (int8 [total], or None) are the segments of pairs.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    types: NDArray[np.int8] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text, int64 [n]."""
+        return np.diff(self.offsets)
+
+    def select(self, indices: NDArray[np.integer]) -> Tokens:
+        """The texts at `indices`, in that order; an index may come more than once."""
+        lengths = self.lengths[indices]
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        places = np.repeat(self.offsets[:-1][indices], lengths) + steps
+        return Tokens(self.ids[places], offsets, None if self.types is None else self.types[places])
+
+    def pad(self, pad_id: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """What an encoder takes, int64 [n, longest]: input_ids, attention_mask, and token_type_ids where there are types."""
+        lengths = self.lengths
+        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        batch = {"input_ids": _fill(real, self.ids, pad_id), "attention_mask": real.astype(np.int64)}
+        if self.types is not None:
+            batch["token_type_ids"] = _fill(real, self.types, 0)
+        return {name: torch.from_numpy(values).to(device, non_blocking=True) for name, values in batch.items()}
+
+    def to_arrow(self) -> pa.Table:
+        """A table of n rows with a list column `ids` (and `types`), without a copy."""
+        columns = {"ids": pa.LargeListArray.from_arrays(self.offsets, self.ids)}
+        if self.types is not None:
+            columns["types"] = pa.LargeListArray.from_arrays(self.offsets, self.types)
+        return pa.table(columns)
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table) -> Tokens:
+        """Back from `to_arrow`, whatever was sliced, joined or added as columns between."""
+        ids = table["ids"].combine_chunks()
+        lengths = ids.value_lengths().to_numpy()
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        types = table["types"].combine_chunks().flatten().to_numpy() if "types" in table.column_names else None
+        return cls(ids.flatten().to_numpy(), offsets, types)
+
+
+def _fill(real: NDArray[np.bool_], values: NDArray, blank: int) -> NDArray[np.int64]:
+    filled = np.full(real.shape, blank, dtype=np.int64)
+    filled[real] = values
+    return filled
+
+
+def batches_by_token_budget(lengths: NDArray[np.integer], budget: int, max_batch: int = 1024) -> list[NDArray[np.int64]]:
+    """Cut n texts into batches whose padded size, longest x count, is at most `budget` tokens.
+
+    Texts are taken longest first (equal lengths in their given order), so neighbours need little padding and the first batch
+    is the one that needs most memory. Each index comes exactly once; a text longer than the budget is a batch of its own.
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = max(1, int(lengths[order[start]]))
+        count = min(max(1, budget // longest), max_batch)
+        batches.append(order[start : start + count])
+        start += count
+    return batches

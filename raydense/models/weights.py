@@ -1,0 +1,121 @@
+"""Weights in and out: safetensors only, in float32, and never code or pickle out of a model folder."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+
+from raydense.errors import InputError
+
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "classifier_dropout",
+)
+
+
+def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
+    """The encoder in a folder, without its pooler, which no vector of ours reads; InputError where weights are missing."""
+    config = _config(inner, dropout)
+    if config.is_encoder_decoder:
+        raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
+    bare = _without_pooler(config)
+    model, missing = _load(AutoModel, inner, config, **bare)
+    if missing:
+        raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    return model
+
+
+def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
+    """A model with one score a pair: a cross-encoder as it is, an encoder with a new head drawn from torch's random state.
+
+    InputError where weights are missing, or the head gives several labels.
+    """
+    config = _config(inner, dropout)
+    trained = is_cross_encoder(config)
+    if trained and config.num_labels != 1:
+        raise InputError(f"its head gives {config.num_labels} labels", inner, "give a cross-encoder of one score")
+    config.num_labels = 1
+    model, missing = _load(AutoModelForSequenceClassification, inner, config)
+    lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
+    if lacking:
+        raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
+    return model
+
+
+def is_cross_encoder(config: PretrainedConfig) -> bool:
+    """Whether a config is of a model that scores or classifies."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+
+
+def save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Write config.json and model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet():
+        model.save_pretrained(str(folder))
+
+
+def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"its config cannot be used ({error})", inner, "give a model of a family that transformers has") from error
+    if dropout is not None:
+        for name in _DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, dropout)
+    return config
+
+
+def _without_pooler(config: PretrainedConfig) -> dict[str, Any]:
+    family = transformers.MODEL_MAPPING.get(type(config), None)
+    return {"add_pooling_layer": False} if family and "add_pooling_layer" in inspect.signature(family).parameters else {}
+
+
+def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
+    try:
+        with _quiet():
+            model, told = auto.from_pretrained(
+                str(inner),
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **kwargs,
+            )
+    except Exception as error:
+        raise InputError(f"its weights cannot be loaded ({type(error).__name__}: {error})", inner, "fetch or make it again") from error
+    return model, sorted(told["missing_keys"])
+
+
+def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:
+    return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what transformers prints of weights that are not used: what matters is checked, and said as an InputError."""
+    logger = logging.getLogger("transformers")
+    level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
