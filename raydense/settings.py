@@ -6,9 +6,10 @@ the work is spread, not what comes out, and so is no part of the output's finger
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from raydense.errors import InputError, did_you_mean
 
@@ -41,6 +42,14 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
     output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: object) -> object:
+        """Artifacts and paths may stand where a folder is named."""
+        if isinstance(value, list):
+            return [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:

@@ -42,7 +42,7 @@ class File:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished folder, opened by `Artifact.open`."""
+    """A finished folder, opened by `Artifact.open`; stands wherever the path of a folder is wanted."""
 
     path: Path
     manifest: dict[str, Any]
@@ -68,6 +68,9 @@ class Artifact:
             if not there.is_file() or there.stat().st_size != file["bytes"]:
                 raise InputError("missing, or not of the size in the manifest", there, "delete the folder and make it again")
         return cls(folder, manifest)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @property
     def kind(self) -> str:

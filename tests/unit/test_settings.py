@@ -2,6 +2,7 @@
 
 import pytest
 
+from raydense.data.artifact import Draft
 from raydense.errors import InputError
 from raydense.pipeline import VERBS
 from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, TrainSettings
@@ -57,3 +58,9 @@ def test_an_index_takes_what_its_kind_needs():
         IndexSettings.read({"kind": "faiss", "output": "o"})
     with pytest.raises(InputError, match="kind bm25 does not take embeddings"):
         IndexSettings.read({"kind": "bm25", "corpus": "c", "embeddings": "e", "output": "o"})
+
+
+def test_artifacts_and_paths_stand_for_folders(tmp_path):
+    made = Draft.open(tmp_path / "c", "corpus", {}).finish(0)
+    settings = IndexSettings(kind="bm25", corpus=made, output=tmp_path / "i")
+    assert (settings.corpus, settings.output) == (str(tmp_path / "c"), str(tmp_path / "i"))
