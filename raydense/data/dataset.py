@@ -1,0 +1,51 @@
+"""A data set under work: a folder of artifacts that belong together (corpus, queries, qrels, ...), finished as one of kind `dataset`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+
+
+class DatasetDraft:
+    """Opens and finishes the parts of a data set; `done` is the data set where an earlier run finished it.
+
+    A part that an earlier, interrupted run finished is kept.
+    """
+
+    def __init__(self, output: str | os.PathLike[str], made_from: dict[str, Any]) -> None:
+        self.made_from = made_from
+        self.draft = Draft.open(output, "dataset", made_from)
+        self.done = self.draft.done
+        self._parts: dict[str, Artifact] = {}
+        for name in self.done.summary["parts"] if self.done else ():
+            if not (self.draft.folder / name).is_dir():
+                raise InputError("is missing from a finished data set", self.draft.folder / name, "delete the data set and make it again")
+
+    def part(self, name: str, kind: str) -> Draft:
+        """The draft of the part in the folder `name`; hand its artifact to `keep` when finished."""
+        return Draft.open(self.draft.folder / name, kind, {**self.made_from, "part": name})
+
+    def keep(self, name: str, artifact: Artifact) -> Artifact:
+        """Count a finished part to the data set."""
+        self._parts[name] = artifact
+        return artifact
+
+    def table(self, name: str, kind: str, table: pa.Table) -> Artifact:
+        """Write one of the small kinds as the part `name`."""
+        draft = self.part(name, kind)
+        if draft.done:
+            return self.keep(name, draft.done)
+        commit_table(draft, f"{kind}.parquet", table)
+        return self.keep(name, draft.finish(table.num_rows))
+
+    def finish(self) -> Artifact:
+        """Make it a data set; its rows are those of the corpus, where it has one."""
+        parts = {name: {"kind": a.kind, "rows": a.rows, "fingerprint": a.fingerprint} for name, a in sorted(self._parts.items())}
+        rows = self._parts["corpus"].rows if "corpus" in self._parts else max(a.rows for a in self._parts.values())
+        return self.draft.finish(rows, parts=parts)

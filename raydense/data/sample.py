@@ -1,0 +1,236 @@
+"""The sample data set: a seeded invented world of any size, streamed, with questions that words alone do not answer.
+
+An entity (a town, a company, a ship) has a two-word name whose words it shares with others, an article of six passages with
+one fact each, and a note that says one of these facts again in other words. Everything is a pure function of the seed and
+the entity's number, so no part needs another part in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, provenance
+from raydense.data.dataset import DatasetDraft
+from raydense.data.sample_world import ASIDES, ENDS, KINDS, ONSETS, RHYMES, WORDS, WRAPS
+from raydense.data.store import CorpusWriter
+from raydense.errors import InputError
+from raydense.progress import Progress
+from raydense.settings import SampleSettings
+
+FACTS = 6
+PASSAGES_EACH = FACTS + 1
+_BLOCK = 2_000
+_ASKS = len(KINDS[0].relations[0].asks) * len(WRAPS)
+_GRID_PER_ENTITY = 4
+Ints = NDArray[np.int64]
+
+
+def make_sample(settings: SampleSettings) -> Artifact:
+    """Make the sample: a data set of `corpus`, `queries` (all splits, with answers), `qrels/train`, `qrels/dev` and `qrels/test`.
+
+    Two queries of different splits never ask for the same fact. InputError where there are too few facts for the queries.
+    """
+    dataset = DatasetDraft(settings.output, provenance("sample", settings))
+    if dataset.done:
+        return dataset.done
+    world = World(settings.passages, settings.seed)
+    splits = _split_facts(world, settings)
+    _write_corpus(world, dataset, settings.shard_rows)
+    asked = {split: world.questions(split, facts, turns) for split, (facts, turns) in splits.items()}
+    dataset.table("queries", "queries", pa.concat_tables([queries for queries, _ in asked.values()]))
+    for split, (_, qrels) in asked.items():
+        dataset.table(f"qrels/{split}", "qrels", qrels)
+    return dataset.finish()
+
+
+def _write_corpus(world: World, dataset: DatasetDraft, shard_rows: int) -> None:
+    draft = dataset.part("corpus", "corpus")
+    if draft.done:
+        dataset.keep("corpus", draft.done)
+        return
+    writer = CorpusWriter(draft, shard_rows)
+    with Progress("sample", world.entities * PASSAGES_EACH, "passages") as progress:
+        for table in world.passages():
+            writer.add(table)
+            progress.add(table.num_rows)
+    dataset.keep("corpus", writer.finish())
+
+
+def _split_facts(world: World, settings: SampleSettings) -> dict[str, tuple[Ints, Ints]]:
+    """For each split the facts that its queries ask for, and for each query which way of asking it is."""
+    facts = world.entities * FACTS
+    test, dev = min(settings.test_queries, facts // 8), min(settings.dev_queries, facts // 12)
+    train = min(settings.train_queries, facts - test - dev)
+    chosen = np.random.default_rng([settings.seed, 1]).choice(facts, test + dev + train, replace=False)
+    parts = dict(zip(("test", "dev", "train"), np.split(chosen, [test, test + dev]), strict=True))
+    splits = {}
+    for split in ("train", "dev", "test"):
+        wanted = getattr(settings, f"{split}_queries")
+        if wanted > len(parts[split]) * _ASKS:
+            most = len(parts[split]) * _ASKS
+            raise InputError(
+                f"{settings.passages} passages have facts for {most} {split} queries only, not {wanted}",
+                f"{split}_queries",
+                "ask for fewer, or for more passages",
+            )
+        turn, which = np.divmod(np.arange(wanted), len(parts[split]))
+        splits[split] = (parts[split][which], turn)
+    return splits
+
+
+class World:
+    """The entities and facts of one seed. Fact number f is fact f % 6 of entity f // 6."""
+
+    def __init__(self, passages: int, seed: int) -> None:
+        self.seed = seed
+        self.entities = -(-passages // PASSAGES_EACH)
+        self.words = max(8, int(np.ceil(np.sqrt(self.entities * _GRID_PER_ENTITY))))
+
+    def draw(self, stream: int, numbers: Ints, below: int) -> Ints:
+        """A random number in 0..below-1 for each of `numbers`, the same whenever it is asked for (SplitMix64)."""
+        state = _mix(np.uint64(self.seed % 2**64) ^ _mix(np.array([stream + 1], dtype=np.uint64)))
+        return (_mix(state ^ _mix(numbers.astype(np.uint64))) >> np.uint64(11)).astype(np.int64) % below
+
+    @cached_property
+    def _pools(self) -> dict[str, list[str]]:
+        """The values that facts of each kind can have."""
+        people = [f"{a} {b}" for a, b in zip(self._invent(10, 600), self._invent(11, 600), strict=True)]
+        places = self._invent(12, 300)
+        return {
+            **{name: list(words) for name, words in WORDS.items()},
+            "person": people,
+            "place": places,
+            "river": [f"{word} river" for word in self._invent(13, 200)],
+            "house": [f"the house of {word}" for word in self._invent(14, 200)],
+            "harbour": self._invent(15, 200),
+            "year": [str(year) for year in range(1500, 1950)],
+            "number": [str(number) for number in range(60, 960)],
+        }
+
+    @cached_property
+    def _name_words(self) -> tuple[list[str], list[str]]:
+        return self._invent(1, self.words), self._invent(2, self.words)
+
+    def _invent(self, stream: int, count: int) -> list[str]:
+        """`count` different words of two or three syllables."""
+        shapes = len(ONSETS) * len(RHYMES) * len(ONSETS) * len(RHYMES) * len(ENDS)
+        found: dict[str, None] = {}
+        start = 0
+        while len(found) < count:
+            for code in self.draw(stream, np.arange(start, start + count), shapes).tolist():
+                code, end = divmod(code, len(ENDS))
+                code, rhyme = divmod(code, len(RHYMES))
+                code, onset = divmod(code, len(ONSETS))
+                middle = ONSETS[code % len(ONSETS)] + RHYMES[code // len(ONSETS)] if rhyme % 3 == 0 else ""
+                found[(ONSETS[onset] + RHYMES[rhyme] + middle + ENDS[end]).capitalize()] = None
+            start += count
+        return list(found)[:count]
+
+    @cached_property
+    def _stride(self) -> tuple[int, int]:
+        """Step and start of a walk over the grid of names that meets every cell once."""
+        cells = self.words**2
+        step = 1 + int(self.draw(3, np.array([0]), cells - 1)[0])
+        while np.gcd(step, cells) != 1:
+            step += 1
+        return step, int(self.draw(4, np.array([0]), cells)[0])
+
+    def names(self, entities: Ints) -> list[str]:
+        """The names of entities: each is one cell of the grid of first and last words."""
+        step, start = self._stride
+        firsts, lasts = self._name_words
+        return [f"{firsts[f]} {lasts[s]}" for e in entities.tolist() for f, s in [divmod((e * step + start) % self.words**2, self.words)]]
+
+    def values(self, facts: Ints) -> list[str]:
+        """What is true: the value of each fact."""
+        kinds = self.draw(5, facts // FACTS, len(KINDS)).tolist()
+        draws = self.draw(6, facts, 2**40).tolist()
+        pools = [[self._pools[r.pool] for r in kind.relations] for kind in KINDS]
+        return [(pool := pools[k][f % FACTS])[d % len(pool)] for k, f, d in zip(kinds, facts.tolist(), draws, strict=True)]
+
+    def noted(self, entities: Ints) -> Ints:
+        """Which of its facts (0..5) the note about each entity says again."""
+        return self.draw(7, entities, FACTS)
+
+    def passages(self) -> Iterator[pa.Table]:
+        """All passages in order, some thousand at a time."""
+        for start in range(0, self.entities, _BLOCK):
+            yield self._passages(np.arange(start, min(start + _BLOCK, self.entities)))
+
+    def _passages(self, entities: Ints) -> pa.Table:
+        slot = np.tile(np.arange(PASSAGES_EACH), len(entities))
+        number = np.repeat(entities, PASSAGES_EACH)
+        note = slot == FACTS
+        fact = number * FACTS + np.where(note, self.noted(number), slot)
+        passage = number * PASSAGES_EACH + slot
+        title = np.repeat(np.array(self.names(entities), dtype=object), PASSAGES_EACH)
+        doc_id = [f"note-{e}" if n else f"article-{e}" for e, n in zip(number.tolist(), note.tolist(), strict=True)]
+        columns = {
+            "passage_id": [f"{doc}-{s}" for doc, s in zip(doc_id, np.where(note, 0, slot).tolist(), strict=True)],
+            "title": title.tolist(),
+            "text": self._texts(passage, fact, note, title.tolist()),
+            "doc_id": doc_id,
+        }
+        return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in columns]))
+
+    def _texts(self, passage: Ints, fact: Ints, note: NDArray[np.bool_], names: list[str]) -> list[str]:
+        """A sentence that says the fact, and an aside before or after it."""
+        kinds = self.draw(5, fact // FACTS, len(KINDS)).tolist()
+        ways = len(KINDS[0].relations[0].says)
+        # a note never says a fact the way the article says it
+        way = (self.draw(8, fact, ways) + note * (1 + self.draw(9, fact, ways - 1))) % ways
+        aside = self.draw(20, passage, len(ASIDES)).tolist()
+        others = self.names(self.draw(21, passage, self.entities))
+        shape = self.draw(22, passage, 4).tolist()
+        rows = zip(kinds, fact.tolist(), way.tolist(), self.values(fact), names, aside, others, shape, strict=True)
+        return [_text(kind, f % FACTS, w, value, name, ASIDES[a].format(o=other), s) for kind, f, w, value, name, a, other, s in rows]
+
+    def questions(self, split: str, facts: Ints, turns: Ints) -> tuple[pa.Table, pa.Table]:
+        """The queries and the qrels of one split. Query i asks for `facts[i]` in the way that is its `turns[i]`-th."""
+        entities = facts // FACTS
+        kinds = self.draw(5, entities, len(KINDS)).tolist()
+        way = (self.draw(30, facts, _ASKS) + turns) % _ASKS
+        ids = [f"{split}-{i}" for i in range(len(facts))]
+        texts = [
+            _question(kind, f % FACTS, w, name)
+            for kind, f, w, name in zip(kinds, facts.tolist(), way.tolist(), self.names(entities), strict=True)
+        ]
+        answers = [[value] for value in self.values(facts)]
+        queries = pa.table({"query_id": ids, "text": texts, "answers": pa.array(answers, pa.list_(pa.string()))})
+        judged: list[tuple[str, str]] = []
+        for query, e, f, noted in zip(ids, entities.tolist(), (facts % FACTS).tolist(), self.noted(entities).tolist(), strict=True):
+            judged.append((query, f"article-{e}-{f}"))
+            if f == noted:
+                judged.append((query, f"note-{e}-0"))
+        columns = {
+            "query_id": [q for q, _ in judged],
+            "passage_id": [p for _, p in judged],
+            "relevance": pa.array([1] * len(judged), pa.int32()),
+        }
+        return queries, pa.table(columns)
+
+
+def _text(kind: int, relation: int, way: int, value: str, name: str, aside: str, shape: int) -> str:
+    subject = name f"the {KINDS[kind].noun}"
+    said = KINDS[kind].relations[relation].says[way].format(n=subject, v=value)
+    said = f"{said[0].upper()}{said[1:]}."
+    return f"{aside} {said}" if shape % 2 else f"{said} {aside}"
+
+
+def _question(kind: int, relation: int, way: int, name: str) -> str:
+    asks = KINDS[kind].relations[relation].asks
+    wrap, ask = divmod(way, len(asks))
+    return WRAPS[wrap].format(q=asks[ask].format(n=name))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
