@@ -73,14 +73,14 @@ class PassageStore:
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
         names = columns or self._batches[0].schema.names
+        if not rows.size:
+            return pa.Table.from_batches([self._batches[0].select(names).slice(0, 0)])
         where = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(where, kind="stable")
         used, first = np.unique(where[order], return_index=True)
         parts = []
         for batch, mine in zip(used, np.split(order, first[1:]), strict=True):
             parts.append(self._batches[batch].select(names).take(pa.array(rows[mine] - self._starts[batch])))
-        if not parts:
-            return pa.table(self._batches[0].select(names).slice(0, 0))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +33,12 @@ SCHEMAS: dict[str, pa.Schema] = {
 _OPTIONAL = {"answers", "positive_scores", "negative_scores", "negative_sources"}
 
 
-def commit_table(draft: Draft, name: str, table: pa.Table) -> File:
+def commit_table(draft: Draft, name: str, table: pa.Table, **note: Any) -> File:
     """Commit `table` to a draft as the Parquet file `name`, in the column order and types of the draft's kind."""
     schema = SCHEMAS[draft.kind]
     kept = pa.schema([f for f in schema if f.name in table.column_names or f.name not in _OPTIONAL])
     ordered = table.select(kept.names).cast(kept)
-    return draft.commit(name, lambda path: pq.write_table(ordered, path, compression="zstd"), table.num_rows)
+    return draft.commit(name, lambda path: pq.write_table(ordered, path, compression="zstd"), table.num_rows, **note)
 
 
 def read_table(path: str | os.PathLike[str], kind: str, columns: list[str] | None = None) -> pa.Table:

@@ -1,0 +1,159 @@
+"""Which passages of a run are hard negatives: plain arithmetic on arrays, one element a candidate, no loop over passages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import positives_of
+from raydense.errors import InputError
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Passages of some queries, in the order of the run: the query's number, the passage's row, its rank and its score."""
+
+    query: Rows
+    row: Rows
+    rank: NDArray[np.int32]
+    score: NDArray[np.float32]
+
+    def at(self, chosen: Flags | Rows) -> Candidates:
+        """Those that a mask or a list of positions chooses."""
+        return Candidates(self.query[chosen], self.row[chosen], self.rank[chosen], self.score[chosen])
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class Positives:
+    """The positives of each query of some qrels: those of query number i are rows[offsets[i]:offsets[i + 1]], best first."""
+
+    query_ids: pa.Array
+    offsets: Rows
+    rows: Rows
+    text_hash: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, qrels: pa.Table, store: PassageStore, where: object) -> Positives:
+        """All positives (relevance >= 1) by query; InputError that names a passage which the corpus does not have."""
+        known_rows(store, qrels["passage_id"], where)
+        query_ids = pc.unique(qrels["query_id"])
+        table = positives_of(qrels)
+        query = pc.index_in(table["query_id"], value_set=query_ids).to_numpy().astype(np.int64)
+        row = known_rows(store, table["passage_id"], where)
+        worth = -table["relevance"].to_numpy().astype(np.int64)
+        by_row = np.lexsort((worth, row, query))
+        first = by_row[~_as_before(query[by_row], row[by_row])]
+        best = first[np.lexsort((row[first], worth[first], query[first]))]
+        offsets = np.searchsorted(query[best], np.arange(len(query_ids) + 1))
+        return cls(query_ids, offsets.astype(np.int64), row[best], np.asarray(store.text_hash[row[best]]))
+
+    def __len__(self) -> int:
+        return len(self.query_ids)
+
+    @cached_property
+    def counts(self) -> Rows:
+        """How many positives each query has, int64 [queries]."""
+        return np.diff(self.offsets)
+
+    def lists(self, queries: Rows) -> tuple[Rows, Rows]:
+        """The positives of some queries one after another, int64, and where those of each begin, int64 [queries + 1]."""
+        ends = np.append(0, np.cumsum(self.counts[queries]))
+        within = np.arange(ends[-1]) - np.repeat(ends[:-1], self.counts[queries])
+        return self.rows[np.repeat(self.offsets[queries], self.counts[queries]) + within], ends
+
+    @cached_property
+    def _hashes(self) -> NDArray[np.uint64]:
+        return np.unique(self.text_hash)
+
+    @cached_property
+    def _pairs(self) -> Rows:
+        query = np.repeat(np.arange(len(self)), self.counts)
+        return np.unique(query * len(self._hashes) + np.searchsorted(self._hashes, self.text_hash))
+
+    @cached_property
+    def _row_pairs(self) -> Rows:
+        return np.sort(np.repeat(np.arange(len(self)), self.counts) * self._width + self.rows)
+
+    @property
+    def _width(self) -> int:
+        return int(self.rows.max(initial=0)) + 1
+
+    def hold(self, query: Rows, row: Rows) -> Flags:
+        """Whether each passage is a positive of its query."""
+        return (row < self._width) & _member(query * self._width + row, self._row_pairs)
+
+    def hold_text(self, query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
+        """Whether each passage has the text of a positive of its query: every positive itself has."""
+        if not len(self._hashes):
+            return np.zeros(len(query), dtype=bool)
+        at = np.minimum(np.searchsorted(self._hashes, text_hash), len(self._hashes) - 1)
+        return (self._hashes[at] == text_hash) & _member(query * len(self._hashes) + at, self._pairs)
+
+
+def known_rows(store: PassageStore, ids: pa.ChunkedArray, where: object) -> Rows:
+    """The row of each passage id, int64 [n]; InputError that names the first one which the corpus does not have."""
+    words = ids.combine_chunks().dictionary_encode()
+    rows = store.rows_of(words.dictionary)
+    if (rows < 0).any():
+        unknown = words.dictionary[int(np.argmax(rows < 0))].as_py()
+        raise InputError(
+            f"names passage {unknown!r}, which the corpus does not have", where, f"give the corpus it was made from, not {store.path}"
+        )
+    return rows[words.indices.to_numpy()]
+
+
+def repeats(query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
+    """Whether an earlier candidate of the same query has the same text; bool [n]."""
+    order = np.lexsort((text_hash, query))
+    again = np.zeros(len(query), dtype=bool)
+    again[order] = _as_before(query[order], text_hash[order])
+    return again
+
+
+def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows) -> NDArray[np.uint64]:
+    """The lot of each candidate, uint64 [n]: a function of seed, query and passage alone, whatever else the run holds.
+
+    Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014), which passes the usual tests of randomness.
+    """
+    start = np.uint64(seed * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+    return _mix(_mix(query_hash + start) ^ row.astype(np.uint64))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def first_of_each(query: Rows, key: NDArray[np.generic], count: int) -> Rows:
+    """The positions of the `count` candidates with the smallest key of each query, by query and then by key; int64."""
+    order = np.lexsort((key, query))
+    sorted_query = query[order]
+    place = np.arange(len(order)) - np.searchsorted(sorted_query, sorted_query)
+    return order[place < count]
+
+
+def _as_before(*columns: NDArray[np.generic]) -> Flags:
+    same = np.zeros(len(columns[0]), dtype=bool)
+    if len(same):
+        same[1:] = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
+    return same
+
+
+def _member(values: Rows, sorted_set: Rows) -> Flags:
+    if not len(sorted_set):
+        return np.zeros(len(values), dtype=bool)
+    at = np.minimum(np.searchsorted(sorted_set, values), len(sorted_set) - 1)
+    return sorted_set[at] == values

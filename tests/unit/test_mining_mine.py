@@ -1,0 +1,213 @@
+"""mine(): against a slow reading in plain Python, and the traps that other miners fell into."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raydense.mining.mine as mining
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.mining.mine import mine
+from raydense.mining.negatives import draw
+from raydense.settings import MineSettings
+
+Run = dict[str, list[tuple[str, float]]]
+
+
+def write_table(folder: Path, kind: str, parts: list[pa.Table], /, **summary: object) -> None:
+    draft = Draft.open(folder, kind, {"test": folder.name})
+    for number, part in enumerate(parts):
+        commit_table(draft, f"{kind}-{number:05d}.parquet", part)
+    draft.finish(sum(p.num_rows for p in parts), **summary)
+
+
+def write_world(root: Path, texts: list[str], qrels: list[tuple[str, str, int]], run: Run, cuts: int = 1, **summary: object) -> None:
+    """Passages p0, p1, ... of these texts, the queries of qrels and run, and the run in `cuts` files of equal rows."""
+    draft = Draft.open(root / "corpus", "corpus", {"test": "corpus"})
+    writer = CorpusWriter(draft, 3)
+    writer.add(pa.table({"passage_id": [f"p{i}" for i in range(len(texts))], "title": [""] * len(texts), "text": texts}))
+    writer.finish()
+    ids = list(dict.fromkeys([q for q, _, _ in qrels] + list(run)))
+    write_table(root / "queries", "queries", [pa.table({"query_id": ids, "text": ids})])
+    names = ["query_id", "passage_id", "relevance"]
+    write_table(root / "qrels", "qrels", [pa.table(dict(zip(names, map(list, zip(*qrels, strict=True)), strict=True)))])
+    rows = [(q, p, rank, score) for q, hits in run.items() for rank, (p, score) in enumerate(hits, 1)]
+    columns = list(map(list, zip(*rows, strict=True))) or [[], [], [], []]
+    table = pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))
+    edges = np.linspace(0, len(rows), cuts + 1).astype(int)
+    write_table(root / "run", "run", [table.slice(a, b - a) for a, b in pairwise(edges)], **summary)
+
+
+def mine_world(root: Path, output: str = "examples", **settings: object) -> Artifact:
+    folders = {name: str(root / name) for name in ("run", "corpus", "queries", "qrels")}
+    return mine(MineSettings.read({**folders, "output": str(root / output), **settings}))
+
+
+def examples_of(artifact: Artifact) -> dict[str, dict]:
+    return {row["query_id"]: row for row in read_table(artifact.path, "examples").to_pylist()}
+
+
+def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: MineSettings) -> dict[str, tuple[list[int], set[int], int]]:
+    """Positives, allowed rows and number of negatives of each query, read off the definition one passage at a time."""
+    found = {}
+    for query, hits in run.items():
+        relevant = sorted((-r, int(p[1:])) for q, p, r in qrels if q == query and r >= 1)
+        if not relevant:
+            continue
+        banned = {texts[row] for _, row in relevant}
+        allowed = []
+        for rank, (passage, _) in enumerate(hits, 1):
+            row = int(passage[1:])
+            if s.skip < rank <= s.depth and texts[row] not in banned:
+                banned.add(texts[row])
+                allowed.append(row)
+        count = min(len(allowed), s.negatives)
+        if count == s.negatives or s.shortage == "keep":
+            found[query] = ([row for _, row in relevant], allowed, count)
+    return found
+
+
+@st.composite
+def worlds(pick):
+    texts = pick(st.lists(st.sampled_from([f"text {i}" for i in range(12)]), min_size=4, max_size=25))
+    passages = st.sampled_from([f"p{i}" for i in range(len(texts))])
+    queries = [f"q{i}" for i in range(pick(st.integers(1, 6)))]
+    pairs = pick(st.lists(st.tuples(st.sampled_from(queries), passages), min_size=1, max_size=15, unique=True))
+    qrels = [(q, p, pick(st.integers(-1, 3))) for q, p in pairs]
+    run = {}
+    for query in pick(st.permutations([*queries, "unjudged"])):
+        hits = pick(st.lists(passages, max_size=len(texts), unique=True))
+        if hits:
+            run[query] = [(p, float(5 - rank)) for rank, p in enumerate(hits)]
+    return texts, qrels, run
+
+
+@given(
+    world=worlds(),
+    negatives=st.integers(1, 6),
+    window=st.tuples(st.integers(0, 3), st.integers(1, 20)),
+    pick=st.sampled_from(["random", "top"]),
+    shortage=st.sampled_from(["keep", "drop"]),
+    cuts=st.integers(1, 4),
+    block=st.integers(1, 30),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_slow_reading(world, negatives, window, pick, shortage, cuts, block):
+    texts, qrels, run = world
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mining, "BLOCK_ROWS", block)
+        root = Path(folder)
+        write_world(root, texts, qrels, run, cuts)
+        asked = {"negatives": negatives, "skip": window[0], "depth": sum(window), "pick": pick, "shortage": shortage}
+        s = MineSettings(output="x", run="x", corpus="x", queries="x", qrels="x", **asked)
+        expected = slowly(texts, qrels, run, s)
+        if not expected:
+            with pytest.raises(InputError, match=r"no example is left|no query has a positive"):
+                mine_world(root, **asked)
+            return
+        artifact = mine_world(root, **asked)
+        found = examples_of(artifact)
+        assert list(found) == list(expected)
+        for query, (positives, allowed, count) in expected.items():
+            example = found[query]
+            assert example["positives"] == positives
+            assert len(example["negatives"]) == len(set(example["negatives"])) == count
+            assert set(example["negatives"]) <= set(allowed)
+            if pick == "top":
+                assert example["negatives"] == allowed[:count]
+            scores = {int(p[1:]): score for p, score in run[query]}
+            assert example["negative_scores"] == [scores[row] for row in example["negatives"]]
+        sizes = Counter(count for _, _, count in expected.values())
+        assert artifact.summary["negatives"] == [sizes[i] for i in range(negatives + 1)]
+        assert artifact.rows == artifact.summary["kept"] == len(expected)
+        assert artifact.summary["kept"] + sum(artifact.summary["dropped"].values()) == artifact.summary["queries"]
+        assert artifact.summary["corpus"] == PassageStore(root / "corpus").fingerprint
+
+
+def digest(artifact: Artifact) -> list[str]:
+    return [hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(artifact.path.glob("*.parquet"))]
+
+
+TEXTS = ["gold", "silver", "gold", "lead", "tin", "lead", "iron", "zinc"]
+QRELS = [("q", "p1", 1), ("q", "p0", 2), ("q", "p3", 0)]
+RUN: Run = {"q": [("p2", 3.0), ("p1", 2.0), ("p5", 0.0), ("p3", 0.0), ("p6", -1.5), ("p4", -2.0), ("p0", -9.0)]}
+
+
+def test_all_positives_and_their_texts_are_left_out_and_counted(tmp_path: Path):
+    write_world(tmp_path, TEXTS, QRELS, RUN, kind="bm25")
+    artifact = mine_world(tmp_path, pick="top", negatives=3)
+    example = examples_of(artifact)["q"]
+    assert example["positives"] == [0, 1]
+    assert example["negatives"] == [5, 6, 4]
+    assert example["negative_scores"] == [0.0, -1.5, -2.0]
+    assert example["negative_sources"] == ["bm25"] * 3
+    assert artifact.summary["removed"] == {"skipped rank": 0, "positive": 2, "text of a positive": 1, "repeated text": 1}
+    assert artifact.summary["candidates"] == 7
+
+
+def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_world(tmp_path, TEXTS, [*QRELS, ("absent", "p4", 1), ("none", "p4", 0)], {**RUN, "none": [("p1", 1.0)]})
+    artifact = mine_world(tmp_path, negatives=5)
+    assert len(examples_of(artifact)["q"]["negatives"]) == 3
+    assert artifact.summary["short"] == 2
+    assert artifact.summary["dropped"] == {"no positive": 1, "not in the run": 1, "too few negatives": 0}
+    assert "nothing was filled in" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no example is left"):
+        mine_world(tmp_path, "dropped", negatives=5, shortage="drop")
+    with pytest.raises(InputError, match="2 queries have fewer than 5 negatives, the first is 'q'"):
+        mine_world(tmp_path, "failed", negatives=5, shortage="fail")
+    assert not (tmp_path / "failed" / "manifest.json").exists()
+
+
+def test_a_draw_depends_on_seed_query_and_passage_alone(tmp_path: Path):
+    texts = [f"text {i}" for i in range(200)]
+    hits = [(f"p{i}", 200.0 - i) for i in range(1, 200)]
+    qrels = [("a", "p0", 1), ("b", "p0", 1)]
+    write_world(tmp_path / "two", texts, qrels, {"a": hits, "b": hits})
+    write_world(tmp_path / "one", texts, qrels[1:], {"b": hits})
+    two, one = mine_world(tmp_path / "two", negatives=10), mine_world(tmp_path / "one", negatives=10)
+    assert examples_of(two)["b"] == examples_of(one)["b"]
+    assert examples_of(two)["a"]["negatives"] != examples_of(two)["b"]["negatives"]
+    other = mine_world(tmp_path / "two", "other", negatives=10, seed=7)
+    assert examples_of(other)["b"]["negatives"] != examples_of(two)["b"]["negatives"]
+    fewer = mine_world(tmp_path / "two", "fewer", negatives=4)
+    assert examples_of(fewer)["b"]["negatives"] == examples_of(two)["b"]["negatives"][:4]
+    assert digest(mine_world(tmp_path / "two", "again", negatives=10)) == digest(two)
+
+
+def test_lots_are_even():
+    """Each of 50 passages is in the first 10 of 50 for a fifth of 20,000 queries: chi-square with 49 degrees of freedom."""
+    queries = np.random.default_rng(0).integers(0, 2**63, 20_000).astype(np.uint64)
+    lots = draw(3, np.repeat(queries, 50), np.tile(np.arange(50), len(queries))).reshape(-1, 50)
+    taken = np.bincount(np.argsort(lots, axis=1)[:, :10].ravel(), minlength=50)
+    assert ((taken - 4_000) ** 2 / (4_000 * 0.8)).sum() < 100
+
+
+def test_unknown_ids_and_torn_queries_are_refused(tmp_path: Path):
+    write_world(tmp_path / "run", TEXTS, QRELS, {"q": [("p99", 1.0)]})
+    with pytest.raises(InputError, match="names passage 'p99'"):
+        mine_world(tmp_path / "run")
+    write_world(tmp_path / "qrels", TEXTS, [*QRELS, ("q", "p77", 0)], RUN)
+    with pytest.raises(InputError, match="names passage 'p77'"):
+        mine_world(tmp_path / "qrels")
+    write_world(tmp_path / "skip", TEXTS, QRELS, RUN)
+    with pytest.raises(InputError, match="leaves nothing"):
+        mine_world(tmp_path / "skip", skip=9, depth=9)
+    part = read_table(tmp_path / "skip" / "run", "run")
+    torn = pa.concat_tables([part, part.set_column(0, "query_id", pa.array(["r"] * 7)), part])
+    write_table(tmp_path / "skip" / "queries2", "queries", [pa.table({"query_id": ["q", "r"], "text": ["a", "b"]})])
+    write_table(tmp_path / "skip" / "torn", "run", [torn])
+    with pytest.raises(InputError, match="rows of query 'q' do not stand together"):
+        mine_world(tmp_path / "skip", run=str(tmp_path / "skip" / "torn"), queries=str(tmp_path / "skip" / "queries2"))
