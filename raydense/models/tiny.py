@@ -1,0 +1,86 @@
+"""The `tiny` preset: a small BERT encoder from scratch, with a WordPiece vocabulary made from the corpus; needs no download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from raydense.models.encoder_folder import EncoderConfig, write_own_config, write_sentence_transformers_config
+from raydense.models.tokenizer import save_tokenizer
+from raydense.models.weights import save_weights
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_VOCABULARY = 8_192
+_CHARACTERS = 1_000
+_MOST_TEXTS = 200_000
+_POSITIONS = 512
+_CHUNK = 4_096
+
+
+def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int, dropout: float = 0.0) -> None:
+    """Write a BERT encoder from scratch (2 layers, 128 wide, vocabulary up to 8,192) as a sentence-transformers folder.
+
+    At most 200,000 of the texts are read. The same texts and seed give the same bytes. Mean pooling, no normalisation.
+    """
+    vocabulary = make_vocabulary(list(islice(texts, _MOST_TEXTS)))
+    root = Path(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=_POSITIONS,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = BertModel(config, add_pooling_layer=False)
+    ours = EncoderConfig()
+    save_weights(encoder, root)
+    save_tokenizer(BertTokenizer(vocab=vocabulary, do_lower_case=True), root, _POSITIONS)
+    write_sentence_transformers_config(root, ours, config.hidden_size)
+    write_own_config(root, ours)
+
+
+def make_vocabulary(texts: list[str]) -> dict[str, int]:
+    """A lower-case WordPiece vocabulary with the ids of its pieces, the same in every process for the same texts."""
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    characters = _characters(texts, normalizer)
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizer
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # The trainer walks a hash table of random order: single characters, inner ones too, get their ids from here instead,
+    # or the ids, and with them the ties between merges, would differ from run to run.
+    pieces = [*characters, *(f"##{c}" for c in characters)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[*_SPECIAL, *pieces],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return core.get_vocab(with_added_tokens=False)
+
+
+def _characters(texts: list[str], normalizer: normalizers.Normalizer) -> list[str]:
+    """The most frequent characters of the normalised texts, ties by code point, without white space."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for chunk in _chunks(texts):
+        codes = np.frombuffer(normalizer.normalize_str("\n".join(chunk)).encode("utf-32-le", "ignore"), dtype=np.uint32)
+        counts += np.bincount(codes, minlength=len(counts))
+    present = np.flatnonzero(counts)
+    frequent = present[np.argsort(-counts[present], kind="stable")]
+    return [chr(code) for code in frequent.tolist() if not chr(code).isspace()][:_CHARACTERS]
+
+
+def _chunks(texts: list[str]) -> Iterator[list[str]]:
+    return (texts[i : i + _CHUNK] for i in range(0, len(texts), _CHUNK))
