@@ -148,7 +148,7 @@ class World:
 
     def values(self, facts: Ints) -> list[str]:
         """What is true: the value of each fact."""
-        kinds = self.draw(5, facts // FACTS, len(KINDS)).tolist()
+        kinds = self.kind_of(facts // FACTS).tolist()
         draws = self.draw(6, facts, 2**40).tolist()
         pools = [[self._pools[r.pool] for r in kind.relations] for kind in KINDS]
         return [(pool := pools[k][f % FACTS])[d % len(pool)] for k, f, d in zip(kinds, facts.tolist(), draws, strict=True)]
@@ -178,22 +178,33 @@ class World:
         }
         return pa.table(columns, schema=pa.schema([(name, pa.string()) for name in columns]))
 
+    def kind_of(self, entities: Ints) -> Ints:
+        """Which of KINDS each entity is."""
+        return self.draw(5, entities, len(KINDS))
+
     def _texts(self, passage: Ints, fact: Ints, note: NDArray[np.bool_], names: list[str]) -> list[str]:
         """A sentence that says the fact, and an aside before or after it."""
-        kinds = self.draw(5, fact // FACTS, len(KINDS)).tolist()
         ways = len(KINDS[0].relations[0].says)
         # a note never says a fact the way the article says it
         way = (self.draw(8, fact, ways) + note * (1 + self.draw(9, fact, ways - 1))) % ways
-        aside = self.draw(20, passage, len(ASIDES)).tolist()
-        others = self.names(self.draw(21, passage, self.entities))
-        shape = self.draw(22, passage, 4).tolist()
-        rows = zip(kinds, fact.tolist(), way.tolist(), self.values(fact), names, aside, others, shape, strict=True)
-        return [_text(kind, f % FACTS, w, value, name, ASIDES[a].format(o=other), s) for kind, f, w, value, name, a, other, s in rows]
+        kinds, relations = self.kind_of(fact // FACTS).tolist(), (fact % FACTS).tolist()
+        shapes = self.draw(22, passage, 4).tolist()
+        rows = zip(kinds, relations, way.tolist(), self.values(fact), names, self._asides(passage, fact), shapes, strict=True)
+        return [_text(*row) for row in rows]
+
+    def _asides(self, passage: Ints, fact: Ints) -> list[str]:
+        """Of each passage the sentence that answers nothing: some name another entity, or what another passage is about."""
+        which = self.draw(20, passage, len(ASIDES))
+        other = self.draw(21, passage, self.entities)
+        about = np.where(np.array(["{o}" in aside for aside in ASIDES])[which], other, fact // FACTS)
+        relation = (fact + 1 + self.draw(23, passage, FACTS - 1)) % FACTS
+        rows = zip(which.tolist(), self.names(other), self.kind_of(about).tolist(), relation.tolist(), strict=True)
+        return [ASIDES[a].format(o=name, t=KINDS[kind].relations[r].topic) for a, name, kind, r in rows]
 
     def questions(self, split: str, facts: Ints, turns: Ints) -> tuple[pa.Table, pa.Table]:
         """The queries and the qrels of one split. Query i asks for `facts[i]` in the way that is its `turns[i]`-th."""
         entities = facts // FACTS
-        kinds = self.draw(5, entities, len(KINDS)).tolist()
+        kinds = self.kind_of(entities).tolist()
         way = (self.draw(30, facts, _ASKS) + turns) % _ASKS
         ids = [f"{split}-{i}" for i in range(len(facts))]
         texts = [
@@ -216,7 +227,7 @@ class World:
 
 
 def _text(kind: int, relation: int, way: int, value: str, name: str, aside: str, shape: int) -> str:
-    subject = name f"the {KINDS[kind].noun}"
+    subject = name if shape else f"the {KINDS[kind].noun}"
     said = KINDS[kind].relations[relation].says[way].format(n=subject, v=value)
     said = f"{said[0].upper()}{said[1:]}."
     return f"{aside} {said}" if shape % 2 else f"{said} {aside}"

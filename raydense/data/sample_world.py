@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 
 class Relation(NamedTuple):
-    """A kind of fact: the pool its values come from, ways to say it in a passage, ways to ask for it."""
+    """A kind of fact: what it is about, the pool its values come from, ways to say it in a passage, ways to ask for it."""
 
+    topic: str
     pool: str
     says: tuple[str, ...]
     asks: tuple[str, ...]
@@ -28,6 +29,7 @@ TOWN = Kind(
     "town",
     (
         Relation(
+            "founder",
             "person",
             (
                 "{n} was founded by {v}",
@@ -45,6 +47,7 @@ TOWN = Kind(
             ),
         ),
         Relation(
+            "food",
             "dish",
             (
                 "the favourite dish of {n} is {v}",
@@ -63,6 +66,7 @@ TOWN = Kind(
         ),
         Relation(
             "river",
+            "river",
             (
                 "the {v} flows past {n}",
                 "barges reach {n} along the {v}",
@@ -79,6 +83,7 @@ TOWN = Kind(
             ),
         ),
         Relation(
+            "industry",
             "trade",
             (
                 "most families of {n} live from {v}",
@@ -96,6 +101,7 @@ TOWN = Kind(
             ),
         ),
         Relation(
+            "festival",
             "month",
             (
                 "the great fair of {n} is held in {v}",
@@ -113,6 +119,7 @@ TOWN = Kind(
             ),
         ),
         Relation(
+            "flag",
             "animal",
             (
                 "the arms of {n} show a {v}",
@@ -136,6 +143,7 @@ COMPANY = Kind(
     "company",
     (
         Relation(
+            "director",
             "person",
             (
                 "{n} is led by {v}",
@@ -153,6 +161,7 @@ COMPANY = Kind(
             ),
         ),
         Relation(
+            "goods",
             "product",
             (
                 "{n} makes {v}",
@@ -170,6 +179,7 @@ COMPANY = Kind(
             ),
         ),
         Relation(
+            "headquarters",
             "place",
             (
                 "the seat of {n} is in {v}",
@@ -187,6 +197,7 @@ COMPANY = Kind(
             ),
         ),
         Relation(
+            "foundation",
             "year",
             (
                 "{n} opened its books in {v}",
@@ -204,6 +215,7 @@ COMPANY = Kind(
             ),
         ),
         Relation(
+            "staff",
             "number",
             (
                 "{n} pays {v} workers",
@@ -221,6 +233,7 @@ COMPANY = Kind(
             ),
         ),
         Relation(
+            "owner",
             "house",
             (
                 "{n} belongs to {v}",
@@ -244,6 +257,7 @@ SHIP = Kind(
     "ship",
     (
         Relation(
+            "captain",
             "person",
             (
                 "{v} was captain of {n}",
@@ -261,6 +275,7 @@ SHIP = Kind(
             ),
         ),
         Relation(
+            "freight",
             "cargo",
             (
                 "{n} was laden with {v}",
@@ -278,6 +293,7 @@ SHIP = Kind(
             ),
         ),
         Relation(
+            "shipyard",
             "place",
             (
                 "{n} was built at {v}",
@@ -295,6 +311,7 @@ SHIP = Kind(
             ),
         ),
         Relation(
+            "wreck",
             "year",
             (
                 "{n} sank in {v}",
@@ -312,6 +329,7 @@ SHIP = Kind(
             ),
         ),
         Relation(
+            "length",
             "number",
             (
                 "{n} measured {v} feet",
@@ -329,6 +347,7 @@ SHIP = Kind(
             ),
         ),
         Relation(
+            "home port",
             "harbour",
             (
                 "the home port of {n} was {v}",
@@ -355,18 +374,18 @@ ASIDES = (
     "The archive keeps a longer report, written by a clerk who made the voyage twice.",
     "Children learn it at school.",
     "Nobody can say how that began, and few ask.",
-    "A traveller from {o} wrote it down.",
-    "In {o} one hears it in another way.",
-    "The same is said of {o}.",
-    "A picture of it hangs in the hall of {o}.",
+    "That was long a matter for the courts.",
     "It was once much discussed, and is nearly forgotten today.",
     "The keeper of the inn still has the papers.",
-    "That was long a matter for the courts.",
-    "A song about it is sung as far as {o}.",
     "Who wrote that was not handed down.",
     "Some find it hard to believe.",
-    "The market women like to talk about it.",
+    "The market women like to gossip about it.",
     "A stone by the road recalls it.",
+    "A traveller from {o} wrote it down.",
+    "The {t} of {o} is described in another volume.",
+    "More has been written about the {t} of {o}.",
+    "About its {t} the sources disagree.",
+    "A chapter on its {t} was torn out.",
 )
 
 WRAPS = ("{q}", "{q} exactly", "please tell me {q}", "does anybody know {q}", "{q} according to the records")
