@@ -123,6 +123,16 @@ class PassageStore:
             at[open_] += 1
         return rows
 
+    def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
+        """As `rows_of`, each different id looked up once; InputError that names the first unknown id, and `where` it stands."""
+        words = ids.combine_chunks().dictionary_encode()
+        rows = self.rows_of(words.dictionary)
+        if (rows < 0).any():
+            unknown = words.dictionary[int(np.argmax(rows < 0))].as_py()
+            what = f"names passage {unknown!r}, which the corpus {self.path} does not have"
+            raise InputError(what, where, "give the corpus that it was made from")
+        return rows[words.indices.to_numpy()]
+
     @cached_property
     def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:
         return np.load(self.path / "id_hash.npy", mmap_mode="r"), np.load(self.path / "id_row.npy", mmap_mode="r")

@@ -80,3 +80,12 @@ def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where
 def positives_of(qrels: pa.Table) -> pa.Table:
     """The qrels with relevance of at least 1."""
     return qrels.filter(pc.greater_equal(qrels["relevance"], 1))
+
+
+def query_starts(query_id: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Where the rows of each query begin, in rows that stand together by query, and where the last ends; int64 [queries + 1]."""
+    if not len(query_id):
+        return np.zeros(1, dtype=np.int64)
+    ids = query_id.combine_chunks()
+    changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.flatnonzero(changed) + 1, [len(ids)]]).astype(np.int64)

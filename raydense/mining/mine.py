@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore, Rows, hash_strings
-from raydense.data.tables import commit_table, query_positions, read_table
+from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
-from raydense.mining.negatives import Candidates, Positives, draw, first_of_each, known_rows, repeats
+from raydense.mining.negatives import Candidates, Positives, draw, first_of_each, repeats
 from raydense.progress import Progress, say
 from raydense.settings import MineSettings
 
@@ -63,19 +63,12 @@ def query_blocks(parts: list[Path], rows: int) -> Iterator[pa.Table]:
         for batch in pq.ParquetFile(part).iter_batches(rows):
             table = pa.Table.from_batches([batch])
             held = pa.concat_tables([held, table]).combine_chunks() if held else table
-            cut = int(_heads(held)[-1]) if held.num_rows else 0
+            cut = int(query_starts(held["query_id"])[-2]) if held.num_rows else 0
             if cut and held.num_rows >= rows:
                 yield held.slice(0, cut)
                 held = held.slice(cut)
     if held is not None and held.num_rows:
         yield held
-
-
-def _heads(block: pa.Table) -> Rows:
-    """The position of each query's first row."""
-    ids = block["query_id"].combine_chunks()
-    changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.flatnonzero(changed) + 1]).astype(np.int64)
 
 
 class _Miner:
@@ -96,7 +89,7 @@ class _Miner:
 
     def queries_of(self, block: pa.Table) -> tuple[Rows, Rows]:
         """Where each query of a block begins, and its number among the judged queries, or -1."""
-        heads = _heads(block)
+        heads = query_starts(block["query_id"])[:-1]
         ids = block["query_id"].take(pa.array(heads))
         known = query_positions(ids, self.queries, self.settings.run)
         again = self.met[known]
@@ -133,7 +126,7 @@ class _Miner:
         inside = (query >= 0) & (rank <= self.settings.depth)
         taken = inside & (rank > self.settings.skip)
         counts |= {"candidates": int(inside.sum()), "skipped": int(inside.sum() - taken.sum())}
-        row = known_rows(self.store, block["passage_id"].filter(pa.array(taken)), self.settings.run)
+        row = self.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
         found = Candidates(query[taken], row, rank[taken], block["score"].to_numpy()[taken])
         text_hash = self.store.text_hash[found.row]
         positive = self.positives.hold(wanted[found.query], found.row)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import positives_of
-from raydense.errors import InputError
 
 Flags = NDArray[np.bool_]
 
@@ -46,11 +45,11 @@ class Positives:
     @classmethod
     def of(cls, qrels: pa.Table, store: PassageStore, where: object) -> Positives:
         """All positives (relevance >= 1) by query; InputError that names a passage which the corpus does not have."""
-        known_rows(store, qrels["passage_id"], where)
+        store.known_rows(qrels["passage_id"], where)
         query_ids = pc.unique(qrels["query_id"])
         table = positives_of(qrels)
         query = pc.index_in(table["query_id"], value_set=query_ids).to_numpy().astype(np.int64)
-        row = known_rows(store, table["passage_id"], where)
+        row = store.known_rows(table["passage_id"], where)
         worth = -table["relevance"].to_numpy().astype(np.int64)
         by_row = np.lexsort((worth, row, query))
         first = by_row[~_as_before(query[by_row], row[by_row])]
@@ -99,18 +98,6 @@ class Positives:
             return np.zeros(len(query), dtype=bool)
         at = np.minimum(np.searchsorted(self._hashes, text_hash), len(self._hashes) - 1)
         return (self._hashes[at] == text_hash) & _member(query * len(self._hashes) + at, self._pairs)
-
-
-def known_rows(store: PassageStore, ids: pa.ChunkedArray, where: object) -> Rows:
-    """The row of each passage id, int64 [n]; InputError that names the first one which the corpus does not have."""
-    words = ids.combine_chunks().dictionary_encode()
-    rows = store.rows_of(words.dictionary)
-    if (rows < 0).any():
-        unknown = words.dictionary[int(np.argmax(rows < 0))].as_py()
-        raise InputError(
-            f"names passage {unknown!r}, which the corpus does not have", where, f"give the corpus it was made from, not {store.path}"
-        )
-    return rows[words.indices.to_numpy()]
 
 
 def repeats(query: Rows, text_hash: NDArray[np.uint64]) -> Flags:

@@ -1,0 +1,106 @@
+"""Does a passage hold an answer? The measure of open-domain question answering: top-k answer accuracy (DPR, section 5.1)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import regex
+from numpy.typing import NDArray
+
+from raydense.errors import InputError
+
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+_GAP = "\n"
+_SEARCH_S = 1.0
+
+
+def normal_tokens(text: str) -> str:
+    """The tokens of a text, each between two line feeds: runs of letters, digits and marks, or single other signs.
+
+    Unicode NFD and lower case, white space and control characters left out; so a token never holds the line feed.
+    """
+    tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
+    return _GAP + _GAP.join(tokens).lower() + _GAP if tokens else ""
+
+
+def token_matcher(answers: list[str]) -> Callable[[str], bool]:
+    """Whether the tokens of one of the answers stand in a text one after another. An answer without a token matches nothing."""
+    wanted = [tokens for tokens in map(normal_tokens, answers) if tokens]
+
+    def holds(text: str) -> bool:
+        tokens = normal_tokens(text)
+        return any(answer in tokens for answer in wanted)
+
+    return holds
+
+
+@dataclass
+class RegexMatchers:
+    """Answers as regular expressions (as CuratedTREC has them), with an end to searches that would take for ever."""
+
+    given_up: set[str] = field(default_factory=set)
+
+    def matcher(self, answers: list[str], query_id: str, where: object) -> Callable[[str], bool]:
+        """Whether one of the expressions is found in a text, whatever the case; InputError on one that is none."""
+        patterns = [self._compile(answer, query_id, where) for answer in answers if answer.strip()]
+        return lambda text: any(self._found(pattern, unicodedata.normalize("NFD", text)) for pattern in patterns)
+
+    def _compile(self, answer: str, query_id: str, where: object) -> regex.Pattern[str]:
+        try:
+            return regex.compile(unicodedata.normalize("NFD", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
+        except regex.error as error:
+            what = f"answer {answer!r} of query {query_id!r} is not a regular expression ({error})"
+            raise InputError(what, where, "mend it, or take answers=token") from None
+
+    def _found(self, pattern: regex.Pattern[str], text: str) -> bool:
+        if pattern.pattern in self.given_up:
+            return False
+        try:
+            return pattern.search(text, timeout=_SEARCH_S) is not None
+        except TimeoutError:
+            self.given_up.add(pattern.pattern)
+            return False
+
+
+def first_answer_ranks(
+    hits: list[NDArray[np.int64]],
+    matchers: list[Callable[[str], bool]],
+    texts: Callable[[NDArray[np.int64]], list[str]],
+    step: int = 10,
+) -> NDArray[np.int64]:
+    """The rank, from 1, of the first passage of each query that holds an answer; 0 where none does. int64 [queries].
+
+    `hits` are the passages' rows in the order of the run; texts are read `step` at a time, and no further than needed.
+    """
+    ranks = np.zeros(len(hits), dtype=np.int64)
+    for query, (rows, holds) in enumerate(zip(hits, matchers, strict=True)):
+        for start in range(0, len(rows), step):
+            found = (i for i, text in enumerate(texts(rows[start : start + step]), start + 1) if holds(text))
+            ranks[query] = next(found, 0)
+            if ranks[query]:
+                break
+    return ranks
+
+
+def matchers_of(
+    kind: Literal["token", "regex"], answers: list[list[str]], query_ids: list[str], where: object
+) -> tuple[list[Callable[[str], bool]], set[str]]:
+    """The matcher of each query, and the set that expressions which ran out of time will be put into."""
+    if kind == "token":
+        return [token_matcher(a) for a in answers], set()
+    regexes = RegexMatchers()
+    return [regexes.matcher(a, q, where) for a, q in zip(answers, query_ids, strict=True)], regexes.given_up
+
+
+def answers_of(queries: pa.Table, where: object) -> pa.Table:
+    """The queries that have an answer; InputError when none has."""
+    if "answers" in queries.column_names:
+        held = [bool(a) and any(x and x.strip() for x in a) for a in queries["answers"].to_pylist()]
+        if any(held):
+            return queries.filter(pa.array(held))
+    raise InputError("no query has an answer", where, "give queries with answers, or answers=none")
