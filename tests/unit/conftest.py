@@ -1,0 +1,27 @@
+"""What unit tests share: a tiny encoder on disk, and no deadline for hypothesis, since the machines of CI are slow and shared."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("raydense", deadline=None)
+settings.load_profile("raydense")
+
+WORDS = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home".split()
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Fifty texts of 1 to 99 words."""
+    return [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i * 2)) for i in range(50)]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """The folder of a tiny encoder made from `texts`; not to be written to."""
+    from raydense.models.tiny import make_tiny_encoder
+
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny_encoder(texts, folder, seed=3)
+    return folder

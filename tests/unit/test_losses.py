@@ -1,0 +1,166 @@
+"""Losses against a float64 NumPy reading of their equations, values and gradients, and against published hand-size values."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydense.losses import listwise, pointwise, query_centric
+
+VECTORS = Path(__file__).parents[3] / "shared" / "data" / "eval-vectors" / "losses.json"
+
+
+def softmax_reading(scores, positive, mask, temperature):
+    """Equation 3 of PAIR with temperature, query by query: the loss, and its gradient (softmax minus one-hot)."""
+    total, gradient = 0.0, np.zeros_like(scores)
+    for i, p in enumerate(positive):
+        kept = [j for j in range(scores.shape[1]) if j == p or not mask[i, j]]
+        z = scores[i, kept] / temperature
+        e = np.exp(z - z.max())
+        share = e / e.sum()
+        total += -(z[kept.index(p)] - z.max() - np.log(e.sum()))
+        gradient[i, kept] = share / temperature
+        gradient[i, p] -= 1 / temperature
+    return total / len(positive), gradient / len(positive)
+
+
+def sigmoid_reading(scores, labels, valid):
+    """Binary cross-entropy and its gradient (sigmoid minus label), with log(1 + e^x) without overflow."""
+    softplus = np.maximum(scores, 0) + np.log1p(np.exp(-np.abs(scores)))
+    n = max(valid.sum(), 1)
+    sigmoid = np.where(scores >= 0, 1 / (1 + np.exp(-np.abs(scores))), 1 - 1 / (1 + np.exp(-np.abs(scores))))
+    return ((softplus - labels * scores) * valid).sum() / n, (sigmoid - labels) * valid / n
+
+
+def value_and_gradient(loss, scores, dtype, *rest):
+    leaf = torch.tensor(scores, dtype=dtype, requires_grad=True)
+    value = loss(leaf, *rest)
+    value.backward()
+    return value.item(), leaf.grad.double().numpy()
+
+
+@st.composite
+def batches(draw, most_queries=6, most_passages=12):
+    nq, n = draw(st.integers(1, most_queries)), draw(st.integers(1, most_passages))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    scores = rng.normal(size=(nq, n)) * draw(st.sampled_from([0.1, 1.0, 30.0]))
+    return scores, rng.integers(0, n, nq), rng.random((nq, n)) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
+@given(batch=batches(), temperature=st.sampled_from([1.0, 0.05, 20.0]))
+def test_query_centric_is_the_equation(dtype, tolerance, batch, temperature):
+    scores, positive, mask = batch
+    scores = scores.astype(np.float32).astype(np.float64)
+    value, gradient = value_and_gradient(query_centric, scores, dtype, torch.tensor(positive), torch.tensor(mask), temperature)
+    wanted, wanted_gradient = softmax_reading(scores, positive, mask, temperature)
+    assert value == pytest.approx(wanted, rel=tolerance, abs=tolerance)
+    np.testing.assert_allclose(gradient, wanted_gradient, rtol=tolerance, atol=tolerance)
+
+
+@given(batch=batches())
+def test_listwise_is_query_centric_on_the_first_column(batch):
+    scores, _, invalid = batch
+    invalid[:, 0] = False
+    value, gradient = value_and_gradient(listwise, scores, torch.float64, torch.tensor(~invalid))
+    wanted, wanted_gradient = softmax_reading(scores, np.zeros(len(scores), int), invalid, 1.0)
+    assert value == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    np.testing.assert_allclose(gradient, wanted_gradient, rtol=1e-6, atol=1e-12)
+
+
+@given(batch=batches())
+def test_pointwise_is_the_equation(batch):
+    scores, _, valid = batch
+    labels = np.zeros_like(scores)
+    labels[:, 0] = 1
+    value, gradient = value_and_gradient(pointwise, scores, torch.float64, torch.tensor(labels), torch.tensor(valid))
+    wanted, wanted_gradient = sigmoid_reading(scores, labels, valid)
+    assert value == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+    np.testing.assert_allclose(gradient, wanted_gradient, rtol=1e-6, atol=1e-12)
+
+
+def test_gradients_are_the_finite_differences():
+    rng = np.random.default_rng(0)
+    scores = torch.tensor(rng.normal(size=(3, 5)), requires_grad=True)
+    positive, mask = torch.tensor([0, 2, 4]), torch.tensor(rng.random((3, 5)) < 0.3)
+    assert torch.autograd.gradcheck(lambda s: query_centric(s, positive, mask, 0.3), scores)
+    assert torch.autograd.gradcheck(lambda s: listwise(s, ~mask), scores)
+    assert torch.autograd.gradcheck(lambda s: pointwise(s, mask, ~mask), scores)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_what_is_masked_changes_neither_loss_nor_gradient(seed):
+    rng = np.random.default_rng(seed)
+    scores, more = rng.normal(size=(4, 6)), rng.normal(size=(4, 3)) * 1e3
+    positive = torch.tensor(rng.integers(0, 6, 4))
+    alone, gradient = value_and_gradient(query_centric, scores, torch.float64, positive)
+    mask = torch.cat([torch.zeros(4, 6, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool)], dim=1)
+    padded, wide = value_and_gradient(query_centric, np.hstack([scores, more]), torch.float64, positive, mask)
+    assert padded == pytest.approx(alone, rel=1e-12)
+    np.testing.assert_allclose(wide[:, :6], gradient, rtol=1e-12)
+    assert not wide[:, 6:].any()
+
+
+def test_a_mask_never_hides_the_positive_itself():
+    scores = torch.tensor([[1.0, 2.0, 3.0]])
+    all_known = torch.ones(1, 3, dtype=torch.bool)
+    assert query_centric(scores, torch.tensor([1]), all_known).item() == 0.0
+    assert all_known.all()
+
+
+def test_temperature_divides_scores():
+    scores, positive = torch.randn(3, 7), torch.tensor([1, 2, 3])
+    assert query_centric(scores, positive, None, 0.1).item() == pytest.approx(query_centric(scores / 0.1, positive).item(), rel=1e-6)
+    assert query_centric(scores, positive, None, 0.1).item() != pytest.approx(query_centric(scores, positive).item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("extreme", [1e4, -1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_extreme_scores_give_numbers(extreme, dtype):
+    scores = torch.tensor([[extreme, 0.0, -extreme], [0.0, extreme, 0.0]], dtype=dtype, requires_grad=True)
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    labels = torch.tensor([[1.0, 0, 0], [1.0, 0, 0]])
+    losses = [query_centric(scores, torch.tensor([0, 0]), None, 0.05), listwise(scores, valid), pointwise(scores, labels, valid)]
+    sum(losses).backward()
+    assert all(torch.isfinite(loss) and loss.dtype == torch.float32 for loss in losses)
+    assert torch.isfinite(scores.grad).all()
+
+
+def test_a_list_of_one_passage_costs_nothing():
+    scores = torch.tensor([[3.0], [-2.0]], requires_grad=True)
+    loss = listwise(scores)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not scores.grad.any()
+
+
+def test_no_valid_pair_costs_nothing():
+    scores = torch.ones(2, 2, requires_grad=True)
+    loss = pointwise(scores, torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.bool))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not scores.grad.any()
+
+
+@pytest.mark.skipif(not VECTORS.is_file(), reason="shared data is absent")
+def test_published_values():
+    vectors = json.loads(VECTORS.read_text())
+    expected = vectors["expected"]
+    scores, labels = torch.tensor([vectors["scores"]], dtype=torch.float64), torch.tensor([vectors["labels"]])
+    positives = labels[0].nonzero().squeeze(1)
+    rows = scores.expand(len(positives), -1)
+    softmax = query_centric(rows, positives) * len(positives)
+    unique = query_centric(rows, positives, labels.bool().expand(len(positives), -1)) * len(positives)
+    assert softmax.item() == pytest.approx(expected["softmax_loss (listwise, labels not normalised)"], rel=1e-9)
+    name = "unique_softmax_loss (each positive against the negatives only: the multi-positive InfoNCE form)"
+    assert unique.item() == pytest.approx(expected[name], rel=1e-9)
+    assert pointwise(scores, labels).item() * 4 == pytest.approx(expected["pointwise_sigmoid_loss"], rel=1e-9)
+    case = vectors["allRank"]["cases"][1]
+    assert case["loss"].startswith("rankNet")
+    difference = torch.tensor([case["scores"][0] - case["scores"][1]], dtype=torch.float64)
+    assert pointwise(difference, torch.ones(1)).item() == pytest.approx(case["value"], rel=1e-7)

@@ -1,0 +1,81 @@
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from raydense.errors import InputError
+from raydense.models.cross_encoder import load_pair_tokenizer
+from raydense.models.tokenizer import load_tokenizer
+
+
+def rows(tokens):
+    return [tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)]
+
+
+def test_tokens_are_those_of_hugging_face(tiny_folder, texts):
+    theirs = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    ours = load_tokenizer(tiny_folder, query_length=9, passage_length=40, query_prefix="what: ", passage_prefix="home ")
+    wanted = theirs(["what: " + t for t in texts], truncation=True, max_length=9)["input_ids"]
+    assert rows(ours.queries(texts)) == wanted
+    wanted = theirs(["home " + t for t in texts], truncation=True, max_length=40)["input_ids"]
+    assert rows(ours.passages(texts)) == wanted
+    assert max(map(len, wanted)) == 40
+
+
+def test_more_texts_than_a_chunk_keep_their_order(tiny_folder, texts):
+    ours = load_tokenizer(tiny_folder)
+    once, often = rows(ours.passages(texts)), rows(ours.passages(texts * 90))
+    assert often == once * 90
+
+
+def test_threads_do_not_race_for_the_truncation(tiny_folder, texts):
+    ours = load_tokenizer(tiny_folder, query_length=5, passage_length=60)
+    queries, passages = rows(ours.queries(texts)), rows(ours.passages(texts))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: (i % 2, rows((ours.passages if i % 2 else ours.queries)(texts))), range(80)))
+    assert all(got == (passages if odd else queries) for odd, got in found)
+
+
+def test_a_pickled_tokenizer_gives_the_same_tokens(tiny_folder, texts):
+    ours = load_tokenizer(tiny_folder, query_length=7)
+    again = pickle.loads(pickle.dumps(ours))
+    assert rows(again.queries(texts)) == rows(ours.queries(texts))
+    assert again.config == ours.config
+    pair = load_pair_tokenizer(tiny_folder, 30)
+    assert rows(pickle.loads(pickle.dumps(pair)).pairs(texts, texts)) == rows(pair.pairs(texts, texts))
+
+
+def test_only_the_passage_of_a_pair_is_cut(tiny_folder, texts):
+    theirs = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    queries = [texts[1 + i % 4] for i in range(len(texts))]
+    tokens = load_pair_tokenizer(tiny_folder, 32).pairs(queries, texts)
+    wanted = theirs(queries, texts, truncation="only_second", max_length=32)
+    assert rows(tokens) == wanted["input_ids"]
+    assert np.split(tokens.types, tokens.offsets[1:-1])[7].tolist() == wanted["token_type_ids"][7]
+    assert tokens.lengths.max() == 32
+
+
+def test_a_long_query_leaves_half_of_the_pair_to_the_passage(tiny_folder, texts):
+    tokens = load_pair_tokenizer(tiny_folder, 20).pairs([texts[-1]], [texts[-2]])
+    query, passage = (tokens.types == 0).sum(), (tokens.types == 1).sum()
+    assert (query, passage) == (10 + 2, 20 - 12)
+    alone = load_pair_tokenizer(tiny_folder, 512).pairs([texts[-1]], [texts[-2]])
+    assert tokens.ids[:11].tolist() == alone.ids[:11].tolist()
+
+
+def test_pairs_need_as_many_queries_as_passages(tiny_folder, texts):
+    with pytest.raises(ValueError, match="zip"):
+        load_pair_tokenizer(tiny_folder, 20).pairs(texts[:2], texts[:3])
+
+
+@pytest.mark.parametrize("key", ["query_length", "passage_length"])
+def test_a_length_beyond_the_positions_is_refused(tiny_folder, key):
+    with pytest.raises(InputError, match=f"{key} 513 is more than the 512 positions"):
+        load_tokenizer(tiny_folder, **{key: 513})
+
+
+def test_a_pair_length_beyond_the_positions_is_refused(tiny_folder):
+    with pytest.raises(InputError, match="length 513 is more than the 512 positions"):
+        load_pair_tokenizer(tiny_folder, 513)
