@@ -1,0 +1,27 @@
+"""The stage `index`: embeddings or a corpus in, a sharded index out."""
+
+from __future__ import annotations
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.ray_session import ensure_ray
+from raydense.settings import IndexSettings
+
+
+def index(settings: IndexSettings) -> Artifact:
+    """Make the index, one committed file (bm25: three) per shard; a second run after a kill goes on where it stopped.
+
+    The artifact's summary holds kind, shards ([start, stop) rows of each), rows, corpus, and for faiss factory, dimension,
+    model and, where the index is exact, the largest norm of a vector. Raises InputError on settings that FAISS or bm25s
+    cannot follow.
+    """
+    draft = Draft.open(settings.output, "index", provenance("index", settings))
+    if draft.done:
+        return draft.done
+    ensure_ray()
+    if settings.kind == "faiss":
+        from raydense.search.faiss_build import build_faiss
+
+        return build_faiss(draft, settings)
+    from raydense.search.bm25_build import build_bm25
+
+    return build_bm25(draft, settings)

@@ -1,0 +1,59 @@
+"""Plans the memory of a search pool before anything is loaded, and refuses what the cluster's nodes cannot hold."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from raydense.data.artifact import Artifact
+from raydense.errors import InputError
+from raydense.progress import say
+
+PROCESS_BYTES = 250 * 2**20
+_BUFFER_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The bytes of one actor of each shard: process and buffers, and the shard's files."""
+
+    actor_bytes: list[int]
+    replicas: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.actor_bytes) * self.replicas
+
+    def __str__(self) -> str:
+        actors = len(self.actor_bytes) * self.replicas
+        return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {_size(max(self.actor_bytes))} each, {_size(self.total)} in all"
+
+    def check(self, node_bytes: list[int], factory: str | None) -> None:
+        """Place every actor on the node with most room left; InputError if one finds none. `node_bytes` is each node's memory."""
+        room = [-free for free in node_bytes]
+        heapq.heapify(room)
+        for needed in sorted(self.actor_bytes * self.replicas, reverse=True):
+            if not room or -room[0] < needed:
+                mends = [] if factory != "Flat" else ["factory SQfp16"]
+                mends = ["more shards or nodes", *mends, *(["fewer replicas"] if self.replicas > 1 else [])]
+                have = f"{len(node_bytes)} nodes with {_size(sum(node_bytes))}"
+                raise InputError(f"the index needs {self}, and there are {have}", "search", f"give {', '.join(mends)}")
+            heapq.heapreplace(room, room[0] + needed)
+
+
+def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:
+    """What each shard's actor will hold, from the sizes of its files; a mapped file counts whole, since a search reads it all."""
+    sizes = []
+    for shard in range(len(index.summary["shards"])):
+        files = sum(f.bytes for f in index.files if f.path.startswith(f"shard-{shard:05d}."))
+        sizes.append(files + PROCESS_BYTES + _BUFFER_BYTES)
+    return MemoryPlan(sizes, replicas)
+
+
+def announce(plan: MemoryPlan, index: Artifact) -> None:
+    """Print the plan."""
+    say(f"search: {index.summary['kind']} {index.summary['factory'] or ''} {index.rows:,} passages, {plan}".replace("  ", " "))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

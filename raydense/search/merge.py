@@ -1,0 +1,78 @@
+"""Puts the hits of shards in one order: score falling, then row rising; pure NumPy, so that the order never depends on the sharding."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Hits = tuple[Scores, Rows]
+
+MARGIN = 16  # hits that an exact index is asked for beyond k, so that a few near ties there cost no second search
+
+
+def no_hits(queries: int, k: int) -> Hits:
+    """The result of a search that found nothing: scores -inf [queries, k], rows -1 [queries, k]."""
+    return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64)
+
+
+def order_hits(scores: Scores, rows: Rows, k: int) -> Hits:
+    """The first k of each query's hits, by score falling and then row rising.
+
+    `scores` float32 [n, m] and `rows` int64 [n, m], in any order; a row of -1 is none, whatever its score. Returns
+    [n, k] of both, filled up with -inf and -1.
+    """
+    found = rows >= 0
+    scores = np.where(found, scores, -np.inf).astype(np.float32)
+    last = np.where(found, rows, np.iinfo(np.int64).max)
+    order = np.lexsort((last, -scores, ~found), axis=-1)[:, :k]
+    best, best_rows = no_hits(len(scores), k)
+    best[:, : order.shape[1]] = np.take_along_axis(scores, order, axis=1)
+    best_rows[:, : order.shape[1]] = np.take_along_axis(rows, order, axis=1)
+    return best, best_rows
+
+
+def merge_hits(parts: list[Hits], k: int) -> Hits:
+    """The best k over the hits of all shards, each a pair (float32 [n, m], int64 [n, m]) of global rows."""
+    return order_hits(np.concatenate([p[0] for p in parts], axis=1), np.concatenate([p[1] for p in parts], axis=1), k)
+
+
+def top_k(scores: Scores, rows: Rows, k: int) -> Hits:
+    """One query's best k by score falling, then row rising, every tie at the k-th place looked at; 1-D in, 1-D of at most k out."""
+    if len(scores) > k:
+        threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
+        kept = scores >= threshold
+        scores, rows = scores[kept], rows[kept]
+    order = np.lexsort((rows, -scores))[:k]
+    return scores[order], rows[order]
+
+
+def rounding_bound(queries: Scores, largest_norm: float) -> Scores:
+    """How far two float32 inner products of the same pair may lie apart, float32 [n], however each was summed.
+
+    Rounding errors of a sum of d products add up as a random walk, lambda sqrt(d) u |q| |p| with probability
+    1 - 2 exp(-lambda^2 / 2) (Higham & Mary 2019, A new approach to probabilistic rounding error analysis); lambda = 8 here.
+    """
+    unit = 2.0**-24
+    norms = np.sqrt(np.einsum("nd,nd->n", queries, queries, dtype=np.float64))
+    return (2 * 8 * np.sqrt(queries.shape[1]) * unit * norms * largest_norm).astype(np.float32)
+
+
+def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -> tuple[Rows, NDArray[np.bool_]]:
+    """The rows that may be among the best k once their scores are exact, and the queries for which more may be.
+
+    `parts` holds each shard's hits with scores that are off by at most `bound` [n], falling; `complete` tells whether a shard
+    returned all its rows. Returns rows int64 [n, w], -1 where there is none, and bool [n]: true where a shard's last hit is
+    so near the k-th place that rows it did not return contend too.
+    """
+    scores, rows = merge_hits(parts, sum(p[0].shape[1] for p in parts))
+    kth = scores[:, k - 1] if scores.shape[1] >= k else np.full(len(scores), -np.inf, np.float32)
+    floor = kth - 2 * bound
+    contending = (scores >= floor[:, None]) & (rows >= 0)
+    width = int(contending.sum(axis=1).max(initial=0))
+    open_ = np.zeros(len(scores), dtype=bool)
+    for (shard_scores, _), whole in zip(parts, complete, strict=True):
+        if not whole:
+            open_ |= shard_scores[:, -1] >= floor
+    return np.where(contending, rows, -1)[:, :width], open_

@@ -1,0 +1,145 @@
+"""The stage `search`: queries through an index's pool, block by block, into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, fingerprint_of, provenance
+from raydense.data.tables import commit_table, query_positions, read_table
+from raydense.errors import InputError
+from raydense.progress import Progress
+from raydense.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from raydense.search.pool import Queries
+
+_TOKEN_BUDGET = 16_384
+
+
+def search(settings: SearchSettings) -> Artifact:
+    """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
+
+    Queries are encoded in this process, on its GPU where it has one, while the shards search the block before. A second run
+    after a kill goes on with the blocks that are missing. Raises InputError where model and index do not belong together,
+    qrels name an unknown query, or the pool does not fit the cluster.
+    """
+    draft = Draft.open(settings.output, "run", provenance("search", settings))
+    if draft.done:
+        return draft.done
+    index = Artifact.open(settings.index, "index")
+    _check_model(settings, index)
+    queries = _queries(settings)
+    block = _block_of(draft) or settings.block
+    there = draft.committed()
+    starts = [at for at in range(0, len(queries), block) if _run_file(at // block) not in there]
+    if starts:
+        _search_blocks(draft, settings, index, queries, block, starts)
+    found = sum(file.rows for file in draft.committed().values())
+    return draft.finish(found, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
+
+
+def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, block: int, starts: list[int]) -> None:
+    from raydense.search.pool import SearchPool
+
+    ids = PassageIds(index)
+    with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
+        prepare = query_encoder(settings.model) if settings.model else list
+        stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
+        done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
+        with Progress("search", len(queries), "queries", done) as progress:
+            for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, settings.k), strict=True):
+                table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
+                commit_table(draft, _run_file(at // block), table, block=block)
+                progress.add(len(rows))
+
+
+def _run_file(number: int) -> str:
+    return f"run-{number:05d}.parquet"
+
+
+def _block_of(draft: Draft) -> int | None:
+    """The block that an earlier, stopped run cut the queries by."""
+    return next((file.note["block"] for file in draft.committed().values()), None)
+
+
+def _check_model(settings: SearchSettings, index: Artifact) -> None:
+    if index.summary["kind"] == "bm25":
+        if settings.model:
+            raise InputError("a BM25 index needs no model", "model", "leave it out, or give an index of kind faiss")
+        return
+    if not settings.model:
+        raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
+    here, wanted = fingerprint_of(settings.model), index.summary["model"]
+    if here != wanted:
+        what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
+        raise InputError(what, settings.model, "give that model, or encode and index with this one")
+
+
+def _queries(settings: SearchSettings) -> pa.Table:
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    if settings.qrels:
+        judged = pc.unique(read_table(settings.qrels, "qrels", ["query_id"])["query_id"])
+        queries = queries.take(pa.array(np.sort(query_positions(judged, queries, settings.qrels))))
+    if not len(queries):
+        raise InputError("no queries", settings.qrels or settings.queries, "give some")
+    return queries.combine_chunks()
+
+
+def query_encoder(model: str) -> Callable[[list[str]], NDArray[np.float32]]:
+    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one."""
+    import torch
+
+    from raydense.models.dual_encoder import DualEncoder
+    from raydense.models.tokens import batches_by_token_budget
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    encoder = DualEncoder.load(model).to(device).eval()
+
+    def encode(texts: list[str]) -> NDArray[np.float32]:
+        tokens = encoder.tokenize_queries(texts)
+        vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
+        with torch.inference_mode():
+            for batch in batches_by_token_budget(tokens.lengths, _TOKEN_BUDGET):
+                vectors[batch] = encoder.encode_queries(tokens.select(batch).pad(encoder.tokenizer.pad_id, device)).cpu().numpy()
+        return vectors
+
+    return encode
+
+
+class PassageIds:
+    """The passage ids of an index by row, memory-mapped."""
+
+    def __init__(self, index: Artifact) -> None:
+        reader = pa.ipc.open_file(pa.memory_map(str(index.path / "passage_ids.arrow")))
+        self._batches = [reader.get_batch(i).column("passage_id") for i in range(reader.num_record_batches)]
+        self._starts = np.cumsum([0, *map(len, self._batches)])
+
+    def take(self, rows: NDArray[np.int64]) -> pa.Array:
+        """The ids at `rows` (int64 [n], each known), in their order."""
+        if len(rows) == 0:
+            return pa.array([], pa.string())
+        used, back = np.unique(rows, return_inverse=True)
+        cuts = np.searchsorted(used, self._starts)
+        cut = zip(self._batches, self._starts, cuts, cuts[1:], strict=False)
+        parts = [ids.take(pa.array(used[low:high] - first)) for ids, first, low, high in cut if low < high]
+        return pa.concat_arrays(parts).take(pa.array(back))
+
+
+def run_table(query_ids: pa.ChunkedArray, scores: NDArray[np.float32], rows: NDArray[np.int64], ids: PassageIds) -> pa.Table:
+    """Hits [n, k] as rows of a run, ranks from 1; where there is no passage (-1) there is no row."""
+    found = rows >= 0
+    query, place = np.nonzero(found)
+    return pa.table(
+        {
+            "query_id": query_ids.take(pa.array(query)),
+            "passage_id": ids.take(rows[found]),
+            "rank": pa.array((place + 1).astype(np.int32)),
+            "score": pa.array(scores[found]),
+        }
+    )

@@ -1,0 +1,31 @@
+"""Runs one Ray task per shard, a bounded number at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import ray
+
+
+def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
+    """`rows` cut into `shards` ranges [start, stop) whose lengths differ by at most one."""
+    cuts = [rows * i // shards for i in range(shards + 1)]
+    return list(pairwise(cuts))
+
+
+def run_tasks(function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0) -> Iterator[Any]:
+    """Call `function` with each tuple of arguments as a Ray task of one CPU; yields results as they come, in no order.
+
+    At most `at_once` tasks are submitted; 0 means as many as the cluster has CPUs. What a task raises is raised here.
+    """
+    limit = at_once or max(1, int(ray.cluster_resources().get("CPU", 1)))
+    task = ray.remote(num_cpus=1)(function)
+    waiting = list(reversed(calls))
+    running: list[Any] = []
+    while waiting or running:
+        while waiting and len(running) < limit:
+            running.append(task.remote(*waiting.pop()))
+        done, running = ray.wait(running, num_returns=1)
+        yield ray.get(done[0])

@@ -1,0 +1,61 @@
+"""Turns texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import Stemmer
+from bm25s.tokenization import Tokenizer
+from numpy.typing import NDArray
+
+from raydense.errors import InputError, did_you_mean
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Words:
+    """How texts become words; `stemmer` and `stopwords` as in IndexSettings."""
+
+    stemmer: str
+    stopwords: str
+
+    def tokenizer(self) -> Tokenizer:
+        """A tokeniser with an empty vocabulary; InputError on a stemmer or a list of stop words that there is none of."""
+        if self.stemmer != NONE and self.stemmer not in Stemmer.algorithms():
+            raise InputError(f"no stemmer {self.stemmer!r}", "stemmer", did_you_mean(self.stemmer, [*Stemmer.algorithms(), NONE]))
+        stemmer = None if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer)
+        try:
+            return Tokenizer(stopwords=None if self.stopwords == NONE else self.stopwords, stemmer=stemmer)
+        except ValueError:
+            known = [*_stopword_languages(), NONE]
+            raise InputError(f"no stop words {self.stopwords!r}", "stopwords", did_you_mean(self.stopwords, known)) from None
+
+    def split(self, texts: list[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The words of all texts one after another, as ids of `tokenizer`'s growing vocabulary, and each text's count of them."""
+        lists = list(tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False))
+        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+        flat = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in lists]) if lists else np.empty(0, np.int32)
+        return flat, lengths
+
+    def query_ids(self, queries: list[str], vocabulary: pa.ChunkedArray) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The words of each query that `vocabulary` has, as positions in it, one query after another; and where each query starts, [n + 1]."""
+        tokenizer = self.tokenizer()
+        flat, lengths = self.split(queries, tokenizer)
+        used = pa.array(list(tokenizer.get_vocab_dict()), pa.string())
+        position = np.full(len(used), -1, np.int32)
+        found = pc.index_in(vocabulary, value_set=used).to_numpy()
+        at = np.flatnonzero(~np.isnan(found)) if found.dtype.kind == "f" else np.arange(len(found))
+        position[found[at].astype(np.int64)] = at
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        ids = position[flat]
+        known = ids >= 0
+        counts = np.bincount(owner[known], minlength=len(lengths))
+        return ids[known], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _stopword_languages() -> list[str]:
+    return ["da", "de", "en", "en_plus", "es", "fr", "it", "ko", "nl", "no", "pt", "ru", "sv", "tr", "zh"]
