@@ -1,0 +1,171 @@
+"""The batches of a run: which examples, which positive and which hard negatives each step sees, whatever the number of workers.
+
+A step's batch is a pure function of (seed, epoch, step). A step has `accumulation` parts; a worker takes its contiguous slice
+of each part, so that the negatives of a part come from the same queries for any number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact
+from raydense.data.store import PassageStore
+from raydense.data.tables import query_positions, read_table
+from raydense.errors import InputError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of numbers of different lengths: list i is values[offsets[i]:offsets[i + 1]]. int64 [v], int64 [n + 1]."""
+
+    values: Ints
+    offsets: Ints
+
+    @classmethod
+    def of_column(cls, column: pa.ChunkedArray) -> Ragged:
+        """The lists of an Arrow column; without a copy where it is one chunk."""
+        lists = column.combine_chunks()
+        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+        return cls(lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    @property
+    def owner(self) -> Ints:
+        """Which list each value is of: int64 [v], for lists whose values are packed."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def take(self, lists: Ints) -> Ragged:
+        """The lists at these positions, packed."""
+        lengths = self.offsets[lists + 1] - self.offsets[lists]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        at = np.arange(offsets[-1]) + np.repeat(self.offsets[lists] - offsets[:-1], lengths)
+        return Ragged(self.values[at], offsets)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """`count` different values of each list, drawn at random: int64 [n, count]. Lists must be packed and long enough."""
+        order = np.lexsort((rng.random(len(self.values)), self.owner))
+        return self.values[order[self.offsets[:-1, None] + np.arange(count)]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step, or one worker's slice of it, of b queries.
+
+    `query` [b] is the position in the queries table; `positive` [b] and `negatives` [b, k] are corpus rows; `known` holds all
+    positives of each query.
+    """
+
+    query: Ints
+    positive: Ints
+    negatives: Ints
+    known: Ragged
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    def slice_of(self, rank: int, workers: int) -> Part:
+        """The contiguous slice of worker `rank`."""
+        share = len(self) // workers
+        mine = np.arange(rank * share, (rank + 1) * share)
+        return Part(self.query[mine], self.positive[mine], self.negatives[mine], self.known.take(mine))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Training examples, as arrays: the query's position [n], its positives and its hard negatives."""
+
+    query: Ints
+    positives: Ragged
+    negatives: Ragged
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+
+def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
+    """The examples artifact, checked against its queries and corpus; InputError on whatever training would trip over."""
+    made_with = Artifact.open(path, "examples").summary.get("corpus")
+    if made_with not in (None, store.fingerprint):
+        raise InputError(
+            f"was made with another corpus ({made_with[:8]}, not {store.fingerprint[:8]})", path, f"not {store.path}: give its own corpus"
+        )
+    table = read_table(path, "examples", ["query_id", "positives", "negatives"])
+    if not table.num_rows:
+        raise InputError("no examples", path, "mine or import some")
+    examples = Examples(
+        query_positions(table["query_id"], queries, path),
+        Ragged.of_column(table["positives"]),
+        Ragged.of_column(table["negatives"]),
+    )
+    _refuse_short(table, "positives", 1, path, "no positive", "remove them, or give qrels with relevance of at least 1")
+    if negatives:
+        mend = f"lower --negatives (now {negatives}), or mine again with --shortage drop"
+        _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", mend)
+    for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):
+        _refuse_outside(table, name, lists, len(store), path)
+    return examples
+
+
+def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: str, mend: str) -> None:
+    short = pc.less(pc.fill_null(pc.list_value_length(table[name]), 0), least)
+    count = pc.sum(short).as_py() or 0
+    if count:
+        first = table["query_id"].filter(short)[0].as_py()
+        raise InputError(f"{count:,} of {table.num_rows:,} queries have {what}, the first is {first!r}", path, mend)
+
+
+def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: object) -> None:
+    wrong = np.flatnonzero((lists.values < 0) | (lists.values >= rows))
+    if wrong.size:
+        example = int(np.searchsorted(lists.offsets, wrong[0], side="right")) - 1
+        query, row = table["query_id"][example].as_py(), int(lists.values[wrong[0]])
+        raise InputError(f"{name} of query {query!r} name row {row}, the corpus has {rows:,}", path, "give the corpus it was made with")
+
+
+class Sampler:
+    """The order of the examples: `step(s)` is the global batch of step s, in parts. The last, incomplete batch of an epoch is dropped."""
+
+    def __init__(self, examples: Examples, batch_size: int, accumulation: int, negatives: int, seed: int) -> None:
+        self.examples, self.batch_size, self.accumulation = examples, batch_size, accumulation
+        self.negatives, self.seed = negatives, seed
+        self.steps_per_epoch = len(examples) // batch_size
+        self._order = lru_cache(maxsize=1)(self._shuffled)
+        if not self.steps_per_epoch:
+            raise InputError(
+                f"{len(examples):,} examples are fewer than one batch of {batch_size:,}", "batch_size", "lower it, or give more examples"
+            )
+
+    def steps(self, epochs: float, max_steps: int) -> int:
+        """Steps of a run of so many epochs; `max_steps`, where not 0, is the number itself."""
+        return max_steps or max(1, int(epochs * self.steps_per_epoch))
+
+    def _shuffled(self, epoch: int) -> Ints:
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
+
+    def step(self, step: int) -> list[Part]:
+        """The global batch of `step` (counted over the whole run, from 0), in its parts."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        chosen = self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
+        rng = np.random.default_rng([self.seed, epoch, at])
+        known = self.examples.positives.take(chosen)
+        positive = known.draw(1, rng)[:, 0]
+        negatives = np.zeros((len(chosen), 0), np.int64)
+        if self.negatives:
+            negatives = self.examples.negatives.take(chosen).draw(self.negatives, rng)
+        whole = Part(self.examples.query[chosen], positive, negatives, known)
+        return [whole.slice_of(part, self.accumulation) for part in range(self.accumulation)]

@@ -1,0 +1,92 @@
+"""Checkpoints: every worker's files reported to Ray Train at the same step, and the best weights beside them.
+
+A checkpoint is the engine's files and `state.json` (step, workers, the best dev measurement so far). Ray Train registers it
+when all workers have reported, and hands the newest registered one to whoever starts in the same storage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+from raydense.training.engine import Engine, sharded
+
+RUN = "run"
+_STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: `step` steps are done, with so many `workers`; `best_step` has the best dev metric, `best`."""
+
+    step: int = 0
+    workers: int = 1
+    best_step: int = 0
+    best: float | None = None
+
+
+def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
+    """Report a checkpoint; all workers call this at the same step, and wait for each other."""
+    folder = Path(tempfile.mkdtemp(prefix="raydense-checkpoint-"))
+    engine.save(folder)
+    if rank == 0:
+        (folder / _STATE).write_text(json.dumps(asdict(state)))
+    checkpoint = ray.train.Checkpoint.from_directory(folder) if any(folder.iterdir()) else None
+    ray.train.report({"step": state.step}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
+
+
+def load_checkpoint(engine: Engine, workers: int) -> State:
+    """Continue from the newest registered checkpoint, where there is one."""
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return State(workers=workers)
+    with checkpoint.as_directory() as folder:
+        state = State(**json.loads((Path(folder) / _STATE).read_text()))
+        engine.load(Path(folder))
+    return state
+
+
+def newest_state(storage: Path) -> State | None:
+    """Where unfinished work in `storage` stands, as its checkpoints say; None without one."""
+    states = [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
+    return max(states, key=lambda state: state.step, default=None)
+
+
+def refuse_other_workers(storage: Path, state: State, settings: TrainSettings, precision: str) -> None:
+    """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
+    if sharded(settings, precision) and state.workers != settings.workers:
+        raise InputError(
+            f"its checkpoints are of {state.workers} workers, and ZeRO's load with as many only (now {settings.workers})",
+            storage.parent,
+            f"give --workers {state.workers}, or delete the folder to start anew",
+        )
+
+
+def weights_file(storage: Path, step: int) -> Path:
+    """The best weights, or the last ones, as of `step`."""
+    return storage / f"weights-{step}.safetensors"
+
+
+def save_weights(storage: Path, step: int, weights: dict[str, Tensor]) -> None:
+    """Write the weights aside, then under their name; of earlier ones, the newest is kept for who continues before this step."""
+    aside = storage / f"weights-{step}.aside"
+    save_file({name: value.clone().contiguous() for name, value in weights.items()}, aside)
+    os.replace(aside, weights_file(storage, step))
+    steps = sorted(int(p.stem.removeprefix("weights-")) for p in storage.glob("weights-*.safetensors"))
+    for old in [s for s in steps if s < step][:-1]:
+        weights_file(storage, old).unlink(missing_ok=True)
+
+
+def load_weights(storage: Path, step: int) -> dict[str, Any]:
+    """What `save_weights` wrote at `step`."""
+    return load_file(weights_file(storage, step))

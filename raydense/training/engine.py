@@ -1,0 +1,224 @@
+"""What runs forward, backward and step: plain PyTorch with DDP, or DeepSpeed with ZeRO 0 to 3, behind one small interface.
+
+Both get the same torch AdamW, the same clipping (set explicitly: DeepSpeed's default of 1.0 would make engines differ), and
+the mean of the parts' losses over parts and workers. A loss goes to `backward` once a part, `step` follows the last part.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FIRST_LOSS_SCALE = 2.0**14
+
+
+def choose_precision(asked: str, device: torch.device) -> Precision:
+    """The number format of a run on `device`; InputError where the device, or this torch for it, cannot do what was asked."""
+    if device.type == "cpu":
+        if asked == "fp16":
+            raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
+        return "fp32" if asked == "auto" else asked  # type: ignore[return-value]
+    major, minor = torch.cuda.get_device_capability(device)
+    _check_kernels(major, minor, torch.cuda.get_arch_list())
+    if asked == "bf16" and major < 8:
+        raise InputError(f"this GPU (sm_{major}{minor}) has no bf16", "precision", "use fp16 or auto")
+    if asked == "auto":
+        return "bf16" if major >= 8 else "fp16"
+    return asked  # type: ignore[return-value]
+
+
+def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
+    """InputError where this torch holds no kernels for a GPU of capability major.minor (binaries run within a major version)."""
+    numbers = [(kind, int(digits)) for kind, _, rest in (a.partition("_") for a in built_for) if (digits := rest.rstrip("af")).isdigit()]
+    binary = any(kind == "sm" and n // 10 == major and n % 10 <= minor for kind, n in numbers)
+    compiled = any(kind == "compute" and n <= major * 10 + minor for kind, n in numbers)
+    if numbers and not binary and not compiled:
+        raise InputError(
+            f"torch {torch.__version__} was built for {', '.join(built_for)}, this GPU is sm_{major}{minor}",
+            "torch",
+            "install the build for it from https://download.pytorch.org/whl/ (V100, sm_70: the cu126 index)",
+        )
+
+
+def learning_rate(step: int, steps: int, settings: TrainSettings) -> float:
+    """Of `step` (from 0): rises linearly over the warm-up, then falls linearly to zero at `steps`."""
+    rising = int(settings.warmup * steps)
+    share = (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
+    return settings.lr * share
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) with no weight decay on biases and norms, which are the parameters of one dimension."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.lr)
+
+
+class Engine(ABC):
+    """Holds the model and its optimiser; every worker calls every method at the same time."""
+
+    module: nn.Module
+    device: torch.device
+
+    @abstractmethod
+    def forward(self, **batch: Any) -> Any:
+        """The model's outputs, with the graph behind them."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of one part's loss."""
+
+    @abstractmethod
+    def step(self, lr: float) -> None:
+        """Clip, update the weights with this learning rate, and clear the gradients."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write this worker's files of a checkpoint into its own `folder`."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Read a checkpoint that all workers' files are in."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights in full, fp32 where trained so, on the CPU (whole on worker 0 at least)."""
+        return {name: value.detach().cpu() for name, value in self.module.state_dict().items()}
+
+
+class TorchEngine(Engine):
+    """One process, or PyTorch's DistributedDataParallel over several."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> None:
+        self.module, self.device, self.settings = model.to(device), device, settings
+        self.optimizer = make_optimizer(self.module, settings)
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
+        self._mixed = None if precision == "fp32" else _DTYPES[precision]
+        self._run: nn.Module = self.module
+        self._distributed: nn.parallel.DistributedDataParallel | None = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._distributed = nn.parallel.DistributedDataParallel(self.module, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._run = self._distributed
+        self._parts = 0
+
+    def forward(self, **batch: Any) -> Any:
+        if self._distributed is not None:
+            self._distributed.require_backward_grad_sync = self._parts == self.settings.accumulation - 1
+        with torch.autocast(self.device.type, self._mixed, enabled=self._mixed is not None):
+            return self._run(**batch)
+
+    def backward(self, loss: Tensor) -> None:
+        self._parts += 1
+        self.scaler.scale(loss / self.settings.accumulation).backward()
+
+    def step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.settings.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._parts = 0
+
+    def save(self, folder: Path) -> None:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            state = {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+            torch.save(state, folder / "engine.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
+        self.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+class DeepSpeedEngine(Engine):
+    """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> None:
+        if device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed  # only here: DDP runs do without the second that it takes
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        self.device, self.precision, self.zero = device, precision, settings.zero
+        model = model.to(device)
+        self.optimizer = make_optimizer(model, settings)
+        self._engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=self.optimizer,
+            config=deepspeed_config(settings, precision, dist.get_world_size()),
+            dist_init_required=False,
+        )
+        self.module = self._engine.module
+
+    def forward(self, **batch: Any) -> Any:
+        return self._engine(**batch)
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()
+
+    def step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+
+    def save(self, folder: Path) -> None:
+        self._engine.save_checkpoint(str(folder), tag="engine")
+
+    def load(self, folder: Path) -> None:
+        self._engine.load_checkpoint(str(folder), tag="engine")
+
+    def weights(self) -> dict[str, Tensor]:
+        if self.zero < 3 and self.precision == "fp32":
+            return super().weights()
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state = {name: value.detach().cpu() for name, value in self.module.named_buffers()}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            full = safe_get_full_fp32_param(parameter)
+            state[name] = (parameter if full is None else full).detach().cpu()
+        return state
+
+
+def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int) -> dict[str, Any]:
+    """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults."""
+    return {
+        "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
+        "gradient_accumulation_steps": settings.accumulation,
+        "gradient_clipping": settings.clip,
+        "zero_optimization": {"stage": settings.zero},
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16", "initial_scale_power": 14, "loss_scale_window": 1000, "hysteresis": 2},
+        "steps_per_print": 10**9,
+    }
+
+
+def make_engine(model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> Engine:
+    """The engine that the settings name, on this worker's device."""
+    cls = DeepSpeedEngine if settings.engine == "deepspeed" else TorchEngine
+    return cls(model, settings, device, precision)
+
+
+def sharded(settings: TrainSettings, precision: str) -> bool:
+    """Whether a checkpoint holds a piece of each worker, and so loads with the same number of workers only."""
+    return settings.engine == "deepspeed" and (settings.zero > 0 or precision == "bf16")

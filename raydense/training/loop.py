@@ -1,0 +1,181 @@
+"""The training loop, as each Ray Train worker runs it: batches, steps, log, dev metric, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.ray_session import physical_cpus
+from raydense.settings import TrainSettings
+from raydense.training.batches import Sampler, read_examples
+from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
+from raydense.training.dev import METRIC, Dev, DevSet
+from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
+from raydense.training.history import History, Line
+from raydense.training.objectives import Batch, Objective, Texts, load_model, make_objective
+from raydense.training.prefetch import prefetched
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, the storage."""
+
+    settings: TrainSettings
+    start: str
+    storage: Path
+    steps: int
+    dev: DevSet | None
+
+
+def train_worker(job: Job) -> dict[str, Any]:
+    """Run one worker. What a person must mend is returned as `fault`, not raised: Ray Train would try it again."""
+    from ray.train import get_context
+    from ray.train.torch import get_device
+
+    context = get_context()
+    try:
+        place = Place(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
+        return Loop(job, place).run()
+    except InputError as error:
+        return {"fault": list(error.args)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker this is."""
+
+    rank: int
+    workers: int
+    on_machine: int
+    device: torch.device
+
+
+class Loop:
+    """One worker's run, from the newest checkpoint to the last step."""
+
+    def __init__(self, job: Job, place: Place) -> None:
+        self.job, self.place, self.settings = job, place, job.settings
+        if place.device.type == "cpu":
+            torch.set_num_threads(max(int(job.settings.cpus_per_worker), physical_cpus() // place.on_machine, 1))
+        store = PassageStore(self.settings.corpus)
+        queries = read_table(self.settings.queries, "queries", ["query_id", "text"])
+        examples = read_examples(self.settings.examples, queries, store, self.settings.negatives)
+        s = self.settings
+        self.sampler = Sampler(examples, s.batch_size, s.accumulation, s.negatives, s.seed)
+        texts = Texts(queries, store)
+        model = load_model(s, job.start).train()
+        self.objective: Objective = make_objective(s, model, texts, place.rank, place.workers)
+        self.dev = Dev(job.dev, model, texts, place.rank, place.workers) if job.dev else None
+        self.engine: Engine = make_engine(model, s, place.device, choose_precision(s.precision, place.device))
+        self.engine.module.train()
+        self.dev_every = s.dev_every or math.ceil(job.steps / 10)
+
+    def run(self) -> dict[str, Any]:
+        """Train to the last step; returns what the driver puts into the summary."""
+        state = replace(load_checkpoint(self.engine, self.place.workers), workers=self.place.workers)
+        log = Log(self.job.storage, state.step, self.place)
+        started, first = time.monotonic(), state.step
+        for step, parts in prefetched(self._batches, state.step, self.job.steps):
+            self._train_step(step, parts, log)
+            state = self._after(replace(state, step=step + 1), log)
+        log.flush()
+        if self.dev is None or state.best is None:
+            state = replace(state, best_step=state.step)
+            self._save_weights(state.step)
+        log.close()
+        seconds = time.monotonic() - started
+        return {"best_step": state.best_step, "best": state.best, "seconds": seconds, "steps": state.step - first}
+
+    def _batches(self, step: int) -> list[Batch]:
+        return [self.objective.prepare(part) for part in self.sampler.step(step)]
+
+    def _train_step(self, step: int, parts: list[Batch], log: Log) -> None:
+        torch.manual_seed(int(np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(1)[0]))
+        measured: list[dict[str, Tensor]] = []
+        for part in parts:
+            loss, metrics = self.objective.loss(self.engine.forward, to_device(part, self.place.device))
+            self.engine.backward(loss)
+            measured.append({"loss": loss.detach(), **metrics})
+        lr = learning_rate(step, self.job.steps, self.settings)
+        self.engine.step(lr)
+        log.add(step + 1, lr, {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]})
+
+    def _after(self, state: State, log: Log) -> State:
+        """What is due once `state.step` steps are done: dev metric, log, checkpoint."""
+        last = state.step == self.job.steps
+        if self.dev is not None and (last or state.step % self.dev_every == 0):
+            value = self.dev.measure(self.engine)
+            log.flush({METRIC: value})
+            if state.best is None or value > state.best:
+                state = replace(state, best=value, best_step=state.step)
+                self._save_weights(state.step)
+        elif state.step % self.settings.log_every == 0:
+            log.flush()
+        if not last and state.step % self.settings.checkpoint_every == 0:
+            log.flush()
+            save_checkpoint(self.engine, state, self.place.rank)
+        return state
+
+    def _save_weights(self, step: int) -> None:
+        weights = self.engine.weights()
+        if self.place.rank == 0:
+            save_weights(self.job.storage, step, weights)
+
+
+class Log:
+    """Losses and metrics of steps, kept on the device until they are written: the mean over workers, on worker 0."""
+
+    def __init__(self, storage: Path, done: int, place: Place) -> None:
+        self.place = place
+        self._held: list[tuple[int, float, dict[str, Tensor]]] = []
+        self._history = History(storage / "history.jsonl", storage / "logs", done) if place.rank == 0 else None
+
+    def add(self, step: int, lr: float, values: dict[str, Tensor]) -> None:
+        """Hold the scalars of a step."""
+        self._held.append((step, lr, values))
+
+    def flush(self, more: Line | None = None) -> None:
+        """Write what is held, with `more` for the last step; InputError where a loss is not finite, on all workers alike."""
+        if not self._held:
+            return
+        values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
+        if self.place.workers > 1:
+            dist.all_reduce(values)
+            values /= self.place.workers
+        lines = [
+            {"step": step, **dict(zip(held, row, strict=True)), "lr": lr}
+            for (step, lr, held), row in zip(self._held, values.tolist(), strict=True)
+        ]
+        lines[-1].update(more or {})
+        self._held.clear()
+        sound = [line for line in lines if math.isfinite(line["loss"])]
+        if self._history is not None:
+            self._history.add(sound)
+        if len(sound) < len(lines):
+            self.close()
+            _refuse_not_finite(next(line for line in lines if not math.isfinite(line["loss"])))
+
+    def close(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+
+def _refuse_not_finite(line: Line) -> None:
+    mend = "lower --lr, clip the gradient with --clip, or give --precision fp32"
+    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", mend)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch on `device`."""
+    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else to_device(v, device) for k, v in batch.items()}

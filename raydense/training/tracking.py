@@ -1,0 +1,35 @@
+"""Experiment trackers of other makers, by name: what the history holds, sent there while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+from raydense.training.history import Line
+
+Send = Callable[[Line], None]
+
+
+def start_tracking(settings: TrainSettings) -> tuple[Send, Callable[[], None]]:
+    """A function that sends a line of the history, and one that ends the run; InputError where the tracker is not installed."""
+    if settings.track == "none":
+        return lambda line: None, lambda: None
+    if find_spec(settings.track) is None:
+        raise InputError(f"{settings.track} is not installed", "track", f"pip install {settings.track}, or give --track none")
+    tracker: Any = import_module(settings.track)
+    name = Path(settings.output).name
+    if settings.track == "mlflow":
+        tracker.start_run(run_name=name)
+        tracker.log_params(settings.shaping())
+        return lambda line: tracker.log_metrics(_numbers(line), step=line["step"]), tracker.end_run
+    run = tracker.init(project="raydense", name=name, config=settings.shaping())
+    return lambda line: run.log(_numbers(line), step=line["step"]), run.finish
+
+
+def _numbers(line: Line) -> dict[str, float]:
+    return {name.replace("@", "_at_"): value for name, value in line.items() if name != "step"}

@@ -1,0 +1,192 @@
+"""The stage `train`: a retriever or a re-ranker, by Ray Train workers, into a model artifact.
+
+The driver checks the inputs, starts the workers, shows how far they are, and puts the best weights into the model's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import PassageStore, full_text
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.progress import Progress
+from raydense.ray_session import ensure_ray
+from raydense.settings import TrainSettings
+from raydense.training.batches import Sampler, read_examples
+from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
+from raydense.training.dev import METRIC, read_dev_set
+from raydense.training.history import EVENTS, Follower, read_history
+from raydense.training.loop import Job, train_worker
+from raydense.training.objectives import load_model
+from raydense.training.tracking import start_tracking
+
+_CHUNK = 4_096
+_SHOWN_EVERY_S = 0.2
+# Ray Train waits this long between two looks at its workers: it bounds what a report, and the end, have to wait for.
+_LOOK_EVERY_S = "0.25"
+
+
+def train(settings: TrainSettings) -> Artifact:
+    """Train and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
+
+    InputError on bad inputs, or on a loss that is not finite.
+    """
+    draft = Draft.open(settings.output, "model", provenance("train", settings))
+    if draft.done:
+        return draft.done
+    started = time.monotonic()
+    settings = _with_absolute_paths(settings)
+    storage = draft.work.resolve()
+    result_file = storage / "result.json"
+    if not result_file.is_file():
+        result = _run(settings, storage)
+        result_file.with_suffix(".aside").write_text(json.dumps(result))
+        os.replace(result_file.with_suffix(".aside"), result_file)
+    return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
+
+
+def _with_absolute_paths(settings: TrainSettings) -> TrainSettings:
+    paths = {n: v for n in settings.inputs() if (v := getattr(settings, n)) and not (n == "model" and v == "tiny")}
+    return settings.model_copy(update={n: str(Path(v).resolve()) for n, v in paths.items()})
+
+
+def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
+    """Check the inputs, train, and return what worker 0 says of it."""
+    store = PassageStore(settings.corpus)
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    examples = read_examples(settings.examples, queries, store, settings.negatives)
+    sampler = Sampler(examples, settings.batch_size, settings.accumulation, settings.negatives, settings.seed)
+    steps = sampler.steps(settings.epochs, settings.max_steps)
+    send, end = start_tracking(settings)
+
+    dev = read_dev_set(settings, queries, store)
+    gpu = _room(settings)
+    state = newest_state(storage)
+    if state is not None:
+        refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
+    start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
+    fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
+    follower, sent = Follower(storage / "history.jsonl"), 0
+    with Progress("train", steps, "steps", state.step if state else 0) as progress:
+        fit.start()
+        while fit.is_alive():
+            fit.join(_SHOWN_EVERY_S)
+            for line in follower.new_lines():
+                progress.set(line["step"], f"loss {line['loss']:.4f}")
+                if line["step"] > sent:
+                    send(line)
+                    sent = line["step"]
+        result = fit.outcome()
+    end()
+    return result
+
+
+def _room(settings: TrainSettings) -> bool:
+    """Whether workers get a GPU each; InputError where an embedded Ray has no room for the workers, or they cannot train so."""
+    ensure_ray()
+    import ray
+
+    there = ray.cluster_resources()
+    gpu = there.get("GPU", 0) >= 1
+    if settings.precision == "fp16" and not gpu:
+        raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
+    if "RAY_ADDRESS" not in os.environ:
+        for name, each in (("CPU", settings.cpus_per_worker), ("GPU", float(gpu))):
+            if settings.workers * each > there.get(name, 0):
+                what = f"{settings.workers} workers x {each:g} {name} is more than the {there.get(name, 0):g} here"
+                raise InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
+    return gpu
+
+
+def _tiny(settings: TrainSettings, store: PassageStore, storage: Path) -> str:
+    """The folder of a small encoder from scratch, its vocabulary made from the corpus; made once."""
+    from raydense.models.tiny import make_tiny_encoder
+
+    folder, aside = storage / "tiny", storage / "tiny.aside"
+    if not folder.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+        make_tiny_encoder(_texts(store), aside, settings.seed)
+        os.replace(aside, folder)
+    return str(folder)
+
+
+def _texts(store: PassageStore) -> Iterator[str]:
+    for start, stop in store.shards:
+        for at in range(start, stop, _CHUNK):
+            yield from full_text(store.slice(at, min(stop, at + _CHUNK), ["title", "text"])).to_pylist()
+
+
+class _Fit(threading.Thread):
+    """Ray Train's fit in a thread of its own: the main one shows progress, and keeps Ctrl-C, which fit would take for itself."""
+
+    def __init__(self, job: Job, gpu: bool) -> None:
+        super().__init__(name="fit", daemon=True)
+        self._job, self._gpu = job, gpu
+        self._result: dict[str, Any] = {}
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = _fit(self._job, self._gpu)
+        except BaseException as error:  # raised again by outcome(), in the main thread
+            self._error = error
+
+    def outcome(self) -> dict[str, Any]:
+        """What worker 0 returned; raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        if "fault" in self._result:
+            raise InputError(*self._result["fault"])
+        return self._result
+
+
+def _fit(job: Job, gpu: bool) -> dict[str, Any]:
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _LOOK_EVERY_S)
+    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
+    trainer = TorchTrainer(
+        lambda: train_worker(job),  # type: ignore[arg-type,return-value]
+        torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
+        scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
+        run_config=RunConfig(
+            name=RUN,
+            storage_path=str(job.storage),
+            failure_config=FailureConfig(max_failures=job.settings.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    result: Any = trainer.fit()
+    return result.return_value
+
+
+def _finish(settings: TrainSettings, draft: Draft, storage: Path, result: dict[str, Any], seconds: float) -> Artifact:
+    """Commit the best weights as a model folder, and what was measured."""
+    model = load_model(settings, str(storage / "tiny") if settings.model == "tiny" else settings.model)
+    model.load_state_dict(load_weights(storage, result["best_step"]))
+    draft.commit_tree(model.save)
+    lines = read_history(storage / "history.jsonl")
+    draft.commit("history.jsonl", lambda path: shutil.copyfile(storage / "history.jsonl", path), len(lines))
+    draft.commit(f"logs/{EVENTS}", lambda path: shutil.copyfile(storage / "logs" / EVENTS, path), len(lines))
+    return draft.finish(
+        0,
+        objective=settings.objective,
+        steps=len(lines),
+        best_step=result["best_step"],
+        dev={} if result["best"] is None else {METRIC: result["best"]},
+        loss_last=lines[-1]["loss"],
+        seconds=round(seconds, 2),
+        queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
+        corpus=PassageStore(settings.corpus).fingerprint,
+    )
