@@ -56,9 +56,11 @@ class Progress:
     def _line(self, now: float) -> str:
         passed = max(now - self.start, 1e-9)
         rate = (self.done - self.before) / passed
-        left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
-        share = f" ({100 * self.done / self.total:.0f}%)" if self.total else ""
         note = f", {self.note}" if self.note else ""
+        if not self.total:  # how many there are is not known
+            return f"{self.name}: {self.done:,} {self.unit}, {rate:,.1f}/s{note}"
+        left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
+        share = f" ({100 * self.done / self.total:.0f}%)"
         return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}, {rate:,.1f}/s{left}{note}"
 
     def _show(self, line: str) -> None:

@@ -1,0 +1,108 @@
+"""DPR: training JSON, `psgs_w100.tsv`, question-and-answer files, and retrieval results."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.lines import Field, columns, first_line, json_objects, where
+from raydense.data.formats.records import ExampleRows, number, objects, text, texts
+from raydense.data.formats.texts import TextCorpus
+from raydense.errors import InputError
+
+PASSAGES = [Field("passage_id", "id", "id"), Field("text", "text"), Field("title", "text")]
+QUESTIONS = [Field("text", "text", "question"), Field("answers", "text", "['answer', ...]")]
+HEADER = ["id", "text", "title"]
+
+
+def passages(source: Path) -> Passages:
+    """The passages of `psgs*.tsv` in a folder, or of the file that is one."""
+    found = sorted(source.glob("psgs*.tsv")) if source.is_dir() else [source]
+    if not found:
+        raise InputError("no such file", source / "psgs_w100.tsv", "check the folder")
+    if first_line(found[0]).split("\t") != HEADER:
+        raise InputError("the first line is not the header", f"{found[0]}:1", "it must be id<TAB>text<TAB>title")
+    return columns(found[0], PASSAGES, skip=1, quoted=True), where(found[0], 1)
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Take a folder or a file. Where there is no corpus, the contexts of the training files become it."""
+    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    collection = [p for p in files if p.name.startswith("psgs")]
+    training = [p for p in files if p.suffix in (".json", ".jsonl")]
+    questions = [p for p in files if p.suffix in (".csv", ".tsv") and p not in collection]
+    if not collection and not training and not questions:
+        raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
+    if collection:
+        intake.corpus(passages(collection[0]))
+    gathered, examples, runs = TextCorpus(), {}, {}
+    own_texts = intake.store is None
+    for path in questions:
+        _read_questions(path, gathered)
+    for path in training:
+        if "ctxs" in next(json_objects(path), ("", {}))[1]:
+            runs[path] = _read_results(path, gathered, own_texts)
+        else:
+            examples[path] = _read_training(path, gathered, own_texts)
+    if gathered.queries:
+        gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
+    for path, rows in examples.items():
+        intake.examples(path.stem, rows.table(), rows.at)
+    for path, (table, places) in runs.items():
+        intake.run("run" if len(runs) == 1 else f"run/{path.stem}", table, places.__getitem__)
+
+
+def _read_questions(path: Path, gathered: TextCorpus) -> None:
+    """`question<TAB>['answer', ...]`; the answers are a Python list literal, whatever CSV quotes stand around it."""
+    at = where(path)
+    row = 0
+    for table in columns(path, QUESTIONS, quoted='"[' in first_line(path)):
+        for question, literal in zip(table["text"].to_pylist(), table["answers"].to_pylist(), strict=True):
+            try:
+                answers = ast.literal_eval(literal)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                answers = None
+            if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+                raise InputError(f"the answers are {literal[:40]!r}, not a list of strings", at(row), "write them as ['one', 'two']")
+            gathered.add_query(question, "" if question.strip() else at(row), answers=answers)
+            row += 1
+
+
+def _context(ctx: dict[str, Any], gathered: TextCorpus, own: bool, at: str) -> str:
+    """The passage id of a context: `passage_id`, `psg_id` or `id`; where there is none, one made from its text."""
+    given = [str(ctx[key]) for key in ("passage_id", "psg_id", "id") if ctx.get(key) is not None]
+    if not own and given:
+        return given[0]
+    return gathered.add(text(ctx, "text", at), at, text(ctx, "title", at, ""), given[0] if given else None)
+
+
+def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
+    rows = ExampleRows()
+    for at, entry in json_objects(path):
+        query = gathered.add_query(text(entry, "question", at), at, answers=texts(entry, "answers", at, []))
+        positives = [_context(c, gathered, own, at) for c in objects(entry, "positive_ctxs", at)]
+        hard = [_context(c, gathered, own, at) for c in objects(entry, "hard_negative_ctxs", at, [])]
+        easy = [_context(c, gathered, own, at) for c in objects(entry, "negative_ctxs", at, [])]
+        rows.add(at, query, positives, hard + easy, sources=["hard"] * len(hard) + ["negative"] * len(easy))
+    return rows
+
+
+def _read_results(path: Path, gathered: TextCorpus, own: bool) -> tuple[pa.Table, list[str]]:
+    found: list[tuple[str, str, float]] = []
+    places: list[str] = []
+    for at, entry in json_objects(path):
+        query = gathered.add_query(text(entry, "question", at), at, answers=texts(entry, "answers", at, []))
+        for ctx in objects(entry, "ctxs", at):
+            found.append((query, _context(ctx, gathered, own, at), number(ctx, "score", at)))
+            places.append(at)
+    return pa.table(dict(zip(("query_id", "passage_id", "score"), _turned(found), strict=True))), places
+
+
+def _turned(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
+    for position, kind in enumerate((pa.string(), pa.string(), pa.float32())):
+        yield pa.array([row[position] for row in rows], kind)

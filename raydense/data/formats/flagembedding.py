@@ -1,0 +1,35 @@
+"""FlagEmbedding: training JSON lines {query, pos[], neg[], pos_scores[], neg_scores[]}, with texts and no ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raydense.data.formats.intake import Intake
+from raydense.data.formats.lines import json_objects
+from raydense.data.formats.records import ExampleRows, numbers, text, texts
+from raydense.data.formats.texts import TextCorpus
+from raydense.errors import InputError
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Take a file or a folder of them. Passages and queries get ids from their texts; equal texts are one."""
+    files = sorted([*source.glob("*.jsonl"), *source.glob("*.json")]) if source.is_dir() else [source]
+    if not files:
+        raise InputError("holds no *.jsonl", source, "check the folder")
+    gathered = TextCorpus()
+    examples = {path: _read_training(path, gathered) for path in files}
+    gathered.write(intake)
+    for path, rows in examples.items():
+        intake.examples(path.stem, rows.table(), rows.at)
+
+
+def _read_training(path: Path, gathered: TextCorpus) -> ExampleRows:
+    rows = ExampleRows()
+    for at, entry in json_objects(path):
+        query = gathered.add_query(text(entry, "query", at), at)
+        positives = [gathered.add(t, at) for t in texts(entry, "pos", at)]
+        negatives = [gathered.add(t, at) for t in texts(entry, "neg", at, [])]
+        positive_scores = numbers(entry, "pos_scores", at, len(positives))
+        negative_scores = numbers(entry, "neg_scores", at, len(negatives))
+        rows.add(at, query, positives, negatives, positive_scores, negative_scores)
+    return rows

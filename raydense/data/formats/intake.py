@@ -1,0 +1,141 @@
+"""Takes what a reader found, checks that ids name something, and writes the parts of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.dataset import DatasetDraft
+from raydense.data.formats.lines import refuse_blank
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.errors import InputError
+from raydense.progress import Progress
+
+Where = Callable[[int], str]
+Passages = tuple[Iterable[pa.Table], Where]
+_MEND = "correct it, or give the data set that it was made for"
+
+
+def write_corpus(draft: Draft, passages: Passages, shard_rows: int) -> Artifact:
+    """Write a stream of passages, as tables and what says where a row of them stands."""
+    if draft.done:
+        return draft.done
+    tables, at = passages
+    writer = CorpusWriter(draft, shard_rows, at)
+    with Progress("import corpus", 0, "passages") as progress:
+        for table in tables:
+            writer.add(table)
+            progress.add(table.num_rows)
+    return writer.finish()
+
+
+class Intake:
+    """The data set under work. Give the corpus first, then the queries, then what names both.
+
+    `store` is the corpus: the imported one, or the one that the settings name; without one, ids of passages are not checked.
+    """
+
+    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None) -> None:
+        self.dataset, self.shard_rows = dataset, shard_rows
+        self.store = PassageStore(corpus) if corpus else None
+        self.query_ids: pa.Array | None = None
+        self.parts = 0
+
+    def corpus(self, passages: Passages) -> None:
+        """Write the corpus; from here on ids are looked up in it."""
+        artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows)
+        self.store = PassageStore(self.dataset.keep("corpus", artifact).path)
+        self.parts += 1
+
+    def queries(self, table: pa.Table, at: Where) -> None:
+        """Write the queries; InputError on an empty id or text, and on an id that is there twice."""
+        refuse_blank(table, ["query_id", "text"], at)
+        ids = table["query_id"].combine_chunks()
+        first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
+        if table.num_rows and int(first.max()) + 1 < len(first):
+            seen, fresh = np.unique(first, return_index=True)
+            row = int(np.setdiff1d(np.arange(len(first)), fresh)[0])
+            earlier = at(int(fresh[np.searchsorted(seen, first[row])]))
+            raise InputError(f"query_id {ids[row].as_py()!r} is there twice (first at {earlier})", at(row), "make ids unique")
+        self.query_ids = ids
+        self._table("queries", "queries", table)
+
+    def qrels(self, split: str, table: pa.Table, at: Where) -> None:
+        """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with two results."""
+        self.check_ids(table, at)
+        pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([("relevance", "min"), ("relevance", "max")])
+        torn = pc.index(pc.not_equal(pairs["relevance_min"], pairs["relevance_max"]), pa.scalar(True)).as_py()
+        if torn >= 0:
+            query, passage = pairs["query_id"][torn].as_py(), pairs["passage_id"][torn].as_py()
+            both = pc.and_(pc.equal(table["query_id"], query), pc.equal(table["passage_id"], passage)).to_numpy()
+            raise InputError(
+                f"judges query {query!r} and passage {passage!r} twice, differently", at(int(np.flatnonzero(both)[1])), "keep one of them"
+            )
+        pairs = pairs.select(["query_id", "passage_id", "relevance_min"]).rename_columns(["query_id", "passage_id", "relevance"])
+        self._table(f"qrels/{split}", "qrels", pairs)
+
+    def run(self, name: str, table: pa.Table, at: Where) -> None:
+        """Write a run: each query's passages by rank. `table` has `query_id`, `passage_id`, `score` and perhaps `rank`."""
+        self.check_ids(table, at)
+        pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([([], "count_all")])
+        twice = pc.index(pc.greater(pairs["count_all"], 1), pa.scalar(True)).as_py()
+        if twice >= 0:
+            query, passage = pairs["query_id"][twice].as_py(), pairs["passage_id"][twice].as_py()
+            both = pc.and_(pc.equal(table["query_id"], query), pc.equal(table["passage_id"], passage)).to_numpy()
+            raise InputError(f"names passage {passage!r} twice for query {query!r}", at(int(np.flatnonzero(both)[1])), "keep one of them")
+        self._table(name, "run", _ranked(table))
+
+    def examples(self, split: str, table: pa.Table, at: Where) -> None:
+        """Write training examples. `table` has `query_id` and lists of passage ids `positives`, `negatives`, perhaps scores of each."""
+        if self.store is None:
+            raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
+        self._check_queries(table["query_id"], at)
+        for name in ("positives", "negatives"):
+            table = table.set_column(table.column_names.index(name), name, self._rows(table[name].combine_chunks(), at))
+        self._table(f"examples/{split}", "examples", table)
+
+    def _rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
+        assert self.store is not None
+        flat = ids.flatten()
+        rows = self.store.rows_of(flat)
+        if (unknown := np.flatnonzero(rows < 0)).size:
+            line = int(pc.list_parent_indices(ids)[int(unknown[0])].as_py())
+            raise InputError(f"names passage {flat[int(unknown[0])].as_py()!r}, which the corpus does not have", at(line), _MEND)
+        return pa.ListArray.from_arrays(ids.offsets, pa.array(rows))
+
+    def check_ids(self, table: pa.Table, at: Where) -> None:
+        """InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`."""
+        refuse_blank(table, ["query_id", "passage_id"], at)
+        self._check_queries(table["query_id"], at)
+        if self.store is not None and (unknown := np.flatnonzero(self.store.rows_of(table["passage_id"]) < 0)).size:
+            row = int(unknown[0])
+            raise InputError(f"names passage {table['passage_id'][row].as_py()!r}, which the corpus does not have", at(row), _MEND)
+
+    def _check_queries(self, ids: pa.ChunkedArray, at: Where) -> None:
+        if self.query_ids is None:
+            return
+        row = pc.index(pc.is_in(ids, value_set=self.query_ids), pa.scalar(False)).as_py()
+        if row >= 0:
+            raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _MEND)
+
+    def _table(self, name: str, kind: str, table: pa.Table) -> None:
+        self.dataset.table(name, kind, table)
+        self.parts += 1
+
+
+def _ranked(table: pa.Table) -> pa.Table:
+    """A run in the order its queries first appear, each by rank (or by score falling), with ranks from 1."""
+    ids = table["query_id"].combine_chunks()
+    query = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
+    key = table["rank"].to_numpy() if "rank" in table.column_names else -table["score"].to_numpy()
+    order = np.lexsort((np.arange(len(query)), key, query))
+    ordered, query = table.take(pa.array(order)), query[order]
+    first = np.searchsorted(query, query, side="left")
+    rank = np.arange(len(query)) - first + 1
+    columns = {"query_id": ordered["query_id"], "passage_id": ordered["passage_id"], "rank": rank.astype(np.int32)}
+    score = ordered["score"] if "score" in ordered.column_names else pa.array((1 / rank).astype(np.float32))
+    return pa.table({**columns, "score": score})

@@ -1,0 +1,58 @@
+"""Any data set that the library ir_datasets knows, by its id; the library is an extra, and is imported only here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from raydense.data.formats.intake import Intake, Passages
+from raydense.errors import InputError
+
+_STEP = 8_192
+
+
+def _load(name: str) -> Any:
+    try:
+        import ir_datasets
+    except ImportError:
+        raise InputError("the package ir_datasets is not installed", "ir_datasets", "pip install ir_datasets") from None
+    try:
+        return ir_datasets.load(name)
+    except KeyError:
+        raise InputError(f"ir_datasets knows no data set {name!r}", "input", "see https://ir-datasets.com") from None
+
+
+def passages(name: str) -> Passages:
+    """The documents of a data set."""
+    dataset = _load(name)
+    if not dataset.has_docs():
+        raise InputError("has no documents", name, "give another id")
+    return _documents(dataset), lambda row: f"{name}, document {row + 1}"
+
+
+def read(name: str, intake: Intake) -> None:
+    """Take documents, queries and qrels, whatever the data set has; the split is the last part of its id."""
+    dataset = _load(name)
+    if intake.store is None and dataset.has_docs():
+        intake.corpus(passages(name))
+    if dataset.has_queries():
+        rows = [(q.query_id, q.default_text()) for q in dataset.queries_iter()]
+        intake.queries(_table(rows, ["query_id", "text"]), lambda row: f"{name}, query {row + 1}")
+    if dataset.has_qrels():
+        judged = [(q.query_id, q.doc_id, q.relevance) for q in dataset.qrels_iter()]
+        table = _table(judged, ["query_id", "passage_id", "relevance"])
+        intake.qrels(name.rpartition("/")[2], table, lambda row: f"{name}, judgement {row + 1}")
+
+
+def _documents(dataset: Any) -> Iterator[pa.Table]:
+    documents = iter(dataset.docs_iter())
+    while step := list(islice(documents, _STEP)):
+        rows = [(d.doc_id, getattr(d, "title", None) or "", d.text if hasattr(d, "text") else d.default_text()) for d in step]
+        yield _table(rows, ["passage_id", "title", "text"])
+
+
+def _table(rows: list[tuple[Any, ...]], names: list[str]) -> pa.Table:
+    return pa.table({name: [row[i] for row in rows] for i, name in enumerate(names)})

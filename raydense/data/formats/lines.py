@@ -1,0 +1,245 @@
+"""Reads files of lines (JSON lines, or columns) as Arrow tables, in blocks: fast where all is well, and exact where it is not.
+
+A block is parsed by Arrow. Where that fails, or a needed field is missing, the block is read again line by line, which either
+succeeds (an id that is a number becomes a string) or names the file, the line and the fault.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from raydense.errors import InputError
+
+BLOCK_BYTES = 16 << 20
+_ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
+_TYPES = {"id": (str, int), "text": (str,), "int": (int,), "float": (int, float)}
+_SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number", "float": "a number"}
+_MEND = "correct the line"
+
+
+class Field(NamedTuple):
+    """A field to read: our name for it, its type, the file's name for it, and whether each line must have it."""
+
+    name: str
+    type: Literal["id", "text", "int", "float"]
+    source: str = ""
+    needed: bool = True
+
+    @property
+    def key(self) -> str:
+        return self.source or self.name
+
+
+def blocks(path: Path, skip: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Whole lines of a file, some MB at a time, each with the number of its first line; the first `skip` lines left out."""
+    if not path.is_file():
+        raise InputError("no such file", path, "check the path")
+    line, found = 1 + skip, False
+    with open(path, "rb") as stream:
+        start = stream.read(3)
+        stream.seek(3 if start == b"\xef\xbb\xbf" else 0)
+        for number in range(1, skip + 1):
+            _check_text(path, number, stream.readline())
+        while block := stream.read(BLOCK_BYTES):
+            block += stream.readline()
+            _check_text(path, line, block)
+            found = found or bool(block.strip())
+            yield line, block
+            line += block.count(b"\n")
+    if not found:
+        raise InputError("empty file", path, "give one with lines")
+
+
+def _check_text(path: Path, line: int, block: bytes) -> None:
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += block.count(b"\n", 0, error.start)
+        raise InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8") from None
+
+
+def first_line(path: Path) -> str:
+    """The first line with something in it; InputError where there is none."""
+    for _, block in blocks(path):
+        for line in block.splitlines():
+            if line.strip():
+                return line.decode("utf-8").lstrip("\ufeff")
+    raise InputError("empty file", path, "give one with lines")
+
+
+def where(path: Path, skip: int = 0) -> Callable[[int], str]:
+    """What names the line of the n-th row (from 0) of a file as `path:line`; looks it up when called."""
+    return partial(_where, path, skip)
+
+
+def _where(path: Path, skip: int, row: int) -> str:
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if number > skip and line.strip():
+                if row == 0:
+                    return f"{path}:{number}"
+                row -= 1
+    return str(path)
+
+
+def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
+    """The objects of a JSON lines file, with our names of the fields; fields that are not asked for are left out."""
+    wanted = pa.schema([(f.key, _ARROW[f.type]) for f in fields])
+    options = pa.json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+    reading = pa.json.ReadOptions(block_size=2 * BLOCK_BYTES)
+
+    def fast(block: bytes) -> pa.Table:
+        return pa.json.read_json(io.BytesIO(block + b"\n"), reading, options).select(wanted.names)
+
+    def slow(line: bytes, at: str) -> list[Any]:
+        row = json_object(line, at)
+        return [_checked(row.get(f.key), f, at) for f in fields]
+
+    return _tables(path, fields, 0, fast, slow)
+
+
+def json_object(line: bytes | str, at: str) -> dict[str, Any]:
+    """A line as a JSON object; InputError with `at` where it is none."""
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"not JSON ({error})", at, _MEND) from None
+    if not isinstance(row, dict):
+        raise InputError(f"not a JSON object but {type(row).__name__}", at, _MEND)
+    return row
+
+
+def _checked(value: Any, field: Field, at: str) -> Any:
+    if value is None:
+        if not field.needed:
+            return None
+        raise InputError(f"no {field.key!r}", at, "each line needs it")
+    if isinstance(value, bool) or not isinstance(value, _TYPES[field.type]):
+        raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_SAID[field.type]}", at, _MEND)
+    return check_string(str(value), field.key, at) if field.type in ("id", "text") else value
+
+
+def check_string(value: str, key: str, at: str) -> str:
+    """`value` if it is Unicode text that can be written; InputError if it holds half of a surrogate pair."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{key!r} holds half of a surrogate pair", at, _MEND) from None
+    return value
+
+
+def columns(
+    path: Path, fields: list[Field], skip: int = 0, quoted: bool = False, spaces: bool = False, optional: int = 0
+) -> Iterator[pa.Table]:
+    """The rows of a file of columns, set apart by tabs (or, with `spaces`, by any blanks), with the fields' names in order.
+
+    `quoted` reads CSV quotes. The last `optional` columns need not be there.
+    """
+    names = [f.name for f in fields]
+    reading = pa.csv.ReadOptions(column_names=names, block_size=2 * BLOCK_BYTES, use_threads=False)
+    parsing = pa.csv.ParseOptions(delimiter="\t", quote_char='"' if quoted else False, double_quote=quoted)
+    converting = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[], strings_can_be_null=False)
+    schema = pa.schema([(f.name, _ARROW[f.type]) for f in fields])
+
+    def fast(block: bytes) -> pa.Table:
+        if spaces:
+            block = re.sub(rb"(?m)^[ \t]+|[ \t\r]+$", b"", block)
+            block = re.sub(rb"[ \t]+", b"\t", block)
+        return pa.csv.read_csv(io.BytesIO(block), reading, parsing, converting).cast(schema)
+
+    def slow(line: bytes, at: str) -> list[Any]:
+        text = line.decode("utf-8").strip("\r\n")
+        cells = text.split() if spaces else _csv_cells(text, at) if quoted else text.split("\t")
+        if not len(fields) - optional <= len(cells) <= len(fields):
+            form = "<blank>" if spaces else "<TAB>"
+            raise InputError(f"{len(cells)} columns, not {len(fields)}", at, f"lines are {form.join(f.key for f in fields)}")
+        cells += [""] * (len(fields) - len(cells))
+        return [_parsed(cell, f, at) for cell, f in zip(cells, fields, strict=True)]
+
+    return _tables(path, fields, skip, fast, slow)
+
+
+def _csv_cells(text: str, at: str) -> list[str]:
+    try:
+        return next(csv.reader([text], delimiter="\t", strict=True))
+    except (csv.Error, StopIteration) as error:
+        raise InputError(f"quotes do not match ({error})", at, "give one row a line, quoted as CSV") from None
+
+
+def _parsed(cell: str, field: Field, at: str) -> Any:
+    if field.type in ("id", "text"):
+        return cell
+    try:
+        return int(cell) if field.type == "int" else float(cell)
+    except ValueError:
+        raise InputError(f"{field.key} is {cell[:40]!r}, not {_SAID[field.type]}", at, _MEND) from None
+
+
+def _tables(
+    path: Path, fields: list[Field], skip: int, fast: Callable[[bytes], pa.Table], slow: Callable[[bytes, str], list[Any]]
+) -> Iterator[pa.Table]:
+    schema = pa.schema([(f.name, _ARROW[f.type]) for f in fields])
+    for line, block in blocks(path, skip):
+        filled = sum(1 for text in block.split(b"\n") if text.strip())
+        if not filled:
+            continue
+        try:
+            table = fast(block).rename_columns(schema.names)
+            table.validate(full=True)
+            whole = table.num_rows == filled and not any(table[f.name].null_count for f in fields if f.needed)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            whole = False
+        if not whole:
+            rows = [slow(text, f"{path}:{n}") for n, text in enumerate(block.split(b"\n"), line) if text.strip()]
+            try:
+                table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+            except (pa.ArrowInvalid, OverflowError) as error:
+                raise InputError(f"a number is too large ({error})", f"{path}:{line}", _MEND) from None
+        yield table
+
+
+def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) -> None:
+    """InputError on the first row of `table` where one of the columns `names` is empty."""
+    for name in names:
+        blank = pc.index(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table[name])), 0), pa.scalar(True)).as_py()
+        if blank >= 0:
+            raise InputError(f"empty {name}", at(blank), "fill it, or remove the line")
+
+
+def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON list or of JSON lines, streamed, each with the `path:line` where it begins."""
+    decoder, text, at, line = json.JSONDecoder(), "", 0, 1
+    source, between = blocks(path), re.compile(r"[\s,]*")
+    opening: re.Pattern[str] | None = re.compile(r"\s*\[?\s*")
+    while True:
+        skipped = (opening or between).match(text, at)
+        stop = skipped.end() if skipped else at
+        line += text.count("\n", at, stop)
+        at = stop
+        try:
+            value, stop = decoder.raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            more = next(source, None)
+            if more is not None:
+                text, at = text[at:] + more[1].decode("utf-8"), 0
+                continue
+            if text[at:].strip() in ("", "]"):
+                return
+            raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or an object a line") from None
+        if not isinstance(value, dict):
+            raise InputError(f"not a JSON object but {type(value).__name__}", f"{path}:{line}", _MEND)
+        yield f"{path}:{line}", value
+        line += text.count("\n", at, stop)
+        at, opening = stop, None

@@ -1,0 +1,107 @@
+"""MS MARCO: collection, queries, qrels, id triples, text triples, top1000 and runs, all of them tab-separated without quotes.
+
+A folder is read by the names of its files, as they are downloaded: `collection.tsv`, `queries.<split>.tsv`,
+`qrels.<split>.tsv`, `qidpidtriples.<split>.tsv`, `triples.<split>.tsv`, `top1000.<split>.tsv`, `run.<name>.tsv`. A file of
+another name, given alone, is a run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.lines import Field, columns, where
+from raydense.data.formats.texts import TextCorpus
+from raydense.errors import InputError
+
+COLLECTION = [Field("passage_id", "id", "pid"), Field("text", "text", "passage")]
+QUERIES = [Field("query_id", "id", "qid"), Field("text", "text", "query")]
+QRELS = [Field("query_id", "id", "qid"), Field("iteration", "text", "0"), Field("passage_id", "id", "pid"), Field("relevance", "int", "1")]
+TRIPLES = [Field("query_id", "id", "qid"), Field("positive", "id", "pos"), Field("negative", "id", "neg")]
+TEXTS = [Field("query", "text"), Field("positive", "text", "pos"), Field("negative", "text", "neg")]
+TOP1000 = [*TRIPLES[:1], Field("passage_id", "id", "pid"), Field("query", "text"), Field("passage", "text")]
+RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "pid"), Field("rank", "int")]
+
+
+def passages(source: Path) -> Passages:
+    """The passages of the collection in a folder, or of the file that is one."""
+    found = sorted(source.glob("collection*.tsv")) if source.is_dir() else [source]
+    if not found:
+        raise InputError("no such file", source / "collection.tsv", "check the folder")
+    blank = (table.add_column(1, "title", pa.repeat("", table.num_rows)) for table in columns(found[0], COLLECTION))
+    return blank, where(found[0])
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Take a folder, or one file, by names."""
+    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    of = {kind: [p for p in files if p.name.startswith(kind)] for kind in ("collection", "queries", "qrels", "qidpidtriples", "triples")}
+    of["top1000"] = [p for p in files if p.name.startswith("top1000")]
+    of["run"] = [p for p in files if p.name.startswith("run")] if source.is_dir() else files if not any(of.values()) else []
+    if not any(of.values()):
+        raise InputError(
+            "holds no file of MS MARCO", source, "names begin with collection, queries, qrels, qidpidtriples, triples, top1000 or run"
+        )
+    if of["collection"]:
+        intake.corpus(passages(of["collection"][0]))
+    if of["queries"]:
+        _read_queries(of["queries"], intake)
+    for path in of["qrels"]:
+        intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS)), where(path))
+    for path in of["qidpidtriples"]:
+        _give_triples(pa.concat_tables(columns(path, TRIPLES)), path, intake)
+    if of["triples"]:
+        _read_text_triples(of["triples"], intake)
+    runs = [(p, RUN) for p in of["run"]] + [(p, TOP1000) for p in of["top1000"]]
+    for path, fields in runs:
+        intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", pa.concat_tables(columns(path, fields)), where(path))
+
+
+def split_of(path: Path) -> str:
+    """`qrels.dev.small.tsv` -> `dev.small`; `all` where the name says nothing."""
+    middle = path.name.split(".")[1:]
+    if middle and middle[-1] in ("tsv", "txt"):
+        middle.pop()
+    return ".".join(middle) or "all"
+
+
+def _read_queries(paths: list[Path], intake: Intake) -> None:
+    """All query files as one; the same query in two of them (dev and dev.small) counts once."""
+    tables = [pa.concat_tables(columns(path, QUERIES)) for path in paths]
+    if len(tables) == 1:
+        intake.queries(tables[0], where(paths[0]))
+        return
+    single = [table.group_by(["query_id", "text"], use_threads=False).aggregate([([], "count_all")]) for table in tables]
+    for path, table, once in zip(paths, tables, single, strict=True):
+        if once.num_rows < table.num_rows:
+            twice = once["query_id"][pc.index(pc.greater(once["count_all"], 1), pa.scalar(True)).as_py()].as_py()
+            raise InputError(f"query_id {twice!r} is there twice", path, "make ids unique")
+    joined = pa.concat_tables(tables).group_by(["query_id", "text"], use_threads=False).aggregate([])
+    intake.queries(joined, lambda _: ", ".join(map(str, paths)))
+
+
+def _give_triples(triples: pa.Table, path: Path, intake: Intake) -> None:
+    """One example a query: its positives and its negatives, each once, in the order of the file."""
+    for name in ("positive", "negative"):
+        intake.check_ids(triples.select(["query_id", name]).rename_columns(["query_id", "passage_id"]), where(path))
+    grouped = triples.group_by("query_id", use_threads=False).aggregate([("positive", "distinct"), ("negative", "distinct")])
+    named = grouped.select(["query_id", "positive_distinct", "negative_distinct"]).rename_columns(["query_id", "positives", "negatives"])
+    intake.examples(split_of(path), named, lambda _: str(path))
+
+
+def _read_text_triples(paths: list[Path], intake: Intake) -> None:
+    """Triples of texts: passages get ids from their texts, queries that are equal are one."""
+    texts = TextCorpus()
+    per_file = []
+    for path in paths:
+        triples = pa.concat_tables(columns(path, TEXTS))
+        for name in ("positive", "negative"):
+            triples = triples.set_column(triples.column_names.index(name), name, texts.add_texts(triples[name].to_pylist(), where(path)))
+        query_id = texts.add_queries(triples["query"].to_pylist(), where(path))
+        per_file.append((path, triples.set_column(0, "query_id", query_id)))
+    texts.write(intake)
+    for path, triples in per_file:
+        _give_triples(triples, path, intake)

@@ -1,0 +1,123 @@
+"""Reads the fields of nested training records, and gathers them as examples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from raydense.data.formats.lines import check_string
+from raydense.errors import InputError
+
+_NEEDED: Any = object()
+
+
+def _get(entry: dict[str, Any], key: str, at: str, default: Any) -> Any:
+    value = entry.get(key)
+    if value is not None:
+        return value
+    if default is _NEEDED:
+        raise InputError(f"no {key!r}", at, "each entry needs it")
+    return default
+
+
+def _wrong(value: Any, key: str, at: str, wanted: str) -> InputError:
+    return InputError(f"{key!r} is {json.dumps(value)[:40]}, not {wanted}", at, "correct the entry")
+
+
+def text(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> str:
+    """A string."""
+    value = _get(entry, key, at, default)
+    if not isinstance(value, str):
+        raise _wrong(value, key, at, "a string")
+    return check_string(value, key, at)
+
+
+def name(entry: dict[str, Any], key: str, at: str) -> str:
+    """An id: a string, or a whole number, which becomes one."""
+    value = _get(entry, key, at, _NEEDED)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise _wrong(value, key, at, "a string or a whole number")
+    return check_string(str(value), key, at)
+
+
+def number(entry: dict[str, Any], key: str, at: str) -> float:
+    """A number; also one that stands in a string, as DPR's scores do."""
+    value = _get(entry, key, at, _NEEDED)
+    try:
+        return float(value) if not isinstance(value, bool) else float("x")
+    except (TypeError, ValueError):
+        raise _wrong(value, key, at, "a number") from None
+
+
+def texts(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> list[str]:
+    """A list of strings."""
+    value = _get(entry, key, at, default)
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise _wrong(value, key, at, "a list of strings")
+    return [check_string(v, key, at) for v in value]
+
+
+def names(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> list[str]:
+    """A list of ids."""
+    value = _get(entry, key, at, default)
+    if not isinstance(value, list) or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in value):
+        raise _wrong(value, key, at, "a list of ids")
+    return [check_string(str(v), key, at) for v in value]
+
+
+def numbers(entry: dict[str, Any], key: str, at: str, count: int) -> list[float] | None:
+    """A list of `count` numbers, or None where the entry has none."""
+    value = _get(entry, key, at, None)
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
+        raise _wrong(value, key, at, "a list of numbers")
+    if len(value) != count:
+        raise InputError(f"{key!r} has {len(value)} numbers for {count} passages", at, "give one for each")
+    return [float(v) for v in value]
+
+
+def objects(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> list[dict[str, Any]]:
+    """A list of objects."""
+    value = _get(entry, key, at, default)
+    if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+        raise _wrong(value, key, at, "a list of objects")
+    return value
+
+
+class ExampleRows:
+    """Training examples as they are read, with the place of each."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, list[str], list[str], list[float] | None, list[float] | None, list[str] | None]] = []
+        self.places: list[str] = []
+
+    def add(
+        self,
+        at: str,
+        query_id: str,
+        positives: list[str],
+        negatives: list[str],
+        positive_scores: list[float] | None = None,
+        negative_scores: list[float] | None = None,
+        sources: list[str] | None = None,
+    ) -> None:
+        """Take one example; InputError where it has no positive."""
+        if not positives:
+            raise InputError("no positive passage", at, "give at least one, or remove the entry")
+        self.rows.append((query_id, positives, negatives, positive_scores, negative_scores, sources))
+        self.places.append(at)
+
+    def at(self, row: int) -> str:
+        """Where an example stands."""
+        return self.places[row]
+
+    def table(self) -> pa.Table:
+        """The examples, with ids of passages; scores and sources only where some example has them."""
+        strings, floats = pa.list_(pa.string()), pa.list_(pa.float32())
+        fields = [("query_id", pa.string()), ("positives", strings), ("negatives", strings)]
+        fields += [("positive_scores", floats), ("negative_scores", floats), ("negative_sources", strings)]
+        columns = {key: pa.array([row[i] for row in self.rows], kind) for i, (key, kind) in enumerate(fields)}
+        return pa.table({key: column for key, column in columns.items() if column.null_count < len(column)})

@@ -1,0 +1,83 @@
+"""Tevatron: corpus {docid, title, text}; training by ids, or (legacy) with the passages' texts; runs `qid<TAB>docid<TAB>score`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.lines import Field, columns, first_line, json_lines, json_object, json_objects, where
+from raydense.data.formats.records import ExampleRows, name, names, objects, text
+from raydense.data.formats.texts import TextCorpus
+from raydense.errors import InputError
+
+CORPUS = [Field("passage_id", "id", "docid"), Field("title", "text", needed=False), Field("text", "text")]
+RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "docid"), Field("score", "float")]
+
+
+def _files(source: Path) -> dict[str, list[Path]]:
+    """The files by what they are: a file's first line says it."""
+    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    found: dict[str, list[Path]] = {"corpus": [], "training": [], "run": []}
+    for path in files:
+        if path.suffix in (".jsonl", ".json"):
+            first = json_object(first_line(path), f"{path}:1")
+            found["corpus" if "docid" in first else "training"].append(path)
+        elif path.suffix in (".txt", ".tsv", ".trec", ".run") or not source.is_dir():
+            found["run"].append(path)
+    if not any(found.values()):
+        raise InputError("holds no file of Tevatron", source, "give *.jsonl, or a run *.txt")
+    return found
+
+
+def passages(source: Path) -> Passages:
+    """The passages of the JSON lines that have `docid`."""
+    found = _files(source)["corpus"]
+    if not found:
+        raise InputError("holds no corpus", source, "add a *.jsonl of {docid, title, text}")
+    if len(found) > 1:
+        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
+    return json_lines(found[0], CORPUS), where(found[0])
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Take a folder or a file; legacy training files without a corpus become it."""
+    found = _files(source)
+    if found["corpus"]:
+        intake.corpus(passages(source))
+    own_texts = intake.store is None
+    gathered = TextCorpus()
+    examples = {path: _read_training(path, gathered, own_texts) for path in found["training"]}
+    if gathered.queries:
+        gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
+    for path, rows in examples.items():
+        if rows.rows:
+            intake.examples(path.stem, rows.table(), rows.at)
+    for path in found["run"]:
+        table = pa.concat_tables(columns(path, RUN, spaces=True))
+        intake.run("run" if len(found["run"]) == 1 else f"run/{path.stem}", table, where(path))
+
+
+def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
+    """Training entries of both variants; an entry without passages is a query to search for."""
+    rows = ExampleRows()
+    for at, entry in json_objects(path):
+        query = text(entry, "query_text" if "query_text" in entry else "query", at)
+        query_id = gathered.add_query(query, at, name(entry, "query_id", at))
+        sides = [_passages(entry, side, gathered, own, at) for side in ("positive", "negative")]
+        if sides[0] is not None:
+            rows.add(at, query_id, sides[0], sides[1] or [])
+    return rows
+
+
+def _passages(entry: dict[str, Any], side: str, gathered: TextCorpus, own: bool, at: str) -> list[str] | None:
+    if f"{side}_document_ids" in entry:
+        return names(entry, f"{side}_document_ids", at)
+    if f"{side}_passages" not in entry:
+        return None
+    found = objects(entry, f"{side}_passages", at)
+    if not own:
+        return [name(p, "docid", at) for p in found]
+    return [gathered.add(text(p, "text", at), at, text(p, "title", at, ""), name(p, "docid", at)) for p in found]

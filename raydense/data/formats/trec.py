@@ -1,0 +1,50 @@
+"""TREC: runs `qid Q0 docid rank score tag` and qrels `qid 0 docid rel`, apart by blanks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from raydense.data.formats.intake import Intake
+from raydense.data.formats.lines import Field, columns, first_line, where
+from raydense.errors import InputError
+
+RUN = [
+    Field("query_id", "id", "qid"),
+    Field("q0", "text", "Q0"),
+    Field("passage_id", "id", "docid"),
+    Field("rank", "int"),
+    Field("score", "float"),
+    Field("tag", "text"),
+]
+QRELS = [
+    Field("query_id", "id", "qid"),
+    Field("iteration", "text", "0"),
+    Field("passage_id", "id", "docid"),
+    Field("relevance", "int", "rel"),
+]
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Take a run or qrels, or a folder of them; lines of six columns are a run's, lines of four are judgements.
+
+    A run's passages are ranked by score, as trec_eval does, not by the rank column.
+    """
+    files = sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")) if source.is_dir() else [source]
+    width = {path: len(first_line(path).split()) for path in files}
+    runs = [path for path in files if width[path] == len(RUN)]
+    for path in files:
+        if path in runs:
+            table = pa.concat_tables(columns(path, RUN, spaces=True))
+            intake.run("run" if len(runs) == 1 else f"run/{path.stem}", table.drop_columns("rank"), where(path))
+        elif width[path] == len(QRELS):
+            intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces=True)), where(path))
+        else:
+            raise InputError(f"{width[path]} columns", f"{path}:1", "a run has `qid Q0 docid rank score tag`, qrels have `qid 0 docid rel`")
+
+
+def split_of(path: Path) -> str:
+    """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` where the name says nothing."""
+    words = [w for w in path.name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
+    return ".".join(words) or "all"
