@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, where
+from raydense.data.formats.outlet import Outlet, write_columns, write_json_lines
 from raydense.errors import InputError
 
 CORPUS = [Field("passage_id", "id", "_id"), Field("title", "text", needed=False), Field("text", "text")]
@@ -36,3 +37,20 @@ def read(folder: Path, intake: Intake) -> None:
             raise InputError(f"begins with {header[:60]!r}", f"{path}:1", "the first line must be query-id<TAB>corpus-id<TAB>score")
         tables = list(columns(path, QRELS, skip=1))
         intake.qrels(path.stem, pa.concat_tables(tables), where(path, 1))
+
+
+def write(outlet: Outlet) -> None:
+    """Write corpus, queries and qrels, as far as they are given, as a BEIR folder."""
+    if not outlet.given or set(outlet.given) - {"corpus", "queries", "qrels"}:
+        raise InputError(f"format beir does not write {' with '.join(outlet.given) or 'nothing'}", "export", "give corpus, queries, qrels")
+    outlet.path.mkdir()
+    if "corpus" in outlet.given:
+        passages = (row for table in outlet.passages() for row in table.to_pylist())
+        write_json_lines(outlet.path / "corpus.jsonl", ({"_id": p["passage_id"], "title": p["title"], "text": p["text"]} for p in passages))
+    if "queries" in outlet.given:
+        rows = outlet.queries.select(["query_id", "text"]).to_pylist()
+        write_json_lines(outlet.path / "queries.jsonl", ({"_id": q["query_id"], "text": q["text"]} for q in rows))
+    if outlet.settings.qrels:
+        (outlet.path / "qrels").mkdir()
+        split = Path(outlet.settings.qrels).resolve().name
+        write_columns(outlet.path / "qrels" / f"{split}.tsv", [outlet.table("qrels").to_pydict()], header=HEADER)

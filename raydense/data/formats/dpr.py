@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import csv
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_objects, where
+from raydense.data.formats.outlet import Example, Outlet
 from raydense.data.formats.records import ExampleRows, number, objects, text, texts
 from raydense.data.formats.texts import TextCorpus
 from raydense.errors import InputError
@@ -106,3 +109,42 @@ def _read_results(path: Path, gathered: TextCorpus, own: bool) -> tuple[pa.Table
 def _turned(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
     for position, kind in enumerate((pa.string(), pa.string(), pa.float32())):
         yield pa.array([row[position] for row in rows], kind)
+
+
+def write(outlet: Outlet) -> None:
+    """Write training examples as a JSON list, or a corpus as `psgs_w100.tsv`."""
+    if outlet.choose("examples", "corpus", beside=("corpus", "queries") if "examples" in outlet.given else ()) == "corpus":
+        _write_passages(outlet)
+        return
+    with open(outlet.path, "w", encoding="utf-8", newline="\n") as stream:
+        for number, example in enumerate(outlet.examples()):
+            stream.write(",\n" if number else "[\n")
+            stream.write(json.dumps(_entry(example), ensure_ascii=False))
+        stream.write("\n]\n")
+
+
+def _write_passages(outlet: Outlet) -> None:
+    with open(outlet.path, "w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+        writer.writerow(HEADER)
+        for table in outlet.passages():
+            found = table.to_pydict()
+            for passage_id, title, words in zip(found["passage_id"], found["title"], found["text"], strict=True):
+                if "\n" in words or "\r" in words or "\n" in title or "\r" in title:
+                    raise InputError(
+                        f"passage {passage_id!r} has a line break, which psgs_w100.tsv cannot hold", "export", "use another format"
+                    )
+                writer.writerow([passage_id, words, title])
+
+
+def _entry(example: Example) -> dict[str, Any]:
+    positives, negatives = (
+        [{"title": p.title, "text": p.text, "passage_id": p.passage_id} for p in side] for side in (example.positives, example.negatives)
+    )
+    return {
+        "question": example.query,
+        "answers": example.answers,
+        "positive_ctxs": positives,
+        "negative_ctxs": [],
+        "hard_negative_ctxs": negatives,
+    }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import json_objects
+from raydense.data.formats.outlet import Example, Outlet, write_json_lines
 from raydense.data.formats.records import ExampleRows, numbers, text, texts
 from raydense.data.formats.texts import TextCorpus
 from raydense.errors import InputError
@@ -33,3 +35,19 @@ def _read_training(path: Path, gathered: TextCorpus) -> ExampleRows:
         negative_scores = numbers(entry, "neg_scores", at, len(negatives))
         rows.add(at, query, positives, negatives, positive_scores, negative_scores)
     return rows
+
+
+def write(outlet: Outlet) -> None:
+    """Write training examples; a passage is its title and its text."""
+    outlet.choose("examples", beside=("corpus", "queries"))
+    write_json_lines(outlet.path, (_entry(example) for example in outlet.examples()))
+
+
+def _entry(example: Example) -> dict[str, Any]:
+    pos, neg = ([f"{p.title} {p.text}".strip() for p in side] for side in (example.positives, example.negatives))
+    entry: dict[str, Any] = {"query": example.query, "pos": pos, "neg": neg}
+    if example.positive_scores is not None:
+        entry["pos_scores"] = example.positive_scores
+    if example.negative_scores is not None:
+        entry["neg_scores"] = example.negative_scores
+    return entry

@@ -7,6 +7,7 @@ another name, given alone, is a run.
 
 from __future__ import annotations
 
+from itertools import repeat
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ import pyarrow.compute as pc
 
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, where
+from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import TextCorpus
+from raydense.data.store import full_text
 from raydense.errors import InputError
 
 COLLECTION = [Field("passage_id", "id", "pid"), Field("text", "text", "passage")]
@@ -105,3 +108,19 @@ def _read_text_triples(paths: list[Path], intake: Intake) -> None:
     texts.write(intake)
     for path, triples in per_file:
         _give_triples(triples, path, intake)
+
+
+def write(outlet: Outlet) -> None:
+    """Write one of run (`qid<TAB>pid<TAB>rank`), qrels, corpus (title and text as one) or queries as a file."""
+    kind = outlet.choose("run", "qrels", "corpus", "queries")
+    if kind == "corpus":
+        tables = ({"pid": t["passage_id"].to_pylist(), "passage": full_text(t).to_pylist()} for t in outlet.passages())
+        write_columns(outlet.path, tables)
+    elif kind == "queries":
+        write_columns(outlet.path, [outlet.queries.select(["query_id", "text"]).to_pydict()])
+    elif kind == "qrels":
+        found = outlet.table("qrels").to_pydict()
+        zeros = repeat("0", len(found["query_id"]))
+        write_columns(outlet.path, [{"qid": found["query_id"], "0": zeros, "pid": found["passage_id"], "1": found["relevance"]}])
+    else:
+        write_columns(outlet.path, [outlet.table("run").select(["query_id", "passage_id", "rank"]).to_pydict()])

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, json_object, json_objects, where
+from raydense.data.formats.outlet import Example, Outlet, exact, write_columns, write_json_lines
 from raydense.data.formats.records import ExampleRows, name, names, objects, text
 from raydense.data.formats.texts import TextCorpus
 from raydense.errors import InputError
@@ -81,3 +82,27 @@ def _passages(entry: dict[str, Any], side: str, gathered: TextCorpus, own: bool,
     if not own:
         return [name(p, "docid", at) for p in found]
     return [gathered.add(text(p, "text", at), at, text(p, "title", at, ""), name(p, "docid", at)) for p in found]
+
+
+def write(outlet: Outlet) -> None:
+    """Write a run, a corpus, queries, or training examples with the texts of their passages (the variant that needs no corpus)."""
+    kind = outlet.choose("examples", "run", "corpus", "queries", beside=("corpus", "queries") if "examples" in outlet.given else ())
+    if kind == "run":
+        run = outlet.table("run")
+        columns_ = {"qid": run["query_id"].to_pylist(), "docid": run["passage_id"].to_pylist(), "score": exact(run["score"])}
+        write_columns(outlet.path, [columns_])
+    elif kind == "corpus":
+        rows = (row for table in outlet.passages() for row in table.to_pylist())
+        write_json_lines(outlet.path, ({"docid": p["passage_id"], "title": p["title"], "text": p["text"]} for p in rows))
+    elif kind == "queries":
+        asked = outlet.queries.select(["query_id", "text"]).to_pylist()
+        write_json_lines(outlet.path, ({"query_id": q["query_id"], "query": q["text"]} for q in asked))
+    else:
+        write_json_lines(outlet.path, (_legacy(example) for example in outlet.examples()))
+
+
+def _legacy(example: Example) -> dict[str, Any]:
+    positives, negatives = (
+        [{"docid": p.passage_id, "title": p.title, "text": p.text} for p in side] for side in (example.positives, example.negatives)
+    )
+    return {"query_id": example.query_id, "query": example.query, "positive_passages": positives, "negative_passages": negatives}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from pathlib import Path
 
 import pyarrow as pa
 
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import Field, columns, first_line, where
+from raydense.data.formats.outlet import Outlet, exact, write_columns
 from raydense.errors import InputError
 
 RUN = [
@@ -48,3 +50,15 @@ def split_of(path: Path) -> str:
     """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` where the name says nothing."""
     words = [w for w in path.name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
     return ".".join(words) or "all"
+
+
+def write(outlet: Outlet) -> None:
+    """Write a run or qrels as one file."""
+    kind = outlet.choose("run", "qrels")
+    table = outlet.table(kind)
+    query, passage = table["query_id"].to_pylist(), table["passage_id"].to_pylist()
+    if kind == "qrels":
+        write_columns(outlet.path, [{"q": query, "0": repeat("0", len(query)), "p": passage, "r": table["relevance"].to_pylist()}], " ")
+        return
+    columns_ = {"q": query, "Q0": repeat("Q0", len(query)), "p": passage, "rank": table["rank"].to_pylist(), "score": exact(table["score"])}
+    write_columns(outlet.path, [{**columns_, "tag": repeat(outlet.settings.tag, len(query))}], " ")

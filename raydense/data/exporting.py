@@ -1,0 +1,46 @@
+"""Export: artifacts become files of another tool, by exact field name; written aside and renamed, never over what is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from raydense.data.formats import beir, dpr, flagembedding, msmarco, pyserini, tevatron, trec
+from raydense.data.formats.outlet import Outlet
+from raydense.errors import InputError
+from raydense.settings import ExportSettings
+
+_WRITE: dict[str, Callable[[Outlet], None]] = {
+    "beir": beir.write,
+    "msmarco": msmarco.write,
+    "trec": trec.write,
+    "dpr": dpr.write,
+    "tevatron": tevatron.write,
+    "flagembedding": flagembedding.write,
+    "pyserini": pyserini.write,
+}
+
+
+def export(settings: ExportSettings) -> Path:
+    """Write artifacts in another tool's format; returns the path written.
+
+    One file where the format has one for what is given (a run, training examples), else a folder (BEIR). InputError where
+    the output exists, where the format cannot hold what is given, or lacks what it needs.
+    """
+    output = Path(settings.output)
+    if output.exists():
+        raise InputError("exists already", output, "give another --output, or delete it")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = output.with_name(f".{output.name}.{uuid.uuid4().hex}.aside")
+    try:
+        _WRITE[settings.format](Outlet(settings, aside))
+        os.rename(aside, output)
+    finally:
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
+    return output

@@ -1,0 +1,134 @@
+"""What the writers of formats take from: the given artifacts, opened when asked for, and streams of rows and texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import query_positions, read_table
+from raydense.errors import InputError
+from raydense.settings import ExportSettings
+
+_STEP = 8_192
+
+
+class Passage(NamedTuple):
+    """A passage as a file for training spells it out."""
+
+    passage_id: str
+    title: str
+    text: str
+
+
+class Example(NamedTuple):
+    """A training example with its texts."""
+
+    query_id: str
+    query: str
+    answers: list[str]
+    positives: list[Passage]
+    negatives: list[Passage]
+    positive_scores: list[float] | None
+    negative_scores: list[float] | None
+
+
+class Outlet:
+    """The artifacts to write and the path to write to."""
+
+    def __init__(self, settings: ExportSettings, path: Path) -> None:
+        self.settings, self.path = settings, path
+        self.given = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
+
+    def choose(self, *kinds: str, beside: tuple[str, ...] = ()) -> str:
+        """Which one of `kinds` was given to be written, `beside` being given for its texts; InputError else."""
+        form = self.settings.format
+        chosen = [kind for kind in kinds if kind in self.given]
+        if "examples" in chosen:
+            chosen = ["examples"]
+        if len(chosen) != 1 or any(kind not in (*chosen, *beside) for kind in self.given):
+            raise InputError(
+                f"format {form} does not write {' with '.join(self.given) or 'nothing'}", "export", f"give one of: {', '.join(kinds)}"
+            )
+        if chosen == ["examples"] and not {"corpus", "queries"} <= set(self.given):
+            raise InputError("examples need their texts", "export", "give --corpus and --queries too")
+        return chosen[0]
+
+    @cached_property
+    def store(self) -> PassageStore:
+        assert self.settings.corpus
+        return PassageStore(self.settings.corpus)
+
+    @cached_property
+    def queries(self) -> pa.Table:
+        assert self.settings.queries
+        return read_table(self.settings.queries, "queries")
+
+    def table(self, kind: str) -> pa.Table:
+        """All rows of a given run, qrels or examples."""
+        return read_table(getattr(self.settings, kind), kind)
+
+    def passages(self) -> Iterator[pa.Table]:
+        """The whole corpus, some thousand passages at a time."""
+        for start in range(0, len(self.store), _STEP):
+            yield self.store.slice(start, min(start + _STEP, len(self.store)), ["passage_id", "title", "text"])
+
+    def examples(self) -> Iterator[Example]:
+        """The training examples with the texts that their rows and ids stand for."""
+        table = self.table("examples")
+        for start in range(0, table.num_rows, _STEP // 8):
+            yield from self._spelled(table.slice(start, _STEP // 8))
+
+    def _spelled(self, table: pa.Table) -> Iterator[Example]:
+        entries = table.to_pylist()
+        rows = np.unique(np.array([r for e in entries for r in (*e["positives"], *e["negatives"])], dtype=np.int64))
+        if rows.size and (rows[0] < 0 or rows[-1] >= len(self.store)):
+            raise InputError(
+                "the examples name passages that the corpus does not have", self.settings.examples or "", "give their own corpus"
+            )
+        found = self.store.take(rows, ["passage_id", "title", "text"]).to_pydict()
+        spelled = dict(zip(rows.tolist(), map(Passage, found["passage_id"], found["title"], found["text"]), strict=True))
+        positions = query_positions(table["query_id"], self.queries, self.settings.examples)
+        asked = self.queries.take(pa.array(positions)).to_pylist()
+        for entry, query in zip(entries, asked, strict=True):
+            yield Example(
+                entry["query_id"],
+                query["text"],
+                query.get("answers") or [],
+                [spelled[r] for r in entry["positives"]],
+                [spelled[r] for r in entry["negatives"]],
+                entry.get("positive_scores"),
+                entry.get("negative_scores"),
+            )
+
+
+def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:
+    """One JSON object a line, UTF-8 as it is."""
+    with open(path, "w", encoding="utf-8", newline="\n") as stream:
+        stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in objects)
+
+
+def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart: str = "\t", header: str = "") -> None:
+    """Rows of columns, given as some tables of columns; InputError where a cell holds what sets cells or lines apart."""
+    with open(path, "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(f"{header}\n" if header else "")
+        for table in tables:
+            for row in zip(*table.values(), strict=True):
+                cells = [cell if isinstance(cell, str) else str(cell) for cell in row]
+                line = apart.join(cells)
+                if line.count(apart) != len(cells) - 1 or "\n" in line or "\r" in line:
+                    raise InputError(
+                        f"{cells[0]!r} has a cell with a blank or line break that the format cannot hold", "export", "use another format"
+                    )
+                stream.write(line + "\n")
+
+
+def exact(scores: pa.ChunkedArray) -> list[str]:
+    """float32 scores in the shortest digits that read back as the same float32."""
+    return [str(score) for score in scores.to_numpy()]
