@@ -217,7 +217,7 @@ class EncodeSettings(Settings, Spread):
     model: str = artifact("model", "the retriever's folder")
     corpus: str = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
-    token_budget: int = resource(16_384, "tokens of one batch, padding included", ge=128)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
 
 
 class IndexSettings(Settings):
@@ -286,8 +286,8 @@ class RerankSettings(Settings, Spread):
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
-    token_budget: int = resource(16_384, "tokens of one batch, padding included", ge=128)
-    block: int = resource(256, "queries of one commit", ge=1)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+    block: int = setting(256, "queries of one commit: each makes a file", ge=1)
 
 
 class EvaluateSettings(Settings):

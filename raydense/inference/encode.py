@@ -1,0 +1,132 @@
+"""Corpus to embeddings: one Arrow file per corpus shard, in the order of the rows, computed by a pool of model actors."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import PassageStore
+from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, require_model, run, token_columns, tokens_of, unpack
+from raydense.settings import EncodeSettings
+
+if TYPE_CHECKING:
+    from raydense.models.tokenizer import TextTokenizer
+
+
+def encode(settings: EncodeSettings) -> Artifact:
+    """Encode every passage of `settings.corpus`: embeddings `row: int64, embedding: fixed_size_list<dtype>[d]`, and passage ids.
+
+    Shards that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
+    where the model is no retriever, or the output was made from something else.
+    """
+    made_from = provenance("encode", settings)
+    require_model(settings.model, scores=False)
+    store = PassageStore(settings.corpus)
+    draft = Draft.open(settings.output, "embeddings", made_from)
+    if draft.done:
+        return draft.done
+    there = draft.committed()
+    if "passage_ids.arrow" not in there:
+        draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
+    pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
+    if pending:
+        _encode_shards(settings, draft, store, pending, made_from["inputs"]["model"])
+    notes = [file.note for path, file in draft.committed().items() if path.startswith("embeddings-")]
+    return draft.finish(
+        len(store),
+        dimension=notes[0]["dimension"],
+        dtype=settings.dtype,
+        model=made_from["inputs"]["model"],
+        corpus=made_from["inputs"]["corpus"],
+        tokens=sum(n["tokens"] for n in notes),
+        padding_share=round(1 - sum(n["tokens"] for n in notes) / sum(n["padded"] for n in notes), 4),
+        seconds=round(sum(n["seconds"] for n in notes), 2),
+    )
+
+
+def _encode_shards(settings: EncodeSettings, draft: Draft, store: PassageStore, pending: list[int], model_print: str) -> None:
+    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
+    with live_line("encode", draft, "passages", len(store), len(store) - left):
+        parts = [{"shard": shard} for shard in pending]
+        for _ in run(settings, parts, tokenise_shard, ShardEncoder, settings=settings, draft=draft, model_print=model_print):
+            pass
+
+
+def tokenise_shard(table: pa.Table, settings: EncodeSettings, draft: Draft, model_print: str) -> pa.Table:
+    """The tokens of the shard that `table` names, with its row range, packed into one row."""
+    shard = table["shard"][0].as_py()
+    store = PassageStore(settings.corpus)
+    start, stop = store.shards[shard]
+    texts = store.passages(np.arange(start, stop))
+    tokens = _tokenizer(settings.model, model_print).passages(texts)
+    return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
+    """Kept by a worker process from shard to shard; `model_print` is in the key, since a folder can change between stages."""
+    from raydense.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
+class ShardEncoder:
+    """A model actor: takes the tokens of a shard, commits its vectors, and gives back what the commit noted."""
+
+    def __init__(self, settings: EncodeSettings, draft: Draft, model_print: str, layout: Layout) -> None:
+        self._draft, self._dtype = draft, np.dtype(settings.dtype)
+        self._device = Device(layout, settings.token_budget)
+        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model)
+
+    def _load(self, folder: str) -> Any:
+        from raydense.models.dual_encoder import DualEncoder
+
+        return DualEncoder.load(folder).to(self._device.name)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Encode and commit one shard as `tokenise_shard` packed it."""
+        model = self._loading.result()
+        columns = unpack(table)
+        shard, tokens, (start, stop) = columns["shard"][0].as_py(), tokens_of(columns), columns["range"].to_pylist()
+        begun = time.perf_counter()
+        meter = Meter(self._draft, _name(shard))
+        vectors, padded = self._device.run(tokens, model.tokenizer.pad_id, model.encode_passages, meter.count)
+        note = {
+            "dimension": model.dimension,
+            "tokens": len(tokens.ids),
+            "padded": padded,
+            "seconds": round(time.perf_counter() - begun, 3),
+        }
+        found = _as_table(start, stop, vectors.astype(self._dtype))
+        self._draft.commit(_name(shard), lambda path: _write_ipc(path, found), stop - start, **note)
+        return pa.Table.from_pylist([{"shard": shard, **note}])
+
+
+def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
+
+
+def _write_ipc(path: Path, table: pa.Table) -> None:
+    """Write an uncompressed Arrow file of a single batch, which a memory-map reads without a copy."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _write_ids(store: PassageStore, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("passage_id", pa.string())])) as writer:
+        for start, stop in store.shards:
+            writer.write_table(store.slice(start, stop, ["passage_id"]))
+
+
+def _name(shard: int) -> str:
+    return f"embeddings-{shard:05d}.arrow"

@@ -1,0 +1,229 @@
+"""What encode and rerank share: the Ray Data pipeline of tokenise tasks and model actors, its layout, errors and live line.
+
+A pipeline has one row per file that is still to be committed. A task on the CPU reads and tokenises what belongs to it, an
+actor of the pool computes it and commits the file, and only a small record comes back to the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.artifact import Draft
+from raydense.errors import InputError
+from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
+from raydense.progress import Progress
+from raydense.ray_session import ensure_ray, physical_cpus
+from raydense.settings import Spread
+
+if TYPE_CHECKING:
+    from raydense.models.tokens import Tokens
+
+_TOKENISE_CPUS = 0.5
+_LOOK_EVERY_S = 0.2
+# Measured with benchmarks/encode.py: a batch of this many tokens stays in a CPU core's cache.
+_CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the actors lie on the cluster: from `fewest` to `most`, each with `gpus` or `cpus`, `per_node` of them on a machine."""
+
+    fewest: int
+    most: int
+    gpus: float
+    cpus: float
+    per_node: int
+
+    @classmethod
+    def of(cls, spread: Spread, pending: int) -> Layout:
+        """The layout for `pending` files on the running cluster.
+
+        An actor on the CPU uses every core that its machine has for it, so "as many as there is room for" is one a machine.
+        """
+        import ray
+
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        gpus_there = ray.cluster_resources().get("GPU", 0.0)
+        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(gpus_there > 0)
+        low, high = spread.concurrency
+        room = int(gpus_there / gpus) if gpus else nodes
+        most = max(1, min(high or max(room, low), pending))
+        return cls(min(low, most), most, gpus, spread.cpus_per_actor, -(-most // nodes))
+
+
+def require_model(folder: str, scores: bool) -> None:
+    """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever (not `scores`); reads no weights."""
+    require_folder(Path(folder))
+    for part in encoder_folders(Path(folder)):
+        inner = weights_folder(part)
+        named = read_json(inner / "config.json").get("architectures") or []
+        if scores != any(name.endswith("ForSequenceClassification") for name in named):
+            found, wanted = ("a re-ranker", "a retriever") if not scores else ("an encoder without a head that scores", "a re-ranker")
+            raise InputError(f"holds {found}", folder, f"give {wanted}")
+
+
+def run(
+    spread: Spread, parts: list[dict[str, Any]], tokenise: Callable[..., pa.Table], actor: type, **arguments: Any
+) -> Iterator[dict[str, Any]]:
+    """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
+
+    A killed worker's part is computed again by Ray; what the code itself raises ends the run.
+    """
+    import ray.data
+
+    ensure_ray()
+    layout = Layout.of(spread, len(parts))
+    common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
+    rows = ray.data.from_items(parts, override_num_blocks=len(parts))
+    tokens = rows.map_batches(
+        tokenise,
+        fn_kwargs=arguments,
+        num_cpus=_TOKENISE_CPUS,
+        compute=ray.data.TaskPoolStrategy(size=layout.most),
+        **common,
+    )
+    records = tokens.map_batches(
+        cast(Any, actor),
+        fn_constructor_kwargs={**arguments, "layout": layout},
+        compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, max_size=layout.most),
+        num_gpus=layout.gpus or None,
+        num_cpus=None if layout.gpus else layout.cpus,
+        **common,
+    )
+    yield from records.iter_rows()
+
+
+def pack(columns: Mapping[str, Any]) -> pa.Table:
+    """A table of one row whose cell `name` is the whole of column `name`: so Ray Data neither cuts nor joins it."""
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    return pa.table({name: pa.LargeListArray.from_arrays(np.array([0, len(a)]), a) for name, a in arrays.items()})
+
+
+def unpack(table: pa.Table) -> dict[str, pa.Array]:
+    """Back from `pack`, without a copy."""
+    return {name: table[name].combine_chunks().flatten() for name in table.column_names}
+
+
+def token_columns(tokens: Tokens) -> dict[str, Any]:
+    """Tokens as columns for `pack`."""
+    types = {} if tokens.types is None else {"types": tokens.types}
+    return {"ids": tokens.ids, "offsets": tokens.offsets, **types}
+
+
+def tokens_of(columns: Mapping[str, pa.Array]) -> Tokens:
+    """Back from `token_columns`."""
+    from raydense.models.tokens import Tokens
+
+    types = columns["types"].to_numpy() if "types" in columns else None
+    return Tokens(columns["ids"].to_numpy(), columns["offsets"].to_numpy(), types)
+
+
+class Device:
+    """Where an actor computes: its GPU, or the cores of its machine that fall to it.
+
+    On the CPU each batch is computed by one thread, and the threads take different batches: faster than all threads in one
+    batch (benchmarks/encode.py), and the same bits whatever the number of threads.
+    """
+
+    def __init__(self, layout: Layout, budget: int) -> None:
+        import torch
+
+        self.name = "cuda" if layout.gpus else "cpu"
+        self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
+        # On a GPU, one thread pads while the other waits for its batch to be taken.
+        threads = 2 if layout.gpus else max(1, physical_cpus() // layout.per_node)
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:
+        """What `forward` gives for each text, float32 [n, ...] in the texts' order, and the tokens computed, padding included.
+
+        `count` hears how many texts each finished batch had.
+        """
+        import torch
+
+        from raydense.models.tokens import batches_by_token_budget
+
+        lengths = tokens.lengths
+        batches = batches_by_token_budget(lengths, self.budget)
+
+        def compute(batch: Any) -> Any:
+            with torch.inference_mode(), self._precision():
+                found = forward(tokens.select(batch).pad(pad_id, self.name)).float()
+            count(len(batch))
+            return found
+
+        found = torch.cat(list(self._pool.map(compute, batches))).cpu().numpy()
+        ordered = np.empty_like(found)
+        ordered[np.concatenate(batches)] = found
+        if not np.isfinite(ordered).all():
+            raise InputError("the model gives numbers that are not finite", "", "train it anew, or give another model")
+        return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
+
+    def _precision(self) -> Any:
+        """Half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
+        import torch
+
+        if self.name == "cpu":
+            return contextlib.nullcontext()
+        return torch.autocast("cuda", dtype=torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16)
+
+
+class Meter:
+    """Counts what is done of one file where the driver sees it: the size of an empty (sparse) file in the draft's work folder."""
+
+    def __init__(self, draft: Draft, name: str) -> None:
+        self._path = meters(draft) / name
+        self._done = 0
+        self._lock = threading.Lock()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch()
+        os.truncate(self._path, 0)
+
+    def count(self, n: int) -> None:
+        """Count `n` more; may be called from any thread."""
+        with self._lock:
+            self._done += n
+            os.truncate(self._path, self._done)
+
+
+def meters(draft: Draft) -> Path:
+    """The folder of the meters of a draft."""
+    return draft.work / "meters"
+
+
+@contextlib.contextmanager
+def live_line(name: str, draft: Draft, unit: str, total: int, done_before: int) -> Iterator[None]:
+    """Show how far the actors are, from their meters, until the block ends."""
+    folder = meters(draft)
+    for left in folder.glob("*"):
+        left.unlink()
+    stop = threading.Event()
+    with Progress(name, total, unit, done_before) as progress:
+
+        def look() -> None:
+            while not stop.wait(_LOOK_EVERY_S):
+                progress.set(min(total, done_before + _sizes(folder.glob("*"))))
+
+        watcher = threading.Thread(target=look, name="live line", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+        progress.set(total)
+
+
+def _sizes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)

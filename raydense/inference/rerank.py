@@ -1,0 +1,186 @@
+"""A run ordered anew by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, query_positions, read_table
+from raydense.errors import InputError
+from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, require_model, run, token_columns, tokens_of, unpack
+from raydense.settings import RerankSettings
+
+if TYPE_CHECKING:
+    from raydense.models.tokenizer import PairTokenizer
+
+_COLUMNS = ["query_id", "passage_id", "rank"]
+
+
+def rerank(settings: RerankSettings) -> Artifact:
+    """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
+
+    Blocks of queries that an earlier run committed are kept. InputError where the model is no re-ranker, the run names a query
+    or passage that is not there, or the output was made from something else.
+    """
+    made_from = provenance("rerank", settings)
+    require_model(settings.model, scores=True)
+    candidates = RunReader(settings.run)
+    draft = Draft.open(settings.output, "run", made_from)
+    if draft.done:
+        return draft.done
+    blocks = candidates.blocks(settings.block, settings.depth)
+    there = draft.committed()
+    pending = [b for b in blocks if _name(b["block"]) not in there]
+    if pending:
+        _score_blocks(settings, draft, pending, sum(b["pairs"] for b in blocks), made_from["inputs"])
+    notes = [file.note for file in draft.committed().values()]
+    rows = sum(file.rows for file in draft.committed().values())
+    tokens, padded = (sum(n[key] for n in notes) for key in ("tokens", "padded"))
+    return draft.finish(
+        rows,
+        queries=sum(b["queries"] for b in blocks),
+        depth=settings.depth,
+        model=made_from["inputs"]["model"],
+        corpus=made_from["inputs"]["corpus"],
+        tokens=tokens,
+        padding_share=round(1 - tokens / padded, 4) if padded else 0.0,
+        seconds=round(sum(n["seconds"] for n in notes), 2),
+    )
+
+
+def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
+    left = sum(b["pairs"] for b in pending)
+    with live_line("rerank", draft, "pairs", pairs, pairs - left):
+        for _ in run(settings, pending, tokenise_block, BlockScorer, settings=settings, draft=draft, prints=prints):
+            pass
+
+
+class RunReader:
+    """Reads a run artifact by row range, one query after another; holds no more of it than the range asked for."""
+
+    def __init__(self, path: str) -> None:
+        self._parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run").parts(".parquet")]
+        groups = [(part, g) for part in self._parts for g in range(part.num_row_groups)]
+        self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
+        self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
+
+    def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
+        """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth."""
+        first_rows: list[NDArray[np.int64]] = []
+        kept: list[NDArray[Any]] = [np.zeros(1, np.int64)]
+        before, offset = None, 0
+        for part, group in self._groups:
+            table = part.read_row_group(group, columns=["query_id", "rank"])
+            ids = table["query_id"].combine_chunks()
+            changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
+            starts = np.flatnonzero(np.concatenate([[ids[0].as_py() != before], changes]))
+            first_rows.append(starts + offset)
+            kept.append(np.asarray(table["rank"]) <= depth)
+            before, offset = ids[-1].as_py(), offset + len(ids)
+        if not first_rows:
+            return []
+        query_starts = np.concatenate(first_rows)
+        pairs = np.cumsum(np.concatenate(kept), dtype=np.int64)
+        starts = query_starts[::queries].tolist()
+        return [
+            {"block": n, "start": a, "stop": b, "queries": min(queries, len(query_starts) - n * queries), "pairs": int(pairs[b] - pairs[a])}
+            for n, (a, b) in enumerate(zip(starts, [*starts[1:], offset], strict=True))
+        ]
+
+    def read(self, start: int, stop: int) -> pa.Table:
+        """The rows start..stop-1, with query_id, passage_id and rank."""
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
+        tables = [part.read_row_group(group, columns=_COLUMNS) for part, group in self._groups[first : last + 1]]
+        return pa.concat_tables(tables).slice(start - (self._ends[first - 1] if first else 0), stop - start)
+
+
+def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prints: dict[str, str]) -> pa.Table:
+    """The tokens of the pairs of the block that `table` names, with their ids and corpus rows, packed into one row."""
+    block = {name: table[name][0].as_py() for name in ("block", "start", "stop")}
+    found = RunReader(settings.run).read(block["start"], block["stop"])
+    found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
+    queries = _queries(settings.queries, prints["queries"])
+    positions = query_positions(found["query_id"], queries, settings.run)
+    store = PassageStore(settings.corpus)
+    rows = store.rows_of(found["passage_id"])
+    if (rows < 0).any():
+        missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
+        raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
+    texts = queries["text"].take(pa.array(positions)).to_pylist()
+    tokens = _tokenizer(settings.model, prints["model"]).pairs(texts, store.passages(rows))
+    ids = {name: found[name].combine_chunks() for name in ("query_id", "passage_id")}
+    return pack({"block": [block["block"]], **ids, "row": rows, **token_columns(tokens)})
+
+
+@lru_cache(maxsize=1)
+def _queries(folder: str, print_: str) -> pa.Table:
+    """Kept by a worker process from block to block; `print_` is in the key, since a folder can change between stages."""
+    return read_table(folder, "queries", ["query_id", "text"])
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: str, print_: str) -> PairTokenizer:
+    """As `_queries`."""
+    from raydense.models.cross_encoder import load_pair_tokenizer
+
+    return load_pair_tokenizer(folder)
+
+
+class BlockScorer:
+    """A model actor: takes the pairs of a block, commits its part of the run, and gives back what the commit noted."""
+
+    def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout) -> None:
+        self._draft = draft
+        self._device = Device(layout, settings.token_budget)
+        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model)
+
+    def _load(self, folder: str) -> Any:
+        from raydense.models.cross_encoder import CrossEncoder
+
+        return CrossEncoder.load(folder).to(self._device.name)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Score and commit one block as `tokenise_block` packed it."""
+        model = self._loading.result()
+        columns = unpack(table)
+        name, tokens = _name(columns["block"][0].as_py()), tokens_of(columns)
+        begun = time.perf_counter()
+        meter = Meter(self._draft, name)
+        scores, padded = self._device.run(tokens, model.tokenizer.pad_id, model, meter.count)
+        note = {"tokens": len(tokens.ids), "padded": padded, "seconds": round(time.perf_counter() - begun, 3)}
+        commit_table(self._draft, name, ordered(columns["query_id"], columns["passage_id"], columns["row"].to_numpy(), scores), **note)
+        return pa.Table.from_pylist([note])
+
+
+def ordered(query_ids: pa.Array, passage_ids: pa.Array, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> pa.Table:
+    """A run of these pairs: queries in their order, each one's passages by score falling, then row rising, ranked from 1."""
+    query = pc.dictionary_encode(query_ids).indices.to_numpy()
+    order = np.lexsort((rows, -scores, query))
+    sorted_query = query[order]
+    starts = np.searchsorted(sorted_query, sorted_query, side="left")
+    take = pa.array(order)
+    return pa.table(
+        {
+            "query_id": query_ids.take(take),
+            "passage_id": passage_ids.take(take),
+            "rank": pa.array(np.arange(len(order)) - starts + 1, pa.int32()),
+            "score": pa.array(scores[order], pa.float32()),
+        }
+    )
+
+
+def _name(block: int) -> str:
+    return f"run-{block:05d}.parquet"
