@@ -41,18 +41,21 @@ def token_matcher(answers: list[str]) -> Callable[[str], bool]:
 
 @dataclass
 class RegexMatchers:
-    """Answers as regular expressions (as CuratedTREC has them), with an end to searches that would take for ever."""
+    """Answers as regular expressions (as CuratedTREC has them), with an end to searches that would take for ever.
+
+    Expressions and texts are brought to Unicode NFC, so that an accented letter is one sign in a class as [ée].
+    """
 
     given_up: set[str] = field(default_factory=set)
 
     def matcher(self, answers: list[str], query_id: str, where: object) -> Callable[[str], bool]:
         """Whether one of the expressions is found in a text, whatever the case; InputError on one that is none."""
         patterns = [self._compile(answer, query_id, where) for answer in answers if answer.strip()]
-        return lambda text: any(self._found(pattern, unicodedata.normalize("NFD", text)) for pattern in patterns)
+        return lambda text: any(self._found(pattern, unicodedata.normalize("NFC", text)) for pattern in patterns)
 
     def _compile(self, answer: str, query_id: str, where: object) -> regex.Pattern[str]:
         try:
-            return regex.compile(unicodedata.normalize("NFD", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
+            return regex.compile(unicodedata.normalize("NFC", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
         except regex.error as error:
             what = f"answer {answer!r} of query {query_id!r} is not a regular expression ({error})"
             raise InputError(what, where, "mend it, or take answers=token") from None

@@ -1,0 +1,156 @@
+"""Runs against judgements: metrics.json, the values of each query, and a report to read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import PassageStore
+from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
+from raydense.errors import InputError
+from raydense.evaluation.answers import answers_of, first_answer_ranks, matchers_of
+from raydense.evaluation.metrics import Judgements, Measured, trec_order
+from raydense.evaluation.report import write_report
+from raydense.evaluation.significance import SAMPLES, compare, holm
+from raydense.progress import say
+from raydense.settings import EvaluateSettings
+
+_COLUMNS = ["query_id", "passage_id", "rank", "score"]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One run under its name: the hits of the judged queries (in trec_eval's order) and what was measured."""
+
+    name: str
+    artifact: Artifact
+    hits: pa.Table
+    measured: Measured
+    answers: dict[str, Any] | None
+
+
+def evaluate(settings: EvaluateSettings) -> Artifact:
+    """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, a row a judged query.
+
+    Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. `summary["result"]` is the object
+    of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. The same inputs
+    give the same bytes. Raises InputError on an unknown metric, a name used twice, or what answers need and is missing.
+    """
+    folders = named_folders(settings.run, "run")
+    made_from = provenance("evaluate", settings) | {"names": [*folders, *named_folders(settings.models, "models")]}
+    draft = Draft.open(settings.output, "report", made_from)
+    if draft.done:
+        return draft.done
+    qrels = read_table(settings.qrels, "qrels")
+    judgements = Judgements(qrels, settings.metrics, settings.qrels)
+    queries = read_table(settings.queries, "queries") if settings.queries else None
+    if queries is not None:
+        query_positions(qrels["query_id"], queries, settings.qrels)
+    runs = [_measure(name, folder, judgements, queries, settings) for name, folder in folders.items()]
+    result = result_of(runs, len(judgements.query_ids))
+    draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
+    draft.commit(
+        "per_query.parquet",
+        lambda path: pq.write_table(_per_query(runs, judgements.query_ids), path),
+        len(runs) * len(judgements.query_ids),
+    )
+    models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}
+    draft.commit("report.html", lambda path: write_report(path, settings, runs, judgements, queries, models, result), 0)
+    return draft.finish(len(judgements.query_ids), result=result)
+
+
+def named_folders(items: list[str], key: str) -> dict[str, str]:
+    """The folders of a list of `folder` or `NAME=folder`, by name; a folder without one is called as it is itself called."""
+    named: dict[str, str] = {}
+    for item in items:
+        name, equals, folder = item.partition("=")
+        name, folder = (name, folder) if equals else (Path(item).resolve().name, item)
+        if name in named:
+            raise InputError(f"the name {name!r} is there twice", key, "write NAME=folder, each with another name")
+        named[name] = folder
+    return named
+
+
+def _measure(name: str, folder: str, judgements: Judgements, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
+    artifact = Artifact.open(folder, "run")
+    judged = [_judged(part, judgements.query_ids) for part in artifact.parts(".parquet")]
+    run = pa.concat_tables(judged) if judged else concat_parts([], "run")
+    measured = judgements.measure(run, folder)
+    answers = None if settings.answers == "none" else _answers(run, judgements.query_ids, queries, settings)
+    values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
+    missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
+    say(f"evaluate: {name}: {values} over {len(judgements.query_ids):,} queries{missing}")
+    return MeasuredRun(name, artifact, trec_order(run, judgements.query_ids), measured, answers)
+
+
+def _judged(part: Path, query_ids: pa.Array) -> pa.Table:
+    table = pq.read_table(part, columns=_COLUMNS)
+    return table.filter(pc.is_in(table["query_id"], value_set=query_ids))
+
+
+def _answers(run: pa.Table, query_ids: pa.Array, queries: pa.Table | None, settings: EvaluateSettings) -> dict[str, Any]:
+    """Top-k answer accuracy over the judged queries that have answers, hits in the order of their ranks."""
+    if queries is None or settings.corpus is None or settings.answers == "none":
+        missing = "queries" if queries is None else "corpus"
+        raise InputError("missing", missing, f"answers {settings.answers} needs it")
+    asked = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=query_ids)), settings.queries)
+    run = run.filter(pc.less_equal(run["rank"], max(settings.answer_k)))
+    run = run.append_column("query", pc.index_in(run["query_id"], value_set=asked["query_id"].combine_chunks()))
+    run = run.filter(pc.is_valid(run["query"])).sort_by([("query", "ascending"), ("rank", "ascending")])
+    store = PassageStore(settings.corpus)
+    rows, edges = store.known_rows(run["passage_id"], settings.run[0]), query_starts(run["query_id"])
+    hits = [rows[:0]] * asked.num_rows
+    for query, start, stop in zip(run["query"].to_numpy()[edges[:-1]], edges[:-1], edges[1:], strict=True):
+        hits[query] = rows[start:stop]
+    ids = asked["query_id"].to_pylist()
+    matchers, given_up = matchers_of(settings.answers, asked["answers"].to_pylist(), ids, settings.queries)
+    ranks = first_answer_ranks(hits, matchers, lambda some: store.take(some, ["text"])["text"].to_pylist())
+    accuracy = {f"top-{k}": float(np.mean((ranks > 0) & (ranks <= k))) for k in sorted(set(settings.answer_k))}
+    if given_up:
+        say(f"evaluate: gave up {len(given_up):,} answer expressions that searched too long, the first is {min(given_up)!r}")
+    return {"match": settings.answers, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
+
+
+def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
+    """The object of metrics.json."""
+    each: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        each[run.name] = {"metrics": run.measured.means, "queries": queries}
+        if run.answers:
+            each[run.name]["answers"] = run.answers
+    if len(runs) == 1:
+        return each[runs[0].name]
+    return {"runs": each, "significance": significance_of(runs)}
+
+
+def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
+    """Each run against the first, by each metric; the randomisation p-values are corrected together, by Holm."""
+    first = runs[0].measured.per_query
+    pairs = [(run, metric) for run in runs[1:] for metric in first]
+    compared = [compare(run.measured.per_query[metric], first[metric]) for run, metric in pairs]
+    corrected = holm([c.p_randomisation for c in compared])
+    found: dict[str, Any] = {run.name: {} for run in runs[1:]}
+    for (run, metric), comparison, p_holm in zip(pairs, compared, corrected, strict=True):
+        found[run.name][metric] = asdict(comparison) | {"p_holm": p_holm}
+    return {
+        "compared_with": runs[0].name,
+        "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES} sign flips",
+        "correction": f"p_holm: the randomisation test's p, Holm-corrected for {len(pairs)} comparisons",
+        "runs": found,
+    }
+
+
+def _per_query(runs: list[MeasuredRun], query_ids: pa.Array) -> pa.Table:
+    tables = []
+    for run in runs:
+        columns = {metric: pa.array(values) for metric, values in run.measured.per_query.items()}
+        tables.append(pa.table({"run": pa.array([run.name] * len(query_ids)), "query_id": query_ids, **columns}))
+    return pa.concat_tables(tables)

@@ -1,0 +1,138 @@
+"""Queries worth reading in a report: where a run wins and loses most against the first, with their hits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import regex
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from raydense.data.store import PassageStore
+from raydense.evaluation.metrics import Measured
+
+SHOWN_HITS = 5
+SHOWN_QUERIES = 3
+TEXT_LENGTH = 280
+_SEARCH_S = 1.0
+
+
+class Run(Protocol):
+    """What is read of a run: its name, the hits in order, and the values of each query."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def hits(self) -> pa.Table: ...
+    @property
+    def measured(self) -> Measured: ...
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One passage as the report shows it; `relevance` is None where it is not judged."""
+
+    rank: int
+    passage_id: str
+    relevance: int | None
+    text: Markup
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The first hits of one run for one query, its value there, and the rank of the first relevant passage (0: none)."""
+
+    run: str
+    value: float
+    first_relevant: int
+    hits: list[Hit]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query with the hits of the runs compared, and one positive."""
+
+    query_id: str
+    text: str
+    answers: list[str]
+    positive_id: str
+    positive: Markup
+    runs: list[Hits]
+
+
+def choose(values: NDArray[np.float64], first: NDArray[np.float64] | None) -> list[tuple[str, list[int]]]:
+    """Headings with positions of queries: the greatest wins and losses against `first`, or the best and worst without one."""
+    gaps = values if first is None else values - first
+    order = np.argsort(-gaps, kind="stable")
+    best, worst = order[:SHOWN_QUERIES], order[::-1][:SHOWN_QUERIES]
+    if first is None:
+        return [("Worst", worst[~np.isin(worst, best)].tolist()), ("Best", best.tolist())]
+    return [("Greatest wins", best[gaps[best] > 0].tolist()), ("Greatest losses", worst[gaps[worst] < 0].tolist())]
+
+
+class Reader:
+    """Makes examples of queries: texts where the queries and the corpus were given, ids elsewhere."""
+
+    def __init__(self, judged: dict[str, dict[str, float]], queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
+        self.judged, self.queries, self.store, self.as_regex = judged, queries, store, as_regex
+
+    def example(self, query_id: str, position: int, runs: Sequence[Run], metric: str) -> Example:
+        """One query with what each run found."""
+        text, answers = self._query(query_id)
+        marks = answer_pattern(answers, self.as_regex)
+        best = max(self.judged[query_id].items(), key=lambda item: item[1], default=("", 0.0))
+        positive_id = best[0] if best[1] >= 1 else ""
+        shown = [self._hits(run, query_id, float(run.measured.per_query[metric][position]), marks) for run in runs]
+        positive = self._texts([positive_id], marks)[0] if positive_id else Markup()
+        return Example(query_id, text, answers, positive_id, positive, shown)
+
+    def _query(self, query_id: str) -> tuple[str, list[str]]:
+        if self.queries is None:
+            return "", []
+        row = self.queries.filter(pc.equal(self.queries["query_id"], query_id)).slice(0, 1).to_pylist()[0]
+        return row["text"], [a for a in row.get("answers") or [] if a and a.strip()]
+
+    def _hits(self, run: Run, query_id: str, value: float, marks: regex.Pattern[str] | None) -> Hits:
+        ids = run.hits.filter(pc.equal(run.hits["query_id"], query_id))["passage_id"].to_pylist()
+        judged = self.judged[query_id]
+        first_relevant = next((rank for rank, p in enumerate(ids, 1) if judged.get(p, 0) >= 1), 0)
+        texts = self._texts(ids[:SHOWN_HITS], marks)
+        found = [(rank, p, judged.get(p), text) for rank, (p, text) in enumerate(zip(ids, texts, strict=False), 1)]
+        hits = [Hit(rank, p, None if grade is None else int(grade), text) for rank, p, grade, text in found]
+        return Hits(run.name, value, first_relevant, hits)
+
+    def _texts(self, passage_ids: list[str], marks: regex.Pattern[str] | None) -> list[Markup]:
+        if self.store is None:
+            return [Markup()] * len(passage_ids)
+        rows = self.store.rows_of(pa.array(passage_ids, pa.string()))
+        texts = dict(zip(rows[rows >= 0].tolist(), self.store.passages(rows[rows >= 0]), strict=True))
+        return [cut(texts.get(row, ""), marks) for row in rows.tolist()]
+
+
+def answer_pattern(answers: list[str], as_regex: bool) -> regex.Pattern[str] | None:
+    """What to mark in a text: any of the answers, whole words, whatever the case."""
+    if not answers:
+        return None
+    parts = [f"(?:{a})" if as_regex else rf"(?<!\w){regex.escape(a)}(?!\w)" for a in answers]
+    return regex.compile("|".join(parts), regex.IGNORECASE)
+
+
+def cut(text: str, marks: regex.Pattern[str] | None) -> Markup:
+    """About 280 characters of a text, escaped: from its beginning, or around the first answer; answers are marked."""
+    try:
+        found = [m.span() for m in marks.finditer(text, timeout=_SEARCH_S) if m.group()] if marks else []
+    except TimeoutError:
+        found = []
+    start = max(0, found[0][0] - TEXT_LENGTH // 2) if found and found[0][1] > TEXT_LENGTH else 0
+    stop = start + TEXT_LENGTH
+    parts, at = [Markup("… " if start else "")], start
+    for a, b in found:
+        if at <= a < stop:
+            parts += [escape(text[at:a]), Markup("<mark>{}</mark>").format(text[a:b])]
+            at = b
+    return Markup("").join([*parts, escape(text[at : max(at, stop)]), Markup("…" if stop < len(text) else "")])

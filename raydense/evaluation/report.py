@@ -1,0 +1,137 @@
+"""report.html: one file that needs no other, with the runs, their differences, curves, examples and where all came from."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pyarrow as pa
+from markupsafe import Markup
+
+from raydense.data.artifact import fingerprint_of, read_manifest
+from raydense.data.store import PassageStore
+from raydense.evaluation.curves import curve_svg, read_curves
+from raydense.evaluation.examples import Reader, Run, choose
+from raydense.evaluation.metrics import Judgements
+from raydense.settings import EvaluateSettings
+
+_DEEPEST = 12
+
+
+def write_report(
+    path: Path,
+    settings: EvaluateSettings,
+    runs: list[Any],
+    judgements: Judgements,
+    queries: pa.Table | None,
+    models: dict[str, Path],
+    result: dict[str, Any],
+) -> None:
+    """Write the page to `path`; the same inputs give the same bytes, and nothing in it points outside."""
+    measured = result.get("runs", {runs[0].name: result})
+    page = {
+        "title": settings.title,
+        "queries": len(judgements.query_ids),
+        "metrics": list(runs[0].measured.means),
+        "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
+        "accuracies": list(measured[runs[0].name].get("answers", {}).get("accuracy", {})),
+        "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
+        "significance": result.get("significance"),
+        "curves": curves_of(models),
+        "examples": examples_of(settings, runs, judgements, queries),
+        "provenance": provenance_of(settings, runs, models),
+    }
+    path.write_text(_template().render(page))
+
+
+def _template() -> jinja2.Template:
+    source = files("raydense.evaluation").joinpath("report.html.j2").read_text()
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters["figure"] = lambda value: f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+    page.filters["p"] = lambda value: "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return page.from_string(source)
+
+
+def table_rows(names: list[str], measured: dict[str, Any], significance: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A row a run: its metrics, each with whether it is the best and its significance mark, and its answer accuracies."""
+    metrics = list(measured[names[0]]["metrics"])
+    highest = {m: max(measured[name]["metrics"][m] for name in names) for m in metrics}
+    rows = []
+    for name in names:
+        compared = (significance or {"runs": {}})["runs"].get(name, {})
+        values = measured[name]["metrics"]
+        cells = [
+            {"value": values[m], "best": len(names) > 1 and values[m] == highest[m], "mark": significance_mark(compared.get(m))}
+            for m in metrics
+        ]
+        accuracy = list(measured[name].get("answers", {}).get("accuracy", {}).values())
+        rows.append({"name": name, "cells": cells, "accuracy": accuracy, "queries": measured[name]["queries"]})
+    return rows
+
+
+def significance_mark(comparison: dict[str, Any] | None) -> str:
+    """An arrow for a difference that holds at 0.05 after correction, two for 0.01; else nothing."""
+    if comparison is None or comparison["p_holm"] >= 0.05:
+        return ""
+    arrow = "▲" if comparison["difference"] > 0 else "▼"
+    return arrow * 2 if comparison["p_holm"] < 0.01 else arrow
+
+
+def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
+    """The curves of each model that has a history."""
+    found = []
+    for number, (name, folder) in enumerate(models.items()):
+        series = read_curves(folder)
+        charts = [
+            {"name": key, "last": points[-1][1], "svg": Markup(curve_svg(points, key, f"c{number}-{place}"))}
+            for place, (key, points) in enumerate(series.items())
+        ]
+        if charts:
+            found.append({"name": name, "charts": charts})
+    return found
+
+
+def examples_of(settings: EvaluateSettings, runs: list[Run], judgements: Judgements, queries: pa.Table | None) -> dict[str, Any]:
+    """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
+    store = PassageStore(settings.corpus) if settings.corpus else None
+    reader = Reader(judgements.judged, queries, store, settings.answers == "regex")
+    metric = next(iter(runs[0].measured.means))
+    ids = judgements.query_ids.to_pylist()
+    first = runs[0].measured.per_query[metric]
+    groups = []
+    for run in runs[1:] or runs:
+        alone = run is runs[0]
+        shown = [run] if alone else [run, runs[0]]
+        for heading, positions in choose(run.measured.per_query[metric], None if alone else first):
+            title = f"{heading} of {run.name}" if alone else f"{heading} of {run.name} against {runs[0].name}"
+            groups.append({"title": title, "examples": [reader.example(ids[p], p, shown, metric) for p in positions]})
+    return {"metric": metric, "groups": [g for g in groups if g["examples"]]}
+
+
+def provenance_of(settings: EvaluateSettings, runs: list[Any], models: dict[str, Path]) -> list[dict[str, Any]]:
+    """A tree for each run and model: what it was made from, as far as the folders given here tell."""
+    inputs = {name: Path(getattr(settings, name)) for name in ("qrels", "queries", "corpus") if getattr(settings, name)}
+    folders = {**{run.name: run.artifact.path for run in runs}, **models, **inputs}
+    known = {fingerprint_of(folder): (name, read_manifest(folder)) for name, folder in folders.items()}
+    return [node(fingerprint_of(folder), name, known) for name, folder in folders.items()]
+
+
+def node(fingerprint: str, name: str, known: dict[str, tuple[str, dict[str, Any] | None]], depth: int = 0) -> dict[str, Any]:
+    """One artifact of the tree; where only its fingerprint is known, it is a leaf."""
+    known_as, manifest = known.get(fingerprint, ("", None))
+    found: dict[str, Any] = {"name": name, "fingerprint": fingerprint, "kind": "", "facts": [], "inputs": []}
+    if known_as and known_as != name:
+        found["name"] = f"{name}: {known_as}"
+    if manifest is None or depth > _DEEPEST:
+        return found
+    made_from = manifest["made_from"]
+    settings = made_from.get("settings") or {}
+    found["kind"] = manifest["kind"]
+    found["facts"] = [("stage", made_from.get("stage", "")), ("rows", f"{manifest['rows']:,}"), *sorted(settings.items())]
+    found["facts"].append(("made with", ", ".join(f"{k} {v}" for k, v in sorted(manifest["versions"].items()))))
+    for key, value in sorted((made_from.get("inputs") or {}).items()):
+        several = value if isinstance(value, list) else [value]
+        found["inputs"] += [node(str(one), key, known, depth + 1) for one in several]
+    return found

@@ -1,0 +1,83 @@
+"""Answer matching as DPR has it, read slowly; expressions that would search for ever; the first rank with an answer."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raydense.evaluation.answers as answers
+from raydense.errors import InputError
+from raydense.evaluation.answers import RegexMatchers, first_answer_ranks, token_matcher
+
+
+def slow_tokens(text: str) -> list[str]:
+    """Runs of letters, digits and marks; other visible signs one by one (DPR's SimpleTokenizer)."""
+    tokens: list[str] = []
+    word = False
+    for sign in unicodedata.normalize("NFD", text):
+        kind = unicodedata.category(sign)[0]
+        if kind in "LNM":
+            tokens = [*tokens[:-1], tokens[-1] + sign] if word else [*tokens, sign]
+        elif kind not in "ZC":
+            tokens.append(sign)
+        word = kind in "LNM"
+    return [token.lower() for token in tokens]
+
+
+words = st.text(st.sampled_from("abA é\u0301-.,'\n\t\u00a0\u200b1"), max_size=12)
+
+
+@given(text=words, found=st.lists(words, max_size=3))
+def test_equals_the_slow_reading(text: str, found: list[str]):
+    tokens = slow_tokens(text)
+    expected = False
+    for answer in map(slow_tokens, found):
+        expected |= any(tokens[i : i + len(answer)] == answer for i in range(len(tokens)) if answer)
+    assert token_matcher(found)(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "held"),
+    [
+        ("New York", "In new\nyork, once", True),
+        ("york", "yorkshire", False),
+        ("Beyoncé", "BEYONCE\u0301 sang", True),
+        ("U.S.", "the U . S . army", True),
+        ("1984", "in 19845", False),
+        ("", "anything", False),
+        ("\u200b", "anything", False),
+    ],
+)
+def test_tokens(answer: str, text: str, held: bool):
+    assert token_matcher([answer])(text) is held
+
+
+def test_expressions_match_any_case_and_bad_ones_are_named():
+    holds = RegexMatchers().matcher([r"\b19(84|85)\b", "r[ée]sum[ée]"], "q", "queries")
+    assert holds("in 1985")
+    assert not holds("in 19855")
+    assert holds("RÉSUMÉ")
+    with pytest.raises(InputError, match=r"answer '\(x' of query 'q7' is not a regular expression"):
+        RegexMatchers().matcher(["(x"], "q7", "queries")
+
+
+def test_an_endless_search_is_given_up_once_and_for_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(answers, "_SEARCH_S", 0.05)
+    regexes = RegexMatchers()
+    holds = regexes.matcher(["(a|aa)+$", "other"], "q", "queries")
+    text = "a" * 60 + "!"
+    assert not holds(text)
+    assert regexes.given_up == {"(a|aa)+$"}
+    assert holds(f"{text} other")
+
+
+def test_the_first_rank_with_an_answer():
+    texts = {row: f"passage {row}" for row in range(50)}
+    hits = [np.arange(40), np.arange(40), np.array([7, 3]), np.array([], dtype=np.int64)]
+    matchers = [token_matcher([answer]) for answer in ("passage 25", "passage 49", "3", "1")]
+    ranks = first_answer_ranks(hits, matchers, lambda rows: [texts[int(row)] for row in rows])
+    assert ranks.tolist() == [26, 0, 2, 0]

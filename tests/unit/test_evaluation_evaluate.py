@@ -1,0 +1,166 @@
+"""evaluate(): the shapes of metrics.json, answers, several runs, and a page that needs nothing outside itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.store import CorpusWriter
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+from raydense.evaluation.curves import read_curves
+from raydense.evaluation.evaluate import evaluate
+from raydense.evaluation.table import comparison_table
+from raydense.settings import EvaluateSettings
+
+EVIL = "<script>alert('x')</script> & \"more\""
+TEXTS = ["Paris is the capital of France.", f"Rome {EVIL}", "Berlin, since 1990", "x " * 300 + "Rome at last", "Oslo", "Bern"]
+
+
+def write_table(folder: Path, kind: str, *parts: pa.Table) -> None:
+    draft = Draft.open(folder, kind, {"stage": f"test <{kind}>", "settings": {"evil": EVIL}})
+    for number, part in enumerate(parts):
+        commit_table(draft, f"{kind}-{number:05d}.parquet", part)
+    draft.finish(sum(p.num_rows for p in parts))
+
+
+def run_table(run: dict[str, list[int]]) -> pa.Table:
+    rows = [(q, f"p{p}", rank, 1.0 / rank) for q, hits in run.items() for rank, p in enumerate(hits, 1)]
+    return pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], map(list, zip(*rows, strict=True)), strict=True)))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    writer = CorpusWriter(Draft.open(tmp_path / "corpus", "corpus", {"stage": "test"}), 4)
+    writer.add(pa.table({"passage_id": [f"p{i}" for i in range(6)], "title": [""] * 6, "text": TEXTS}))
+    writer.finish()
+    queries = {"query_id": ["q0", "q1", "q2", "other"], "text": ["capital of France?", EVIL, "since when?", "unjudged"]}
+    write_table(tmp_path / "queries", "queries", pa.table({**queries, "answers": [["paris"], ["ROME"], [r"19[89]0"], ["x"]]}))
+    qrels = {"query_id": ["q0", "q1", "q1", "q2"], "passage_id": ["p0", "p1", "p3", "p2"], "relevance": [1, 2, 1, 1]}
+    write_table(tmp_path / "qrels", "qrels", pa.table(qrels))
+    good, bad = {"q0": [0, 1], "q1": [1, 0], "q2": [4, 2], "other": [0]}, {"q0": [1, 0], "q1": [4, 3, 0]}
+    write_table(tmp_path / "bad", "run", run_table(bad))
+    write_table(tmp_path / "good", "run", run_table({"q0": good["q0"]}), run_table({q: good[q] for q in ("q1", "q2", "other")}))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    steps = [{"step": s, "loss": 2.0 / s, "lr": 1e-4, **({"dev": {"RR@10": s / 60}} if s % 20 == 0 else {})} for s in range(1, 61)]
+    (model / "history.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return tmp_path
+
+
+def evaluate_world(root: Path, output: str, runs: list[str], **settings: object) -> Artifact:
+    given = {"output": str(root / output), "run": runs, "qrels": str(root / "qrels"), "metrics": "RR@10 R@1", **settings}
+    return evaluate(EvaluateSettings.read(given))
+
+
+def test_one_run(world: Path):
+    report = evaluate_world(world, "report", [str(world / "good")])
+    expected = {"metrics": {"RR@10": pytest.approx(2.5 / 3), "R@1": pytest.approx(0.5)}, "queries": 3}
+    assert report.summary["result"] == json.loads((report.path / "metrics.json").read_text()) == expected
+    assert report.rows == 3
+    values = pq.read_table(report.path / "per_query.parquet").to_pylist()
+    assert values[1] == {"run": "good", "query_id": "q1", "RR@10": 1.0, "R@1": 0.5}
+    before = (report.path / "report.html").stat().st_mtime_ns
+    assert evaluate_world(world, "report", [str(world / "good")]).path.joinpath("report.html").stat().st_mtime_ns == before
+
+
+def test_several_runs_against_the_first(world: Path):
+    report = evaluate_world(world, "report", [f"BM25={world / 'bad'}", f"dense={world / 'good'}"])
+    result = report.summary["result"]
+    assert result["runs"]["BM25"] == {"metrics": {"RR@10": pytest.approx(1 / 3), "R@1": 0.0}, "queries": 3}
+    against = result["significance"]["runs"]["dense"]["RR@10"]
+    assert (against["wins"], against["ties"], against["losses"]) == (3, 0, 0)
+    assert against["p_randomisation"] <= against["p_holm"]
+    assert result["significance"]["compared_with"] == "BM25"
+    lines = comparison_table(report, {"BM25": 1.25}).splitlines()
+    assert lines[0].split() == ["RR@10", "R@1", "seconds"]
+    assert [line.split() for line in lines[2:]] == [["BM25", "0.3333", "0.0000", "1.2"], ["dense", "0.8333", "0.5000", "-"]]
+    assert len(set(map(len, lines))) == 1
+
+
+def test_answer_accuracy(world: Path):
+    texts = {"queries": str(world / "queries"), "corpus": str(world / "corpus"), "answer_k": "1 2"}
+    token = evaluate_world(world, "token", [str(world / "good")], answers="token", **texts).summary["result"]["answers"]
+    assert token["accuracy"] == {"top-1": pytest.approx(2 / 3), "top-2": pytest.approx(2 / 3)}
+    regex = evaluate_world(world, "regex", [str(world / "good")], answers="regex", **texts).summary["result"]["answers"]
+    assert regex["accuracy"] == {"top-1": pytest.approx(2 / 3), "top-2": 1.0}
+    assert regex["queries"] == 3
+    with pytest.raises(InputError, match="corpus: missing"):
+        evaluate_world(world, "none", [str(world / "good")], answers="token", queries=texts["queries"])
+
+
+class Page(HTMLParser):
+    """What a browser would see: open tags, links, texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.names: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+        self.ids += [v or "" for k, v in attrs if k == "id"]
+        if tag not in ("meta", "br"):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.stack.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
+    runs = [f"<i>first={world / 'bad'}", f"{EVIL}={world / 'good'}"]
+    more = {
+        "queries": world / "queries",
+        "corpus": world / "corpus",
+        "models": [f"m & n={world / 'model'}"],
+        "title": EVIL,
+        "answers": "token",
+    }
+    reports = [evaluate_world(world, name, runs, **more) for name in ("one", "two")]
+    digests = [[hashlib.sha256((r.path / f.path).read_bytes()).hexdigest() for f in r.files] for r in reports]
+    assert digests[0] == digests[1]
+    text = (reports[0].path / "report.html").read_text()
+    page = Page(text)
+    assert page.stack == []
+    assert "script" not in page.names
+    assert "i" not in page.names
+    assert all(link.startswith("#") for link in page.links)
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert not [word for word in ("<img", "@import", "url(http", "<link") if word in text]
+    assert page.names.count("svg") == 3
+    assert "<mark>Paris</mark>" in text
+    assert "<mark>Rome</mark> at last" in text
+    assert str(world) not in text
+
+
+def test_what_cannot_be_measured_is_refused(world: Path):
+    with pytest.raises(InputError, match="did you mean 'nDCG@10'"):
+        evaluate_world(world, "a", [str(world / "good")], metrics="ndcg@10")
+    with pytest.raises(InputError, match="'good' is there twice"):
+        evaluate_world(world, "b", [str(world / "good"), f"good={world / 'bad'}"])
+    with pytest.raises(InputError, match="holds qrels, not run"):
+        evaluate_world(world, "c", [str(world / "qrels")])
+    evaluate_world(world, "d", [f"a={world / 'good'}"])
+    with pytest.raises(InputError, match="was made from something else"):
+        evaluate_world(world, "d", [f"b={world / 'good'}"])
+    with open(world / "model" / "history.jsonl", "a") as stream:
+        stream.write("{\n")
+    with pytest.raises(InputError, match=r"history.jsonl:61: not a line"):
+        read_curves(world / "model")

@@ -1,0 +1,53 @@
+"""Paired tests against every sign flip there is, scipy's own permutation test, and published adjusted p-values."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from raydense.evaluation.significance import compare, holm, sign_flip
+
+
+def every_flip(gaps: np.ndarray) -> float:
+    sums = np.abs(np.array(list(product([-1, 1], repeat=len(gaps)))) @ gaps)
+    return float((sums >= abs(gaps.sum()) - 1e-12).mean())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sign_flips_come_near_the_exact_test(seed: int):
+    rng = np.random.default_rng(seed)
+    gaps = rng.normal(0.3, 1, 12)
+    repeated = np.round(gaps)[np.round(gaps) != 0]
+    for some in (gaps, repeated):
+        exact = every_flip(some)
+        assert sign_flip(some) == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 10_000) + 1e-3)
+
+
+def test_equals_scipy_on_many_queries():
+    rng = np.random.default_rng(1)
+    first, other = rng.choice([0, 0.1, 0.5, 1.0], 400), rng.choice([0, 0.1, 0.5, 1.0], 400, p=[0.2, 0.25, 0.25, 0.3])
+    found = compare(other, first)
+    theirs = stats.permutation_test((other - first,), np.mean, permutation_type="samples", n_resamples=9_999, rng=2)
+    assert found.p_randomisation == pytest.approx(theirs.pvalue, abs=0.02)
+    gaps = other - first
+    t = gaps.mean() / (gaps.std(ddof=1) / np.sqrt(len(gaps)))
+    assert found.p_t_test == pytest.approx(2 * stats.t.sf(abs(t), len(gaps) - 1))
+    assert found.difference == pytest.approx(gaps.mean())
+    assert (found.wins, found.ties, found.losses) == ((gaps > 0).sum(), (gaps == 0).sum(), (gaps < 0).sum())
+    assert compare(other, first) == found
+
+
+def test_no_difference_and_one_query():
+    same = compare(np.array([0.5, 1.0]), np.array([0.5, 1.0]))
+    assert (same.ties, same.p_t_test, same.p_randomisation) == (2, 1.0, 1.0)
+    one = compare(np.array([1.0]), np.array([0.0]))
+    assert (one.wins, one.p_t_test, one.p_randomisation) == (1, None, 1.0)
+
+
+def test_holm_equals_the_adjusted_p_values_of_r():
+    """p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") and a tie at 1."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
