@@ -1,4 +1,4 @@
-"""The curves of a training run as inline SVG: loss, learning rate and dev metrics by step."""
+"""The curves of a training run as inline SVG: loss, learning rate and metrics by step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ def read_curves(model: Path) -> dict[str, list[tuple[int, float]]]:
             step = int(line.pop("step"))
         except (ValueError, KeyError, AttributeError):
             raise InputError("not a line of a history", f"{path}:{number}", "train the model again, or leave it out") from None
-        dev = line.pop("dev", None) or {}
-        line |= {f"dev {name}": value for name, value in (dev.items() if isinstance(dev, dict) else [("metric", dev)])}
         for name, value in line.items():
-            if name in series or name.startswith("dev"):
+            if isinstance(value, (int, float)):
                 series.setdefault(name, []).append((step, float(value)))
     return {name: points for name, points in series.items() if points}
 

@@ -41,7 +41,8 @@ def search(settings: SearchSettings) -> Artifact:
     if starts:
         _search_blocks(draft, settings, index, queries, block, starts)
     found = sum(file.rows for file in draft.committed().values())
-    return draft.finish(found, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
+    kind = index.summary["kind"]
+    return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
 
 
 def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, block: int, starts: list[int]) -> None:

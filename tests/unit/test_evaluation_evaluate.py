@@ -51,7 +51,7 @@ def world(tmp_path: Path) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    steps = [{"step": s, "loss": 2.0 / s, "lr": 1e-4, **({"dev": {"RR@10": s / 60}} if s % 20 == 0 else {})} for s in range(1, 61)]
+    steps = [{"step": s, "loss": 2.0 / s, "lr": 1e-4, **({"mrr@10": s / 60} if s % 20 == 0 else {})} for s in range(1, 61)]
     (model / "history.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     return tmp_path
 
