@@ -157,7 +157,7 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
 
     each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
     trainer = TorchTrainer(
-        lambda: train_worker(job),  # type: ignore[arg-type,return-value]
+        lambda: train_worker(job),  # type: ignore[arg-type]
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
         run_config=RunConfig(

@@ -1,0 +1,162 @@
+"""The batches of training: pure in (seed, epoch, step), the same for any number of workers, drawn without replacement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_data import TrainingData, make_training_data, write_examples
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.training.batches import Examples, Part, Ragged, Sampler, read_examples
+from raydense.training.prefetch import prefetched
+
+
+def ragged(lists: list[list[int]]) -> Ragged:
+    return Ragged.of_column(pa.chunked_array([pa.array(lists[:1], pa.list_(pa.int64())), pa.array(lists[1:], pa.list_(pa.int64()))]))
+
+
+@st.composite
+def samplers(draw: st.DrawFn) -> tuple[Sampler, int]:
+    """A sampler over drawn examples, and a number of workers that fits it."""
+    workers, accumulation = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
+    batch = workers * accumulation * draw(st.integers(1, 3))
+    count, negatives = batch * draw(st.integers(1, 3)) + draw(st.integers(0, batch - 1)), draw(st.integers(0, 3))
+    lists = st.lists(st.integers(0, 10**6), min_size=max(1, negatives), max_size=6, unique=True)
+    examples = Examples(
+        np.arange(count) * 7,
+        ragged(draw(st.lists(lists, min_size=count, max_size=count))),
+        ragged(draw(st.lists(lists, min_size=count, max_size=count))),
+    )
+    return Sampler(examples, batch, accumulation, negatives, draw(st.integers(0, 5))), workers
+
+
+def same(a: Part, b: Part) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(arrays(a), arrays(b), strict=True))
+
+
+def arrays(part: Part) -> list[np.ndarray]:
+    return [part.query, part.positive, part.negatives, part.known.values, part.known.offsets]
+
+
+@given(samplers(), st.integers(0, 20))
+def test_a_step_is_a_pure_function_of_seed_epoch_and_step(made: tuple[Sampler, int], step: int) -> None:
+    sampler, _ = made
+    fresh = Sampler(sampler.examples, sampler.batch_size, sampler.accumulation, sampler.negatives, sampler.seed)
+    for other in range(step):
+        sampler.step(other)
+    assert all(same(a, b) for a, b in zip(sampler.step(step), fresh.step(step), strict=True))
+
+
+@given(samplers(), st.integers(0, 8))
+def test_workers_slices_joined_are_the_global_batch(made: tuple[Sampler, int], step: int) -> None:
+    sampler, workers = made
+    for part in sampler.step(step):
+        slices = [part.slice_of(rank, workers) for rank in range(workers)]
+        for at, whole in enumerate(arrays(part)[:4]):
+            assert np.array_equal(np.concatenate([arrays(s)[at] for s in slices]), whole)
+        assert len({len(s) for s in slices}) == 1
+
+
+@given(samplers(), st.integers(0, 2))
+def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple[Sampler, int], epoch: int) -> None:
+    sampler, _ = made
+    parts = [p for s in range(sampler.steps_per_epoch) for p in sampler.step(epoch * sampler.steps_per_epoch + s)]
+    queries = np.concatenate([p.query for p in parts])
+    assert Counter(queries.tolist()).most_common(1)[0][1] == 1
+    assert len(queries) == len(sampler.examples) // sampler.batch_size * sampler.batch_size
+    for part in parts:
+        for at, query in enumerate(part.query // 7):
+            positives, negatives = (
+                lists.take(np.array([query])).values for lists in (sampler.examples.positives, sampler.examples.negatives)
+            )
+            assert part.positive[at] in positives
+            assert set(part.negatives[at].tolist()) <= set(negatives.tolist())
+            assert len(set(part.negatives[at].tolist())) == sampler.negatives
+            assert np.array_equal(part.known.take(np.array([at])).values, positives)
+
+
+def test_epochs_differ_in_order_and_draw() -> None:
+    examples = Examples(np.arange(64), ragged([[i, i + 1000] for i in range(64)]), ragged([list(range(8))] * 64))
+    sampler = Sampler(examples, 64, 1, 2, 3)
+    (first,), (second,) = sampler.step(0), sampler.step(1)
+    assert not np.array_equal(first.query, second.query)
+    drawn = [
+        dict(zip(p.query.tolist(), zip(p.positive.tolist(), map(tuple, p.negatives.tolist()), strict=True), strict=True))
+        for p in (first, second)
+    ]
+    assert drawn[0] != drawn[1]
+
+
+def test_negatives_are_drawn_evenly() -> None:
+    examples = Examples(np.arange(100), ragged([[0]] * 100), ragged([[1, 2, 3, 4]] * 100))
+    sampler = Sampler(examples, 100, 1, 1, 0)
+    counts = np.bincount(np.concatenate([sampler.step(s)[0].negatives.ravel() for s in range(40)]), minlength=5)[1:]
+    assert (np.abs(counts - 1000) < 150).all()  # five standard deviations are 137
+
+
+def test_run_length() -> None:
+    examples = Examples(np.arange(25), ragged([[0]] * 25), ragged([[1]] * 25))
+    sampler = Sampler(examples, 10, 1, 1, 0)
+    assert (sampler.steps(3, 0), sampler.steps(1.5, 0), sampler.steps(0.1, 0), sampler.steps(3, 50)) == (6, 3, 1, 50)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("training"))
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "summary", "message"),
+    [
+        ([[0], []], [[1], [2]], {}, "1 of 2 queries have no positive, the first is 'train-1'"),
+        ([[0], [1]], [[1], []], {}, "1 of 2 queries have fewer than 1 negatives, the first is 'train-1'; .*examples; lower --negatives"),
+        ([[0], [1]], [[1], [99999]], {}, "negatives of query 'train-1' name row 99999, the corpus has"),
+        ([[0], [-1]], [[1], [2]], {}, "positives of query 'train-1' name row -1"),
+        ([[0], [1]], [[1], [2]], {"corpus": "other-corpus"}, "was made with another corpus"),
+    ],
+)
+def test_examples_that_training_would_trip_over(
+    data: TrainingData, tmp_path: Path, positives: list, negatives: list, summary: dict, message: str
+) -> None:
+    queries = read_table(data.root / "sample/queries", "queries")
+    ids = queries["query_id"].to_pylist()[:2]
+    write_examples(tmp_path / "examples", ids, positives, negatives, **summary)
+    store = PassageStore(data.root / "sample/corpus")
+    expected = message.replace("train-1", ids[1]).split("; ")
+    with pytest.raises(InputError) as caught:
+        read_examples(tmp_path / "examples", queries, store, 1)
+    line = str(caught.value)
+    assert expected[0] in line
+    assert expected[-1] in line
+
+
+def test_examples_of_an_unknown_query_or_none_at_all(data: TrainingData, tmp_path: Path) -> None:
+    queries, store = read_table(data.root / "sample/queries", "queries"), PassageStore(data.root / "sample/corpus")
+    write_examples(tmp_path / "unknown", ["nobody"], [[0]], [[1]])
+    with pytest.raises(InputError, match="names query 'nobody'"):
+        read_examples(tmp_path / "unknown", queries, store, 1)
+    write_examples(tmp_path / "none", [], [], [])
+    with pytest.raises(InputError, match="no examples"):
+        read_examples(tmp_path / "none", queries, store, 1)
+
+
+def test_fewer_examples_than_a_batch() -> None:
+    with pytest.raises(InputError, match="3 examples are fewer than one batch of 4"):
+        Sampler(Examples(np.arange(3), ragged([[0]] * 3), ragged([[1]] * 3)), 4, 1, 1, 0)
+
+
+def test_prefetched_keeps_order_and_hands_errors_over() -> None:
+    assert list(prefetched(lambda step: step * step, 2, 9)) == [(s, s * s) for s in range(2, 9)]
+
+    made = prefetched(lambda step: 1 // (3 - step), 0, 9)
+    assert [next(made)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(made)

@@ -1,0 +1,162 @@
+"""Engines on one process, the learning rate, and the history file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, sharded
+from raydense.training.history import EVENTS, Follower, History, read_history
+from raydense.training.tracking import start_tracking
+
+CPU = torch.device("cpu")
+
+
+def settings(**changes: object) -> TrainSettings:
+    values = {"objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
+    return TrainSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+
+
+def test_learning_rate_rises_then_falls_to_zero() -> None:
+    rates = [learning_rate(step, 20, settings(lr=1.0, warmup=0.25)) for step in range(20)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[5:] == pytest.approx([1 - i / 15 for i in range(15)])
+    assert learning_rate(0, 3, settings(lr=1.0)) == 1.0
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_parts_add_up_to_one_step_of_plain_adamw(clip: float) -> None:
+    """Two parts of four rows make the step of all eight; against a bare loop with PyTorch's AdamW."""
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
+    engine = TorchEngine(model(), settings(accumulation=2, clip=clip, weight_decay=0.1), CPU, "fp32")
+    bare = model()
+    weights, rest = [p for p in bare.parameters() if p.ndim > 1], [p for p in bare.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=0.01)
+    for _ in range(5):
+        for part in inputs.chunk(2):
+            engine.backward(engine.forward(input=part).square().mean())
+        engine.step(0.01)
+        optimizer.zero_grad()
+        bare(inputs).square().mean().backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(bare.parameters(), clip)
+        optimizer.step()
+    for name, value in engine.weights().items():
+        torch.testing.assert_close(value, bare.state_dict()[name])
+
+
+def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    inputs = torch.randn(8, 4)
+
+    def steps(engine: TorchEngine, count: int) -> None:
+        for _ in range(count):
+            engine.backward(engine.forward(input=inputs).square().mean())
+            engine.step(0.01)
+
+    first, second = (TorchEngine(model(), settings(), CPU, "fp32") for _ in range(2))
+    steps(first, 3)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    steps(first, 3)
+    steps(second, 3)
+    assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
+
+
+def test_precision_by_device() -> None:
+    assert choose_precision("auto", CPU) == "fp32"
+    assert choose_precision("bf16", CPU) == "bf16"
+    with pytest.raises(InputError, match="fp16 does not train on a CPU"):
+        choose_precision("fp16", CPU)
+
+
+def test_a_torch_without_kernels_for_the_gpu() -> None:
+    _check_kernels(7, 0, ["sm_70", "sm_80"])
+    _check_kernels(8, 9, ["sm_80", "sm_90"])
+    _check_kernels(12, 0, ["sm_80", "compute_90"])
+    _check_kernels(9, 0, ["sm_90a"])
+    with pytest.raises(InputError, match=r"this GPU is sm_70; .*cu126"):
+        _check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
+
+
+def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
+    config = deepspeed_config(settings(batch_size=24, accumulation=3, clip=0.0, zero=2), "fp16", 2)
+    assert config["gradient_clipping"] == 0.0
+    assert config["train_micro_batch_size_per_gpu"] == 4
+    assert config["gradient_accumulation_steps"] == 3
+    assert (config["fp16"]["enabled"], config["bf16"]["enabled"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero", "precision", "expected"),
+    [("ddp", 1, "bf16", False), ("deepspeed", 0, "fp32", False), ("deepspeed", 0, "bf16", True), ("deepspeed", 1, "fp32", True)],
+)
+def test_which_checkpoints_are_tied_to_the_number_of_workers(engine: str, zero: int, precision: str, expected: bool) -> None:
+    assert sharded(settings(engine=engine, zero=zero), precision) is expected
+
+
+def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
+    path, logs = tmp_path / "history.jsonl", tmp_path / "logs"
+    follower = Follower(path)
+    assert follower.new_lines() == []
+    history = History(path, logs, 0)
+    history.add([{"step": s, "loss": s / 10} for s in range(1, 8)])
+    assert [line["step"] for line in follower.new_lines()] == list(range(1, 8))
+    history.close()
+    with open(path, "a") as stream:
+        stream.write('{"step": 8, "lo')  # what a kill leaves
+    again = History(path, logs, 4)
+    assert [line["step"] for line in follower.new_lines()] == [1, 2, 3, 4]
+    again.add([{"step": s, "loss": s / 10} for s in range(5, 10)])
+    again.close()
+    assert [line["step"] for line in follower.new_lines()] == [5, 6, 7, 8, 9]
+    assert [line["step"] for line in read_history(path)] == list(range(1, 10))
+
+
+def test_tensorboard_reads_the_events_and_the_bytes_repeat(tmp_path: Path) -> None:
+    lines = [{"step": 1, "loss": 0.5, "lr": 0.25}, {"step": 2, "loss": 0.25, "lr": 0.125, "mrr@10": 0.75}]
+    for name in ("one", "two"):
+        history = History(tmp_path / f"{name}.jsonl", tmp_path / name, 0)
+        history.add(lines)
+        history.close()
+    assert (tmp_path / "one" / EVENTS).read_bytes() == (tmp_path / "two" / EVENTS).read_bytes()
+    read = [
+        {"step": e.step, **{v.tag: v.tensor.float_val[0] if v.HasField("tensor") else v.simple_value for v in e.summary.value}}
+        for e in EventFileLoader(str(tmp_path / "one" / EVENTS)).Load()
+        if e.summary.value
+    ]
+    assert read == lines
+
+
+def test_a_tracker_that_is_not_installed() -> None:
+    with pytest.raises(InputError, match="wandb is not installed; pip install wandb"):
+        start_tracking(settings(track="wandb"))
+
+
+def test_a_tracker_gets_each_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name on the path, as a person would have it installed, that writes down its calls."""
+    (tmp_path / "mlflow.py").write_text(
+        "import json\n"
+        "def _write(*call): open(__file__ + '.calls', 'a').write(json.dumps(call) + '\\n')\n"
+        "def start_run(run_name): _write('start', run_name)\n"
+        "def log_params(params): _write('params', params['lr'])\n"
+        "def log_metrics(metrics, step): _write('metrics', metrics, step)\n"
+        "def end_run(): _write('end')\n"
+    )
+    monkeypatch.syspath_prepend(os.fspath(tmp_path))
+    send, end = start_tracking(settings(track="mlflow", lr=0.5, output="runs/first"))
+    send({"step": 3, "loss": 0.5, "mrr@10": 0.25})
+    end()
+    calls = [json.loads(line) for line in (tmp_path / "mlflow.py.calls").read_text().splitlines()]
+    assert calls == [["start", "first"], ["params", 0.5], ["metrics", {"loss": 0.5, "mrr_at_10": 0.25}, 3], ["end"]]
