@@ -49,6 +49,7 @@ def curve_svg(points: list[tuple[int, float]], name: str, salt: str) -> str:
         axes.plot(steps, values, color=_COLOUR, linewidth=1.6, marker="o" if len(points) < 25 else None, markersize=3)
         axes.set_xlabel("step")
         axes.grid(True, linewidth=0.5)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
         axes.spines[["top", "right"]].set_visible(False)
         stream = io.StringIO()
         none = dict.fromkeys(["Date", "Creator", "Format", "Type"])

@@ -142,8 +142,8 @@ def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
         found[run.name][metric] = asdict(comparison) | {"p_holm": p_holm}
     return {
         "compared_with": runs[0].name,
-        "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES} sign flips",
-        "correction": f"p_holm: the randomisation test's p, Holm-corrected for {len(pairs)} comparisons",
+        "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES:,} sign flips",
+        "correction": f"Corrected p (p_holm): that of the randomisation test, corrected by Holm for {len(pairs)} comparisons",
         "runs": found,
     }
 

@@ -36,7 +36,6 @@ def write_report(
         "queries": len(judgements.query_ids),
         "metrics": list(runs[0].measured.means),
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
-        "accuracies": list(measured[runs[0].name].get("answers", {}).get("accuracy", {})),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
         "significance": result.get("significance"),
         "curves": curves_of(models),
@@ -55,7 +54,7 @@ def _template() -> jinja2.Template:
 
 
 def table_rows(names: list[str], measured: dict[str, Any], significance: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A row a run: its metrics, each with whether it is the best and its significance mark, and its answer accuracies."""
+    """A row a run: its metrics, each with whether it is the best and its significance mark, and its answer accuracy."""
     metrics = list(measured[names[0]]["metrics"])
     highest = {m: max(measured[name]["metrics"][m] for name in names) for m in metrics}
     rows = []
@@ -66,8 +65,7 @@ def table_rows(names: list[str], measured: dict[str, Any], significance: dict[st
             {"value": values[m], "best": len(names) > 1 and values[m] == highest[m], "mark": significance_mark(compared.get(m))}
             for m in metrics
         ]
-        accuracy = list(measured[name].get("answers", {}).get("accuracy", {}).values())
-        rows.append({"name": name, "cells": cells, "accuracy": accuracy, "queries": measured[name]["queries"]})
+        rows.append({"name": name, "cells": cells, "answers": measured[name].get("answers"), "queries": measured[name]["queries"]})
     return rows
 
 
@@ -112,10 +110,11 @@ def examples_of(settings: EvaluateSettings, runs: list[Run], judgements: Judgeme
 
 def provenance_of(settings: EvaluateSettings, runs: list[Any], models: dict[str, Path]) -> list[dict[str, Any]]:
     """A tree for each run and model: what it was made from, as far as the folders given here tell."""
-    inputs = {name: Path(getattr(settings, name)) for name in ("qrels", "queries", "corpus") if getattr(settings, name)}
-    folders = {**{run.name: run.artifact.path for run in runs}, **models, **inputs}
-    known = {fingerprint_of(folder): (name, read_manifest(folder)) for name, folder in folders.items()}
-    return [node(fingerprint_of(folder), name, known) for name, folder in folders.items()]
+    folders = [(run.name, run.artifact.path) for run in runs] + list(models.items())
+    folders += [(name, Path(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
+    roots = [(name, fingerprint_of(folder), folder) for name, folder in folders]
+    known = {fingerprint: (name, read_manifest(folder)) for name, fingerprint, folder in roots}
+    return [node(fingerprint, name, known) for name, fingerprint, _ in roots]
 
 
 def node(fingerprint: str, name: str, known: dict[str, tuple[str, dict[str, Any] | None]], depth: int = 0) -> dict[str, Any]:
