@@ -14,7 +14,30 @@ from raydense.data.tables import commit_table
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
 
-WORDS = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home".split()
+WORDS = [
+    "what",
+    "causes",
+    "the",
+    "fever",
+    "of",
+    "a",
+    "red",
+    "fox",
+    "in",
+    "winter",
+    "when",
+    "rivers",
+    "freeze",
+    "and",
+    "old",
+    "bridges",
+    "of",
+    "stone",
+    "carry",
+    "no",
+    "one",
+    "home",
+]
 
 
 def make_corpus(folder: Path, passages: int, shard_rows: int) -> list[str]:

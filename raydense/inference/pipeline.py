@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.artifact import Draft
-from raydense.errors import InputError
+from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
 from raydense.progress import Progress
 from raydense.ray_session import ensure_ray, physical_cpus
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _TOKENISE_CPUS = 0.5
 _LOOK_EVERY_S = 0.2
+_FAULT = "fault"
 # Measured with benchmarks/encode.py: a batch of this many tokens stays in a CPU core's cache.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
@@ -77,30 +79,57 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
 
-    A killed worker's part is computed again by Ray; what the code itself raises ends the run.
+    A part whose worker was killed is computed again by Ray. An error that a person can mend is raised here as it was raised
+    there; any other comes as Ray wraps it. Neither is retried.
     """
     import ray.data
 
     ensure_ray()
     layout = Layout.of(spread, len(parts))
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
-    rows = ray.data.from_items(parts, override_num_blocks=len(parts))
-    tokens = rows.map_batches(
-        tokenise,
-        fn_kwargs=arguments,
+    tokens = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
+        _tokenise,
+        fn_kwargs={"step": tokenise, "arguments": arguments},
         num_cpus=_TOKENISE_CPUS,
         compute=ray.data.TaskPoolStrategy(size=layout.most),
         **common,
     )
     records = tokens.map_batches(
-        cast(Any, actor),
-        fn_constructor_kwargs={**arguments, "layout": layout},
+        cast(Any, _Actor),
+        fn_constructor_kwargs={"actor": actor, "arguments": {**arguments, "layout": layout}},
         compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, max_size=layout.most),
         num_gpus=layout.gpus or None,
         num_cpus=None if layout.gpus else layout.cpus,
         **common,
     )
-    yield from records.iter_rows()
+    for record in records.iter_rows():
+        if _FAULT in record:
+            raise pickle.loads(record[_FAULT])
+        yield record
+
+
+def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[str, Any]) -> pa.Table:
+    return _guarded(lambda: step(table, **arguments))
+
+
+class _Actor:
+    """What the pool holds: the actor of the stage, and what it raises turned into a record."""
+
+    def __init__(self, actor: type, arguments: dict[str, Any]) -> None:
+        self._step = actor(**arguments)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        return table if _FAULT in table.column_names else _guarded(lambda: self._step(table))
+
+
+def _guarded(step: Callable[[], pa.Table]) -> pa.Table:
+    """What `step` gives, or a row with the error that a person can mend: Ray would lose its cause, and print its trace."""
+    try:
+        return step()
+    except (InputError, OSError) as error:
+        if mendable(error) is None:
+            raise
+        return pa.table({_FAULT: [pickle.dumps(error)]})
 
 
 def pack(columns: Mapping[str, Any]) -> pa.Table:
