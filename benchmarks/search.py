@@ -1,0 +1,114 @@
+"""Queries per second of a SearchPool against plain FAISS: the same vectors, queries, k and threads, taking turns in one run.
+
+    .venv/bin/python benchmarks/search.py --rows 200000 --dimension 384 --queries 1000 --k 100
+
+Prints the median of each over the rounds, the ratio to plain FAISS (the goal is 0.9), the share of places with the same id as plain
+FAISS, and how far apart the exact scores are where the id is another: plain FAISS orders by scores that BLAS rounds as it batches, the
+pool by one product per pair. All pools must return the same ids, or the benchmark fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import faiss
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Draft
+from raydense.ray_session import ensure_ray, physical_cpus
+from raydense.search.index import index
+from raydense.search.pool import SearchPool
+from raydense.settings import IndexSettings
+
+
+def random_vectors(rows: int, dimension: int, seed: int) -> NDArray[np.float32]:
+    vectors = np.random.default_rng(seed).standard_normal((rows, dimension), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def write_embeddings(folder: Path, vectors: NDArray[np.float32]) -> None:
+    draft = Draft.open(folder, "embeddings", {"random": list(vectors.shape)})
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    files = {
+        "embeddings-00000.arrow": pa.table({"row": np.arange(len(vectors)), "embedding": column}),
+        "passage_ids.arrow": pa.table({"passage_id": [f"p{i}" for i in range(len(vectors))]}),
+    }
+    for name, table in files.items():
+
+        def write(path: Path, table: pa.Table = table) -> None:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+
+        draft.commit(name, write, len(vectors))
+    draft.finish(len(vectors), dimension=vectors.shape[1], dtype="float32", model="none", corpus="none")
+
+
+def timed(search: Callable[[], NDArray[np.int64]]) -> tuple[float, NDArray[np.int64]]:
+    start = time.perf_counter()
+    rows = search()
+    return time.perf_counter() - start, rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in {"rows": 200_000, "dimension": 384, "queries": 1_000, "k": 100, "rounds": 7}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 7])
+    args = parser.parse_args()
+    vectors, queries = random_vectors(args.rows, args.dimension, 1), random_vectors(args.queries, args.dimension, 2)
+    threads = physical_cpus()
+    faiss.omp_set_num_threads(threads)
+    plain = faiss.IndexFlatIP(args.dimension)
+    plain.add(vectors)
+    ensure_ray("local")
+    with tempfile.TemporaryDirectory() as folder:
+        write_embeddings(Path(folder) / "embeddings", vectors)
+        searches: dict[str, Callable[[], NDArray[np.int64]]] = {"plain faiss": lambda: plain.search(queries, args.k)[1]}
+        for shards in args.shards:
+            settings = IndexSettings(kind="faiss", embeddings=f"{folder}/embeddings", shards=shards, output=f"{folder}/{shards}")
+            pool = SearchPool.start(index(settings))
+            searches[f"{shards} shards"] = lambda pool=pool: pool.search(queries, args.k)[1]
+        report(searches, args.rounds, vectors, queries, threads)
+
+
+def report(
+    searches: dict[str, Callable[[], NDArray[np.int64]]],
+    rounds: int,
+    vectors: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    threads: int,
+) -> None:
+    for search in searches.values():
+        search()
+    seconds: dict[str, list[float]] = {name: [] for name in searches}
+    rows: dict[str, NDArray[np.int64]] = {}
+    for _ in range(rounds):
+        for name, search in searches.items():
+            passed, rows[name] = timed(search)
+            seconds[name].append(passed)
+    plain, *pools = searches
+    print(f"{'':12} {'queries/s':>10} {'ratio':>6} {'same ids':>10} {'apart elsewhere':>16}   ({threads} threads, median of {rounds})")
+    for name in searches:
+        rate, ratio = len(queries) / median(seconds[name]), median(seconds[plain]) / median(seconds[name])
+        same = float((rows[name] == rows[plain]).mean())
+        print(f"{name:12} {rate:10.0f} {ratio:6.2f} {same:10.3%} {apart(rows[name], rows[plain], vectors, queries):16.1e}")
+    if any((rows[name] != rows[pools[0]]).any() for name in pools):
+        raise SystemExit("the pools do not agree")
+
+
+def apart(here: NDArray[np.int64], there: NDArray[np.int64], vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> float:
+    """The largest difference of the float64 scores of two ids at one place."""
+    query, place = np.nonzero(here != there)
+    differing = vectors[here[query, place]].astype(np.float64) - vectors[there[query, place]]
+    return float(np.abs(np.einsum("nd,nd->n", differing, queries[query])).max(initial=0))
+
+
+if __name__ == "__main__":
+    main()

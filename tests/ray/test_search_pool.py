@@ -1,0 +1,182 @@
+"""FAISS shards behind a pool: the ids of one index over everything, whatever the sharding, ties and deaths included."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import ray
+from embeddings import write_embeddings
+
+from raydense.data.artifact import Artifact
+from raydense.errors import InputError
+from raydense.search.index import index
+from raydense.search.pool import SearchPool
+from raydense.settings import IndexSettings
+
+ROWS, K = 3_000, 20
+MakeIndex = Callable[..., Artifact]
+
+
+@pytest.fixture(scope="module")
+def make_index(tmp_path_factory: pytest.TempPathFactory) -> MakeIndex:
+    root = tmp_path_factory.mktemp("indexes")
+
+    def make(vectors: np.ndarray, factory: str, shards: int) -> Artifact:
+        name = f"{vectors.shape[1]}-{vectors.dtype}-{len(vectors)}"
+        write_embeddings(root / name, vectors, files=3)
+        output = str(root / f"{name}-{factory}-{shards}")
+        return index(
+            IndexSettings(kind="faiss", embeddings=str(root / name), factory=factory, shards=shards, train_sample=2_000, output=output)
+        )
+
+    return make
+
+
+def duplicated_vectors(dimension: int, dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors that each stand in the corpus about ten times, and the number of the different vector at each row."""
+    rng = np.random.default_rng(dimension)
+    different = rng.standard_normal((300, dimension)).astype(dtype)
+    which = rng.integers(0, 300, ROWS)
+    return different[which], which
+
+
+def queries_of(dimension: int, n: int = 40) -> np.ndarray:
+    return np.random.default_rng(99).standard_normal((n, dimension)).astype(np.float32)
+
+
+def best_rows(scores: np.ndarray, k: int) -> np.ndarray:
+    """All rows sorted by score falling, then row rising."""
+    return np.lexsort((np.broadcast_to(np.arange(scores.shape[1]), scores.shape), -scores), axis=-1)[:, :k]
+
+
+@pytest.mark.parametrize(("factory", "shards", "dtype"), [("Flat", 1, "f4"), ("Flat", 2, "f4"), ("Flat", 7, "f2"), ("SQfp16", 2, "f2")])
+def test_sharded_search_is_one_flat_index_with_duplicates(make_index: MakeIndex, factory: str, shards: int, dtype: str) -> None:
+    """An odd dimension and vectors ten times over; equal vectors have equal scores, so ties come by row, across shards too."""
+    vectors, which = duplicated_vectors(37, np.dtype(dtype).type)
+    different = np.zeros((300, 37))
+    different[which] = vectors
+    queries = queries_of(37)
+    true = (queries.astype(np.float64) @ different.T)[:, which]
+    with SearchPool.start(make_index(vectors, factory, shards)) as pool:
+        scores, rows = pool.search(queries, K)
+        assert scores.dtype == np.float32
+        assert rows.dtype == np.int64
+        np.testing.assert_array_equal(rows, best_rows(true, K))
+        np.testing.assert_allclose(scores, np.take_along_axis(true, rows, axis=1), rtol=2e-5)
+        plain = faiss.IndexFlatIP(37)
+        plain.add(vectors.astype(np.float32))
+        np.testing.assert_allclose(scores, plain.search(queries, K)[0], rtol=2e-5)
+        alone = pool.search(queries[3:4], K)
+        np.testing.assert_array_equal(alone[0], scores[3:4])
+
+
+@pytest.mark.parametrize(("factory", "shards"), [("Flat", 1), ("Flat", 3), ("SQfp16", 2)])
+def test_ties_of_hundreds_of_rows(make_index: MakeIndex, factory: str, shards: int) -> None:
+    """Small whole numbers: exact in any order of summing, and so many ties that every margin is too small; a zero query ties all."""
+    rng = np.random.default_rng(5)
+    vectors = rng.integers(-1, 2, (ROWS, 5)).astype(np.float32)
+    queries = np.vstack([rng.integers(-1, 2, (20, 5)), np.zeros((1, 5))]).astype(np.float32)
+    with SearchPool.start(make_index(vectors, factory, shards)) as pool:
+        scores, rows = pool.search(queries, K)
+    true = queries @ vectors.T
+    np.testing.assert_array_equal(rows, best_rows(true, K))
+    np.testing.assert_array_equal(scores, np.take_along_axis(true, rows, axis=1))
+
+
+@pytest.mark.parametrize(("factory", "search_params"), [("IVF16,Flat", "nprobe=16"), ("HNSW16", "efSearch=400"), ("PCA8,SQ8", "")])
+def test_other_indexes_train_once_and_open_in_plain_faiss(make_index: MakeIndex, factory: str, search_params: str) -> None:
+    vectors = np.random.default_rng(1).standard_normal((ROWS, 16)).astype(np.float32)
+    queries = queries_of(16)
+    artifact = make_index(vectors, factory, 2)
+    with SearchPool.start(artifact, search_params=search_params, threads=1) as pool:
+        _, rows = pool.search(queries, K)
+    parts = [faiss.read_index(str(path)) for path in artifact.parts(".faiss", "shard-")]
+    assert [p.ntotal for p in parts] == [stop - start for start, stop in artifact.summary["shards"]]
+    whole = faiss.read_index(str(artifact.path / "empty.faiss"))
+    whole.add(vectors)
+    if search_params:
+        faiss.ParameterSpace().set_index_parameters(whole, search_params)
+    expected = whole.search(queries, K)[1]
+    overlap = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows, expected, strict=True)])
+    assert overlap > 0.98
+
+
+def test_more_asked_than_there_is(make_index: MakeIndex) -> None:
+    vectors = np.random.default_rng(2).standard_normal((9, 4)).astype(np.float32)
+    with SearchPool.start(make_index(vectors, "Flat", 2)) as pool:
+        scores, rows = pool.search(queries_of(4, 3), K)
+        assert scores.shape == rows.shape == (3, K)
+        assert (np.sort(rows[:, :9], axis=1) == np.arange(9)).all()
+        assert (rows[:, 9:] == -1).all()
+        assert np.isneginf(scores[:, 9:]).all()
+        assert pool.search(queries_of(4, 0), K)[1].shape == (0, K)
+        with pytest.raises(InputError, match=r"vectors \[n, 4\]"):
+            pool.search(queries_of(5), K)
+
+
+def test_killed_actors_come_back_with_right_answers(make_index: MakeIndex) -> None:
+    vectors, _ = duplicated_vectors(37)
+    queries = queries_of(37, 400)
+    blocks = [queries[at : at + 10] for at in range(0, 400, 10)]
+    with SearchPool.start(make_index(vectors, "Flat", 2), replicas=2) as pool:
+        undisturbed = pool.search(queries, K)
+        found = []
+        for i, (block, hits) in enumerate(pool.search_blocks(iter(blocks), K)):
+            assert block is blocks[i]
+            found.append(hits)
+            if i == 4:
+                _, pid = ray.get(pool.actors[0][0].describe.remote())
+                os.kill(pid, signal.SIGKILL)
+            if i == 8:
+                ray.kill(pool.actors[1][1], no_restart=False)
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in found]), undisturbed[1])
+    np.testing.assert_array_equal(np.concatenate([scores for scores, _ in found]), undisturbed[0])
+    assert len(found) == len(blocks)
+
+
+_OTHER_JOB = """
+import sys, numpy as np
+from raydense.search.pool import SearchPool
+np.save(sys.argv[2], SearchPool.connect("shared").search(np.load(sys.argv[1]), 20)[1])
+"""
+
+
+def test_another_job_connects_by_name(make_index: MakeIndex, tmp_path: Path) -> None:
+    vectors, _ = duplicated_vectors(37)
+    np.save(tmp_path / "queries.npy", queries_of(37))
+    artifact = make_index(vectors, "Flat", 2)
+    with SearchPool.start(artifact, name="shared") as pool:
+        environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        command = [sys.executable, "-c", _OTHER_JOB, str(tmp_path / "queries.npy"), str(tmp_path / "rows.npy")]
+        subprocess.run(command, env=environment, check=True, timeout=120)
+        np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), pool.search(queries_of(37), K)[1])
+        with pytest.raises(InputError, match="a search pool of the name 'shared' already"):
+            SearchPool.start(artifact, name="shared")
+    with pytest.raises(InputError, match="no search pool of the name 'nobody'"):
+        SearchPool.connect("nobody")
+
+
+def test_what_cannot_be_is_refused(make_index: MakeIndex, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors, _ = duplicated_vectors(37)
+    artifact = make_index(vectors, "Flat", 2)
+    with pytest.raises(InputError, match=r"the index needs 20000 actors .* give more shards or nodes, factory SQfp16, fewer replicas"):
+        SearchPool.start(artifact, replicas=10_000)
+    assert "3,000 passages, 20000 actors (2 shards x 10000), at most" in capsys.readouterr().err
+    with pytest.raises(InputError, match="does not take 'nprobe=4'"):
+        SearchPool.start(artifact, search_params="nprobe=4")
+    if not hasattr(faiss, "StandardGpuResources"):
+        with pytest.raises(InputError, match="no GPU support"):
+            SearchPool.start(artifact, gpu=True)
+    for factory, message in [
+        ("Flatt", "FAISS cannot make 'Flatt'"),
+        ("IVF2500,Flat", "2,000 vectors do not train"),
+        ("IDMap,Flat", "own ids"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            make_index(vectors, factory, 1)
