@@ -79,7 +79,7 @@ class Intake:
         self._table(f"qrels/{split}", "qrels", pairs)
 
     def run(self, name: str, table: pa.Table, at: Where) -> None:
-        """Write a run: each query's passages by rank. `table` has `query_id`, `passage_id`, `score` and perhaps `rank`."""
+        """Write a run: each query's passages in order. `table` has `query_id`, `passage_id`, perhaps `rank`, perhaps `score`."""
         self.check_ids(table, at)
         pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([([], "count_all")])
         twice = pc.index(pc.greater(pairs["count_all"], 1), pa.scalar(True)).as_py()
@@ -128,14 +128,17 @@ class Intake:
 
 
 def _ranked(table: pa.Table) -> pa.Table:
-    """A run in the order its queries first appear, each by rank (or by score falling), with ranks from 1."""
+    """A run in the order its queries first appear, each by rank, else by score falling, else as the lines stand; ranks from 1."""
     ids = table["query_id"].combine_chunks()
     query = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
-    key = table["rank"].to_numpy() if "rank" in table.column_names else -table["score"].to_numpy()
-    order = np.lexsort((np.arange(len(query)), key, query))
+    line = np.arange(len(query))
+    key = (
+        table["rank"].to_numpy() if "rank" in table.column_names else -table["score"].to_numpy() if "score" in table.column_names else line
+    )
+    order = np.lexsort((line, key, query))
     ordered, query = table.take(pa.array(order)), query[order]
     first = np.searchsorted(query, query, side="left")
-    rank = np.arange(len(query)) - first + 1
+    rank = line - first + 1
     columns = {"query_id": ordered["query_id"], "passage_id": ordered["passage_id"], "rank": rank.astype(np.int32)}
     score = ordered["score"] if "score" in ordered.column_names else pa.array((1 / rank).astype(np.float32))
     return pa.table({**columns, "score": score})

@@ -1,0 +1,178 @@
+"""An artifact appears whole or not at all, continues, and is refused when stale, damaged, foreign or in use."""
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from raydense.data.artifact import Artifact, Draft, differences, fingerprint_of
+from raydense.errors import InputError, mendable
+
+
+def put(draft: Draft, name: str, text: str = "text") -> None:
+    draft.commit(name, lambda path: path.write_text(text), rows=1)
+
+
+def make(folder: Path, kind: str = "run", made_from: dict | None = None) -> Artifact:
+    draft = Draft.open(folder, kind, made_from or {"a": 1})
+    put(draft, "one.txt")
+    put(draft, "deep/two.txt", "two")
+    return draft.finish(2, said="so")
+
+
+def test_made_and_opened(tmp_path: Path) -> None:
+    made = make(tmp_path / "x")
+    there = Artifact.open(tmp_path / "x", "run")
+    assert (there.rows, there.summary, there.fingerprint) == (2, {"said": "so"}, made.fingerprint)
+    assert [p.read_text() for p in there.parts(".txt")] == ["two", "text"]
+    assert sorted(p.name for p in (tmp_path / "x").iterdir()) == ["deep", "manifest.json", "one.txt"]
+
+
+def test_fingerprint_follows_content_and_origin(tmp_path: Path) -> None:
+    same, again, other = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c", made_from={"a": 2})
+    assert same.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_finished_is_found_done_and_stale_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "x", made_from={"settings": {"k": 5}, "inputs": {}})
+    assert Draft.open(tmp_path / "x", "run", {"settings": {"k": 5}, "inputs": {}}).done
+    with pytest.raises(InputError, match=r"made from something else \(settings\.k: 5 -> 6\); give another --output"):
+        Draft.open(tmp_path / "x", "run", {"settings": {"k": 6}, "inputs": {}})
+    with pytest.raises(InputError, match="kind: run"):
+        Draft.open(tmp_path / "x", "corpus", {"settings": {"k": 5}, "inputs": {}})
+
+
+def test_unfinished_continues_and_is_not_an_artifact(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(draft, "one.txt")
+    with pytest.raises(InputError, match="unfinished"):
+        Artifact.open(tmp_path / "x")
+    os.close(draft._lock)  # as when the process ends
+    again = Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert again.done is None
+    assert list(again.committed()) == ["one.txt"]
+
+
+def test_concurrent_writer_is_refused(tmp_path: Path) -> None:
+    first = Draft.open(tmp_path / "x", "run", {"a": 1})
+    with pytest.raises(InputError, match="another process is writing here"):
+        Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(first, "one.txt")
+    assert first.finish(1).rows == 1
+
+
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {})
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        draft.commit("one.txt", fail, 1)
+    assert not draft.committed()
+    assert not list((tmp_path / "x").rglob("one.txt"))
+
+
+def test_truncated_missing_and_unreadable_are_refused(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    os.truncate(tmp_path / "x" / "one.txt", 2)
+    with pytest.raises(InputError, match=r"x/one.txt: missing, or not of the size"):
+        Artifact.open(tmp_path / "x")
+    with pytest.raises(InputError, match="not of the size"):
+        Draft.open(tmp_path / "x", "run", {"a": 1})
+    (tmp_path / "x" / "one.txt").unlink()
+    with pytest.raises(InputError, match="missing"):
+        Artifact.open(tmp_path / "x")
+    os.truncate(tmp_path / "x" / "manifest.json", 50)
+    with pytest.raises(InputError, match="not readable as JSON"):
+        Artifact.open(tmp_path / "x")
+
+
+def test_other_kind_no_folder_no_manifest_and_newer_format(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(InputError, match="holds run, not corpus"):
+        Artifact.open(tmp_path / "x", "corpus")
+    with pytest.raises(InputError, match="no such folder"):
+        Artifact.open(tmp_path / "none")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        Artifact.open(tmp_path / "plain")
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    (tmp_path / "x" / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(InputError, match="format version 99"):
+        Artifact.open(tmp_path / "x")
+
+
+def test_a_foreign_folder_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("dear")
+    with pytest.raises(InputError, match="is not an artifact of raydense"):
+        Draft.open(tmp_path, "run", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_workers_commit_through_a_pickled_draft(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {})
+    put(pickle.loads(pickle.dumps(draft)), "one.txt")
+    assert list(draft.committed()) == ["one.txt"]
+
+
+def test_read_only_folder_has_a_mend() -> None:
+    script = (
+        "import os, sys\n"
+        "from raydense.data.artifact import Draft; from raydense.errors import mendable\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
+        "try: Draft.open(sys.argv[1] + '/x', 'run', {})\n"
+        "except OSError as error: print(*mendable(error))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        run = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+        assert run.stdout == f"2 {folder}/x: permission denied; choose a folder that you may write\n", run.stderr
+        assert not os.listdir(folder)
+
+
+def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
+    script = (
+        "import resource, signal, sys\n"
+        "from raydense.data.artifact import Draft\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "draft = Draft.open(sys.argv[1], 'run', {})\n"
+        "draft.commit('small.bin', lambda p: p.write_bytes(b'x' * 1000), 1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: draft.commit('large.bin', lambda p: p.write_bytes(b'x' * 100_000), 1)\n"
+        "except OSError as error: print(error.errno)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == errno.EFBIG
+    draft = Draft.open(tmp_path / "x", "run", {})
+    assert list(draft.committed()) == ["small.bin"]
+    assert not list((tmp_path / "x").rglob("large.bin"))
+
+
+def test_no_space_is_said_in_one_line() -> None:
+    assert mendable(OSError(errno.ENOSPC, "No space left on device", "/d/f")) == (
+        1,
+        "/d/f: no space left; free some and run again, what was committed is kept",
+    )
+
+
+def test_fingerprint_of_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "w").write_text("1")
+    before = fingerprint_of(tmp_path / "d")
+    assert before == fingerprint_of(str(tmp_path / "d"))
+    (tmp_path / "d" / "w").write_text("2")
+    assert fingerprint_of(tmp_path / "d") != before
+    with pytest.raises(InputError, match="no such file or folder"):
+        fingerprint_of(tmp_path / "none")
+
+
+def test_differences_names_keys() -> None:
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == "a.c: 2 -> 3, d: None -> 4"

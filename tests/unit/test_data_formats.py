@@ -1,0 +1,482 @@
+"""Import and export: every family by exact field name, round trips, and each kind of bad input as one line with its place."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.exporting import export
+from raydense.data.formats import lines
+from raydense.data.importing import import_corpus, import_dataset
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.settings import ExportSettings, ImportSettings
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def put(path: Path, *rows: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def put_json(path: Path, *rows: dict[str, Any]) -> Path:
+    return put(path, *(json.dumps(row, ensure_ascii=False) for row in rows))
+
+
+def imported(form: str, source: Path, output: Path, **more: Any) -> Path:
+    return import_dataset(ImportSettings(format=form, input=str(source), output=str(output), **more)).path  # type: ignore[arg-type]
+
+
+def exported(form: str, output: Path, **given: Any) -> Path:
+    return export(ExportSettings(format=form, output=str(output), **{k: str(v) for k, v in given.items()}))  # type: ignore[arg-type]
+
+
+def table(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return read_table(folder, kind).to_pylist()
+
+
+def passages(folder: Path) -> list[tuple[str, str, str]]:
+    store = PassageStore(folder)
+    return [(p["passage_id"], p["title"], p["text"]) for p in store.take(np.arange(len(store))).to_pylist()]
+
+
+def beir(folder: Path) -> Path:
+    put_json(
+        folder / "corpus.jsonl",
+        {"_id": "d1", "title": "One", "text": "first\ttext\nnext line", "metadata": {"url": 1}},
+        {"_id": 2, "text": "second"},
+        {"_id": "d3", "title": None, "text": "drittes über 文本"},
+    )
+    put_json(folder / "queries.jsonl", {"_id": "q1", "text": "which one?", "metadata": {}}, {"_id": 7, "text": "which two?"})
+    put(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t2", "7\t2\t1", "q1\td3\t0")
+    return folder
+
+
+# --- BEIR ---
+
+
+def test_beir(tmp_path: Path) -> None:
+    out = imported("beir", beir(tmp_path / "in"), tmp_path / "out")
+    assert passages(out / "corpus") == [("d1", "One", "first\ttext\nnext line"), ("2", "", "second"), ("d3", "", "drittes über 文本")]
+    assert table(out / "queries", "queries") == [{"query_id": "q1", "text": "which one?"}, {"query_id": "7", "text": "which two?"}]
+    assert table(out / "qrels" / "test", "qrels") == [
+        {"query_id": "q1", "passage_id": "d1", "relevance": 2},
+        {"query_id": "7", "passage_id": "2", "relevance": 1},
+        {"query_id": "q1", "passage_id": "d3", "relevance": 0},
+    ]
+    root = Artifact.open(out, "dataset")
+    assert root.rows == 3
+    assert {n: p["rows"] for n, p in root.summary["parts"].items()} == {"corpus": 3, "queries": 2, "qrels/test": 3}
+    assert imported("beir", tmp_path / "in", tmp_path / "out") == out
+
+
+def test_only_the_corpus(tmp_path: Path) -> None:
+    corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c", shard_rows=2)
+    assert corpus.kind == "corpus"
+    assert corpus.rows == 3
+    assert PassageStore(corpus.path).shards == [(0, 2), (2, 3)]
+    with pytest.raises(InputError, match="format 'trec' has no corpus of its own"):
+        import_corpus("trec", tmp_path / "in", tmp_path / "d")
+
+
+def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_json(tmp_path / "in/corpus.jsonl", *({"_id": f"d{i}", "title": "t" * (i % 5), "text": f"text {i}"} for i in range(500)))
+    whole = import_corpus("beir", tmp_path / "in", tmp_path / "a")
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 700)
+    assert import_corpus("beir", tmp_path / "in", tmp_path / "b").files == whole.files
+    with open(tmp_path / "in/corpus.jsonl", "a") as stream:
+        stream.write("{broken\n")
+    with pytest.raises(InputError, match=r"corpus\.jsonl:501: not JSON"):
+        import_corpus("beir", tmp_path / "in", tmp_path / "c")
+
+
+def test_windows_lines_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "in")
+    for path in folder.rglob("*.*"):
+        if path.is_file():
+            rows = path.read_bytes().replace(b"\n", b"\r\n\r\n")
+            path.write_bytes(rows if path.suffix == ".tsv" else b"\xef\xbb\xbf" + rows)
+    out, plain = imported("beir", folder, tmp_path / "out"), imported("beir", beir(tmp_path / "plain"), tmp_path / "out2")
+    assert passages(out / "corpus") == passages(plain / "corpus")
+    assert table(out / "qrels/test", "qrels") == table(plain / "qrels/test", "qrels")
+
+
+BAD = {
+    "malformed line": ("corpus.jsonl", b'{"_id": "x", "text": "y"\n', r"corpus\.jsonl:4: not JSON"),
+    "not an object": ("corpus.jsonl", b'["x"]\n', r"corpus\.jsonl:4: not a JSON object but list"),
+    "missing id": ("corpus.jsonl", b'{"text": "y"}\n', r"corpus\.jsonl:4: no '_id'; each line needs it"),
+    "missing text": ("corpus.jsonl", b'{"_id": "x", "title": "y"}\n', r"corpus\.jsonl:4: no 'text'"),
+    "text is null": ("corpus.jsonl", b'{"_id": "x", "text": null}\n', r"corpus\.jsonl:4: no 'text'"),
+    "wrong type": ("corpus.jsonl", b'{"_id": "x", "text": ["y"]}\n', r"corpus\.jsonl:4: 'text' is \[\"y\"\], not a string"),
+    "number as text": ("corpus.jsonl", b'{"_id": "x", "text": 5}\n', r"corpus\.jsonl:4: 'text' is 5, not a string"),
+    "fraction as id": ("corpus.jsonl", b'{"_id": 1.5, "text": "y"}\n', r"corpus\.jsonl:4: '_id' is 1\.5, not a string or a whole number"),
+    "truth as id": ("corpus.jsonl", b'{"_id": true, "text": "y"}\n', r"corpus\.jsonl:4: '_id' is true"),
+    "duplicate id": ("corpus.jsonl", b'{"_id": "d1", "text": "y"}\n', r"corpus\.jsonl:4: passage_id 'd1' is there twice \(first at .*:1\)"),
+    "number equal to a string": (
+        "corpus.jsonl",
+        b'{"_id": "2", "text": "y"}\n',
+        r"corpus\.jsonl:4: passage_id '2' is there twice \(first at .*:2\)",
+    ),
+    "empty text": ("corpus.jsonl", b'{"_id": "x", "text": " "}\n', r"corpus\.jsonl:4: empty text"),
+    "empty id": ("corpus.jsonl", b'{"_id": "", "text": "y"}\n', r"corpus\.jsonl:4: empty passage_id"),
+    "not UTF-8": ("corpus.jsonl", b'{"_id": "x", "text": "\xfc"}\n', r"corpus\.jsonl:4: not UTF-8"),
+    "half a surrogate": ("corpus.jsonl", b'{"_id": "x", "text": "\\ud800"}\n', r"corpus\.jsonl:4: 'text' holds half of a surrogate"),
+    "bad title": ("corpus.jsonl", b'{"_id": "x", "title": 3, "text": "y"}\n', r"corpus\.jsonl:4: 'title' is 3, not a string"),
+    "query twice": ("queries.jsonl", b'{"_id": "q1", "text": "y"}\n', r"queries\.jsonl:3: query_id 'q1' is there twice \(first at .*:1\)"),
+    "empty query": ("queries.jsonl", b'{"_id": "q9", "text": ""}\n', r"queries\.jsonl:3: empty text"),
+    "unknown query": ("qrels/test.tsv", b"q9\td1\t1\n", r"test\.tsv:5: names query 'q9', which the queries do not have"),
+    "unknown passage": ("qrels/test.tsv", b"q1\td9\t1\n", r"test\.tsv:5: names passage 'd9', which the corpus does not have"),
+    "relevance": ("qrels/test.tsv", b"7\td1\tx\n", r"test\.tsv:5: score is 'x', not a whole number"),
+    "huge relevance": ("qrels/test.tsv", b"7\td1\t99999999999\n", r"test\.tsv:\d: .*number"),
+    "columns": ("qrels/test.tsv", b"7\td1\n", r"test\.tsv:5: 2 columns, not 3; lines are query-id<TAB>corpus-id<TAB>score"),
+    "judged twice": ("qrels/test.tsv", b"q1\td1\t1\n", r"test\.tsv:5: judges query 'q1' and passage 'd1' twice, differently"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_with_its_place(tmp_path: Path, case: str) -> None:
+    name, line, message = BAD[case]
+    folder = beir(tmp_path / "in")
+    good = (folder / name).read_bytes()
+    (folder / name).write_bytes(good + line)
+    with pytest.raises(InputError, match=message) as caught:
+        imported("beir", folder, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists(), "nothing half-written is left"
+    (folder / name).write_bytes(good)
+    assert imported("beir", folder, tmp_path / "out").is_dir(), "the same output can be used once the input is corrected"
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: no such file or folder"):
+        imported("beir", tmp_path / "nowhere", tmp_path / "out")
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        folder = beir(tmp_path / name.replace("/", "-"))
+        (folder / name).write_text("\n \n")
+        with pytest.raises(InputError, match=f"{Path(name).name}: empty file"):
+            imported("beir", folder, tmp_path / "out")
+        (folder / name).unlink()
+        with pytest.raises(InputError, match=r"no such file|holds no <split>\.tsv"):
+            imported("beir", folder, tmp_path / "out")
+    folder = beir(tmp_path / "header")
+    put(folder / "qrels/test.tsv", "q1\td1\t2")
+    with pytest.raises(InputError, match=r"test\.tsv:1: begins with 'q1"):
+        imported("beir", folder, tmp_path / "out")
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
+    lambda s: s.strip() == s and s
+)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.tuples(words, words), min_size=1, max_size=8), relevance=st.integers(-1, 3))
+def test_beir_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]], relevance: int) -> None:
+    base = tmp_path_factory.mktemp("trip")
+    put_json(base / "in/corpus.jsonl", *({"_id": f"d{i}", "title": t, "text": x} for i, (t, x) in enumerate(texts)))
+    put_json(base / "in/queries.jsonl", *({"_id": f"q{i}", "text": t} for i, (t, _) in enumerate(texts)))
+    put(base / "in/qrels/dev.tsv", "query-id\tcorpus-id\tscore", *(f"q{i}\td{i}\t{relevance}" for i in range(len(texts))))
+    first = imported("beir", base / "in", base / "first")
+    exported("beir", base / "files", corpus=first / "corpus", queries=first / "queries", qrels=first / "qrels/dev")
+    second = imported("beir", base / "files", base / "second")
+    ends = [{n: p["rows"] for n, p in Artifact.open(d).summary["parts"].items()} for d in (first, second)]
+    assert ends[0] == ends[1]
+    assert [(t, x) for _, t, x in passages(second / "corpus")] == texts
+    for part, kind in (("queries", "queries"), ("qrels/dev", "qrels")):
+        assert table(first / part, kind) == table(second / part, kind)
+
+
+@pytest.mark.parametrize("name", ["scifact", "medquad", "cmed-mini-zh", "squad-train-sent"])
+def test_real_folders(tmp_path: Path, name: str) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip("needs ../shared/data")
+    out = imported("beir", SHARED / name, tmp_path / "out")
+    with open(SHARED / name / "corpus.jsonl", encoding="utf-8") as stream:
+        plain = [(d["_id"], d.get("title") or "", d["text"]) for d in map(json.loads, stream)]
+    assert passages(out / "corpus") == plain
+    judged = sum(1 for p in (SHARED / name / "qrels").glob("*.tsv") for _ in p.open()) - len(list((SHARED / name / "qrels").glob("*.tsv")))
+    assert sum(len(table(p, "qrels")) for p in (out / "qrels").iterdir()) == judged
+
+
+# --- MS MARCO ---
+
+
+def msmarco(folder: Path) -> Path:
+    put(folder / "collection.tsv", '1\ta "quoted passage', "2\tsecond", "3\tthird")
+    put(folder / "queries.train.tsv", "10\tfirst query", "11\tnext")
+    put(folder / "queries.dev.small.tsv", "11\tnext")
+    put(folder / "qrels.dev.small.tsv", "11\t0\t2\t1")
+    put(folder / "qidpidtriples.train.tsv", "10\t1\t2", "10\t1\t3", "11\t2\t1")
+    put(folder / "top1000.dev.tsv", "11\t3\tnext\tthird", "11\t2\tnext\tsecond")
+    return folder
+
+
+def test_msmarco(tmp_path: Path) -> None:
+    out = imported("msmarco", msmarco(tmp_path / "in"), tmp_path / "out")
+    assert passages(out / "corpus")[0] == ("1", "", 'a "quoted passage')
+    assert [q["query_id"] for q in table(out / "queries", "queries")] == ["11", "10"]
+    assert table(out / "qrels/dev.small", "qrels") == [{"query_id": "11", "passage_id": "2", "relevance": 1}]
+    assert table(out / "examples/train", "examples") == [
+        {"query_id": "10", "positives": [0], "negatives": [1, 2]},
+        {"query_id": "11", "positives": [1], "negatives": [0]},
+    ]
+    assert [(r["passage_id"], r["rank"], r["score"]) for r in table(out / "run", "run")] == [("3", 1, 1.0), ("2", 2, 0.5)]
+
+
+def test_msmarco_text_triples(tmp_path: Path) -> None:
+    put(tmp_path / "in/triples.train.tsv", "query\tgood\tbad", "query\tgood\tworse", "other\tbad\tgood")
+    out = imported("msmarco", tmp_path / "in", tmp_path / "out")
+    assert [text for _, _, text in passages(out / "corpus")] == ["good", "bad", "worse"]
+    assert [e["negatives"] for e in table(out / "examples/train", "examples")] == [[1, 2], [0]]
+
+
+def test_msmarco_run_round_trip_and_bad_lines(tmp_path: Path) -> None:
+    out = imported("msmarco", put(tmp_path / "dev.run", "10\t2\t2", "10\t1\t1", "11\t3\t1"), tmp_path / "out")
+    assert [(r["query_id"], r["passage_id"], r["rank"]) for r in table(out / "run", "run")] == [
+        ("10", "1", 1),
+        ("10", "2", 2),
+        ("11", "3", 1),
+    ]
+    assert exported("msmarco", tmp_path / "again.tsv", run=out / "run").read_text() == "10\t1\t1\n10\t2\t2\n11\t3\t1\n"
+    folder = msmarco(tmp_path / "in")
+    put(folder / "qidpidtriples.train.tsv", "10\t1\t2", "10\t9\t3")
+    with pytest.raises(InputError, match=r"qidpidtriples\.train\.tsv:2: names passage '9'"):
+        imported("msmarco", folder, tmp_path / "bad")
+    put(folder / "collection.tsv", "1\tone\ttwo")
+    with pytest.raises(InputError, match=r"collection\.tsv:1: 3 columns, not 2"):
+        imported("msmarco", folder, tmp_path / "bad")
+
+
+# --- TREC ---
+
+
+@settings(max_examples=15)
+@given(scores=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=12, unique=True))
+def test_trec_run_round_trip(tmp_path_factory: pytest.TempPathFactory, scores: list[float]) -> None:
+    base = tmp_path_factory.mktemp("trec")
+    falling = sorted(scores, reverse=True)
+    draft = Draft.open(base / "run", "run", {})
+    columns = {"query_id": ["q"] * len(falling), "passage_id": [f"p{i}" for i in range(len(falling))], "rank": range(1, len(falling) + 1)}
+    commit_table(draft, "run.parquet", pa.table({**{k: list(v) for k, v in columns.items()}, "score": pa.array(falling, pa.float32())}))
+    draft.finish(len(falling))
+    written = exported("trec", base / "dense.trec", run=base / "run")
+    assert all(len(line.split(" ")) == 6 and line.endswith(" raydense") for line in written.read_text().splitlines())
+    assert table(imported("trec", written, base / "back") / "run", "run") == table(base / "run", "run")
+
+
+def test_trec_ranks_by_score_and_reads_qrels(tmp_path: Path) -> None:
+    put(tmp_path / "in/a.run", "q1 Q0 d1 1 0.5 tag", "q1\tQ0  d2 2 0.7 tag", " q2 Q0 d1 1 -1e-3 tag ")
+    put(tmp_path / "in/qrels.test.txt", "q1 0 d1 1", "q1 0 d2 0", "q2 0 d1 -1")
+    out = imported("trec", tmp_path / "in", tmp_path / "out")
+    assert [(r["query_id"], r["passage_id"], r["rank"]) for r in table(out / "run", "run")] == [
+        ("q1", "d2", 1),
+        ("q1", "d1", 2),
+        ("q2", "d1", 1),
+    ]
+    assert [r["relevance"] for r in table(out / "qrels/test", "qrels")] == [1, 0, -1]
+    assert exported("trec", tmp_path / "q.txt", qrels=out / "qrels/test").read_text() == "q1 0 d1 1\nq1 0 d2 0\nq2 0 d1 -1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q1 Q0 d2 2 high tag", r":2: score is 'high', not a number"),
+        ("q1 Q0 d2 2 0.5", r":2: 5 columns, not 6"),
+        ("q1 Q0 d1 2 0.4 tag", r":2: names passage 'd1' twice for query 'q1'"),
+    ],
+)
+def test_bad_trec_runs(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 0.5 tag", line), tmp_path / "out")
+
+
+def test_trec_against_a_corpus(tmp_path: Path) -> None:
+    corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c")
+    run = put(tmp_path / "a.run", "q1 Q0 d1 1 0.5 tag", "q1 Q0 d9 2 0.4 tag")
+    with pytest.raises(InputError, match=r"a\.run:2: names passage 'd9'"):
+        imported("trec", run, tmp_path / "out", corpus=str(corpus.path))
+
+
+# --- training files ---
+
+CTX = {"title": "T", "text": "passage", "score": "12.5"}
+
+
+def dpr_entry(question: str, positive: str, *hard: str) -> dict[str, Any]:
+    return {
+        "dataset": "nq",
+        "question": question,
+        "answers": ["an answer", "it's"],
+        "positive_ctxs": [{**CTX, "text": positive, "passage_id": f"id-{positive}"}],
+        "negative_ctxs": [],
+        "hard_negative_ctxs": [{**CTX, "text": text, "psg_id": f"id-{text}"} for text in hard],
+    }
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_dpr_training_without_a_corpus(tmp_path: Path, indent: int | None) -> None:
+    (tmp_path / "train.json").write_text(json.dumps([dpr_entry("who?", "a", "b", "c"), dpr_entry("what?", "b", "a")], indent=indent))
+    out = imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    assert passages(out / "corpus") == [(f"id-{t}", "T", t) for t in "abc"]
+    assert [(q["text"], q["answers"]) for q in table(out / "queries", "queries")] == [
+        ("who?", ["an answer", "it's"]),
+        ("what?", ["an answer", "it's"]),
+    ]
+    assert [(e["positives"], e["negatives"], e["negative_sources"]) for e in table(out / "examples/train", "examples")] == [
+        ([0], [1, 2], ["hard", "hard"]),
+        ([1], [0], ["hard"]),
+    ]
+    again = exported("dpr", tmp_path / "again.json", corpus=out / "corpus", queries=out / "queries", examples=out / "examples/train")
+    entries = json.loads(again.read_text())
+    assert entries[0]["hard_negative_ctxs"][0] == {"title": "T", "text": "b", "passage_id": "id-b"}
+    assert entries[0]["negative_ctxs"] == []
+    back = imported("dpr", again, tmp_path / "back")
+    assert passages(back / "corpus") == passages(out / "corpus")
+    assert table(back / "examples/again", "examples") == table(out / "examples/train", "examples")
+
+
+def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    put(folder / "psgs_w100.tsv", "id\ttext\ttitle", '1\t"said ""yes"" to"\tOne', "2\tplain\tTwo")
+    with open(folder / "nq-test.csv", "w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows([["who?", str(["it's", 'a "b"'])], ["when?", str(["[0-9]+"])]])
+    results = [
+        {
+            "question": "who?",
+            "answers": ["it's", 'a "b"'],
+            "ctxs": [{"id": "2", "title": "", "text": "", "score": "9.5", "has_answer": True}],
+        }
+    ]
+    (folder / "dev.json").write_text(json.dumps(results))
+    out = imported("dpr", folder, tmp_path / "out")
+    assert passages(out / "corpus") == [("1", "One", 'said "yes" to'), ("2", "Two", "plain")]
+    assert [q["answers"] for q in table(out / "queries", "queries")] == [["it's", 'a "b"'], ["[0-9]+"]]
+    assert [(r["passage_id"], r["rank"], r["score"]) for r in table(out / "run", "run")] == [("2", 1, 9.5)]
+    written = exported("dpr", tmp_path / "psgs.tsv", corpus=out / "corpus")
+    assert passages(import_corpus("dpr", written, tmp_path / "c").path) == passages(out / "corpus")
+
+
+def test_bad_dpr(tmp_path: Path) -> None:
+    entry = dpr_entry("who?", "a", "b")
+    for bad, message in (
+        ({**entry, "positive_ctxs": []}, r"train\.json:\d+: no positive passage"),
+        ({**entry, "question": ""}, r"empty query"),
+        ({**entry, "answers": "one"}, r"'answers' is \"one\", not a list of strings"),
+        ({k: v for k, v in entry.items() if k != "positive_ctxs"}, r"no 'positive_ctxs'"),
+        (
+            {**entry, "positive_ctxs": [{"title": "", "text": "other", "passage_id": "id-a"}]},
+            r"passage 'id-a' has another text than at .*train\.json:2",
+        ),
+    ):
+        (tmp_path / "train.json").write_text(json.dumps([entry, bad], indent=1))
+        with pytest.raises(InputError, match=message):
+            imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    (tmp_path / "train.json").write_text(json.dumps([entry])[:-20])
+    with pytest.raises(InputError, match=r"train\.json:1: not JSON"):
+        imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    put(tmp_path / "qa.csv", "who?\t__import__('os').getcwd()")
+    with pytest.raises(InputError, match=r"qa\.csv:1: the answers are .*, not a list of strings"):
+        imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
+
+
+def test_tevatron_by_ids_and_run(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    put_json(folder / "corpus.jsonl", {"docid": 1, "title": "T", "text": "one"}, {"docid": "2", "text": "two"})
+    train = {"query_id": "q", "query_text": "which", "positive_document_ids": ["1"], "negative_document_ids": [2], "answer": "x"}
+    put_json(folder / "train.jsonl", train)
+    put(folder / "rank.txt", "q\t2\t1.5", "q\t1\t2.5")
+    out = imported("tevatron", folder, tmp_path / "out")
+    assert table(out / "examples/train", "examples") == [{"query_id": "q", "positives": [0], "negatives": [1]}]
+    assert exported("tevatron", tmp_path / "r.txt", run=out / "run").read_text() == "q\t1\t2.5\nq\t2\t1.5\n"
+    assert (
+        exported("tevatron", tmp_path / "c.jsonl", corpus=out / "corpus").read_text().splitlines()[0]
+        == '{"docid": "1", "title": "T", "text": "one"}'
+    )
+    put_json(folder / "train.jsonl", {**train, "negative_document_ids": ["9"]})
+    with pytest.raises(InputError, match=r"train\.jsonl:1: names passage '9', which the corpus does not have"):
+        imported("tevatron", folder, tmp_path / "bad")
+
+
+def test_tevatron_legacy_round_trip(tmp_path: Path) -> None:
+    entries = [
+        {
+            "query_id": f"q{i}",
+            "query": f"query {i}",
+            "positive_passages": [{"docid": f"p{i}", "title": "T", "text": f"good {i}"}],
+            "negative_passages": [{"docid": "n", "title": "", "text": "bad"}],
+        }
+        for i in range(3)
+    ]
+    out = imported("tevatron", put_json(tmp_path / "train.jsonl", *entries), tmp_path / "out")
+    again = exported("tevatron", tmp_path / "a.jsonl", corpus=out / "corpus", queries=out / "queries", examples=out / "examples/train")
+    assert [json.loads(line) for line in again.read_text().splitlines()] == entries
+
+
+def test_flagembedding_round_trip(tmp_path: Path) -> None:
+    entries = [
+        {"query": "one", "pos": ["good"], "neg": ["bad", "worse"], "pos_scores": [0.5], "neg_scores": [0.25, -1.0]},
+        {"query": "two", "pos": ["bad"], "neg": ["good"], "pos_scores": [1.0], "neg_scores": [0.0]},
+    ]
+    source = put_json(tmp_path / "train.jsonl", *({**e, "prompt": "p", "type": "t"} for e in entries))
+    out = imported("flagembedding", source, tmp_path / "out")
+    assert [text for _, _, text in passages(out / "corpus")] == ["good", "bad", "worse"]
+    again = exported("flagembedding", tmp_path / "a.jsonl", corpus=out / "corpus", queries=out / "queries", examples=out / "examples/train")
+    assert [json.loads(line) for line in again.read_text().splitlines()] == entries
+    put_json(source, {**entries[0], "neg_scores": [1.0]})
+    with pytest.raises(InputError, match=r"train\.jsonl:1: 'neg_scores' has 1 numbers for 2 passages"):
+        imported("flagembedding", source, tmp_path / "bad")
+
+
+def test_pyserini(tmp_path: Path) -> None:
+    corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c")
+    rows = [json.loads(line) for line in exported("pyserini", tmp_path / "p.jsonl", corpus=corpus.path).read_text().splitlines()]
+    assert rows[:2] == [{"id": "d1", "contents": "One first\ttext\nnext line"}, {"id": "2", "contents": "second"}]
+
+
+def test_ir_datasets(tmp_path: Path) -> None:
+    try:
+        import ir_datasets
+    except ImportError:
+        with pytest.raises(InputError, match="pip install ir_datasets"):
+            imported("ir_datasets", Path("beir/scifact/test"), tmp_path / "out")
+        return
+    docs, asked = put(tmp_path / "d.tsv", "d1\tone", "d2\ttwo"), put(tmp_path / "q.tsv", "q1\twhich")
+    judged = put(tmp_path / "r.txt", "q1 0 d2 1")
+    ir_datasets.registry.register(
+        "here/test", ir_datasets.create_dataset(docs_tsv=str(docs), queries_tsv=str(asked), qrels_trec=str(judged))
+    )
+    out = imported("ir_datasets", Path("here/test"), tmp_path / "out")
+    assert passages(out / "corpus") == [("d1", "", "one"), ("d2", "", "two")]
+    assert table(out / "qrels/test", "qrels") == [{"query_id": "q1", "passage_id": "d2", "relevance": 1}]
+    with pytest.raises(InputError, match="knows no data set"):
+        imported("ir_datasets", Path("no/such/thing"), tmp_path / "none")
+
+
+# --- export refuses ---
+
+
+def test_export_refuses(tmp_path: Path) -> None:
+    out = imported("beir", beir(tmp_path / "in"), tmp_path / "out")
+    there = put(tmp_path / "there.txt", "dear")
+    with pytest.raises(InputError, match=r"there\.txt: exists already"):
+        exported("trec", there, qrels=out / "qrels/test")
+    assert there.read_text() == "dear\n"
+    with pytest.raises(InputError, match="format trec does not write corpus"):
+        exported("trec", tmp_path / "x", corpus=out / "corpus")
+    with pytest.raises(InputError, match="format beir does not write nothing"):
+        exported("beir", tmp_path / "x")
+    with pytest.raises(InputError, match="line break that the format cannot hold"):
+        exported("msmarco", tmp_path / "x", corpus=out / "corpus")
+    with pytest.raises(InputError, match="holds queries, not corpus"):
+        exported("pyserini", tmp_path / "x", corpus=out / "queries")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out", "there.txt"], "nothing half-written is left"

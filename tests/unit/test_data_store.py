@@ -1,0 +1,135 @@
+"""The passage store: random access equals a plain list, ids are found without a dict, and it stays small."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raydense.data.artifact import Draft
+from raydense.data.store import CorpusWriter, PassageStore, hash_strings
+from raydense.errors import InputError
+
+COUNT = 20_011
+PASSAGES = [(f"p{i}", f"Title {i}" if i % 3 else "", f"text of passage {i} über 文本", f"d{i // 4}") for i in range(COUNT)]
+
+
+def write(folder: Path, passages: list[tuple[str, ...]], shard_rows: int = 9_000, step: int = 1_000) -> None:
+    names = ["passage_id", "title", "text", "doc_id"][: len(passages[0])]
+    writer = CorpusWriter(Draft.open(folder, "corpus", {}), shard_rows)
+    for start in range(0, len(passages), step):
+        writer.add(pa.table(list(map(list, zip(*passages[start : start + step], strict=True))), names=names))
+    writer.finish()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> PassageStore:
+    folder = tmp_path_factory.mktemp("corpus") / "c"
+    write(folder, PASSAGES)
+    return PassageStore(folder)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(rows=st.lists(st.integers(0, COUNT - 1), max_size=50))
+def test_take_equals_a_list(store: PassageStore, rows: list[int]) -> None:
+    found = store.take(np.array(rows, dtype=np.int64))
+    assert [tuple(row.values()) for row in found.to_pylist()] == [PASSAGES[r] for r in rows]
+    assert store.ids(np.array(rows, dtype=np.int64)).to_pylist() == [PASSAGES[r][0] for r in rows]
+
+
+@settings(max_examples=40, deadline=None)
+@given(ends=st.tuples(st.integers(0, COUNT), st.integers(0, COUNT)))
+def test_slice_equals_a_list(store: PassageStore, ends: tuple[int, int]) -> None:
+    start, stop = sorted(ends)
+    if start < stop:
+        assert store.slice(start, stop, ["text"])["text"].to_pylist() == [p[2] for p in PASSAGES[start:stop]]
+
+
+def test_shards_and_length(store: PassageStore) -> None:
+    assert len(store) == COUNT
+    assert store.shards == [(0, 9_000), (9_000, 18_000), (18_000, COUNT)]
+
+
+def test_passages_join_title_and_text(store: PassageStore) -> None:
+    assert store.passages(np.array([1, 0])) == ["Title 1 text of passage 1 über 文本", "text of passage 0 über 文本"]
+
+
+def test_rows_of_every_id_and_of_unknown_ones(store: PassageStore) -> None:
+    order = np.random.default_rng(0).permutation(COUNT)
+    assert np.array_equal(store.rows_of(pa.array([PASSAGES[i][0] for i in order])), order)
+    assert store.rows_of(pa.array(["p5", "", "p", "P5", "p99999999", "p0"])).tolist() == [5, -1, -1, -1, -1, 0]
+    assert store.rows_of(pa.array([], pa.string())).size == 0
+
+
+def test_rows_out_of_range(store: PassageStore) -> None:
+    for row in (-1, COUNT):
+        with pytest.raises(IndexError, match="rows must be in"):
+            store.take(np.array([row]))
+
+
+def test_text_hash_is_equal_for_equal_texts(tmp_path: Path) -> None:
+    write(tmp_path / "c", [("a", "", "same"), ("b", "T", "same"), ("c", "", "other")])
+    hashes = PassageStore(tmp_path / "c").text_hash
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_pickled_store_reads_the_same(store: PassageStore) -> None:
+    again = pickle.loads(pickle.dumps(store))
+    assert len(pickle.dumps(store)) < 1_000
+    assert again.passages(np.array([COUNT - 1])) == store.passages(np.array([COUNT - 1]))
+
+
+def test_ids_whose_hashes_are_equal(tmp_path: Path) -> None:
+    write(tmp_path / "c", [("a", "", "one"), ("b", "", "two"), ("c", "", "three")])
+    # a real index in which the hash of "b" stands for "a" and "c" too: what a collision leaves on disk
+    path = tmp_path / "c"
+    hashed = hash_strings(pa.array(["b"]))[0]
+    np.save(path / "id_hash.npy", np.array([hashed] * 3, dtype=np.uint64))
+    np.save(path / "id_row.npy", np.array([0, 2, 1], dtype=np.int64))
+    assert PassageStore(path).rows_of(pa.array(["b", "b", "zzz"])).tolist() == [1, 1, -1]
+
+
+def test_duplicate_ids_are_refused_with_both_places(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"passage 2501: passage_id 'p7' is there twice \(first at passage 7\)"):
+        write(tmp_path / "c", [*PASSAGES[:2501], PASSAGES[7], *PASSAGES[2501:3000]], shard_rows=1_000)
+
+
+@pytest.mark.parametrize(
+    ("passage", "message"), [(("x", "", "  "), "passage 2: empty text"), ((" ", "", "y"), "passage 2: empty passage_id")]
+)
+def test_empty_fields_are_refused(tmp_path: Path, passage: tuple[str, str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        write(tmp_path / "c", [("a", "", "one"), ("b", "", "two"), passage])
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no passages"):
+        CorpusWriter(Draft.open(tmp_path / "c", "corpus", {}), 10).finish()
+
+
+def test_two_hundred_thousand_passages_stay_on_disk(tmp_path: Path) -> None:
+    writer = CorpusWriter(Draft.open(tmp_path / "c", "corpus", {}), 50_000)
+    for start in range(0, 200_000, 20_000):
+        rows = range(start, start + 20_000)
+        writer.add(
+            pa.table({"passage_id": [f"p{i}" for i in rows], "title": [""] * 20_000, "text": [f"{i} " + "word " * 100 for i in rows]})
+        )
+    writer.finish()
+    script = (
+        "import sys, numpy as np, pyarrow as pa\n"
+        "from raydense.data.store import PassageStore, hash_strings\n"
+        "hash_strings(pa.array(['x']))\n"
+        "own = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "before = own()\n"
+        "s = PassageStore(sys.argv[1]); assert len(s) == 200_000\n"
+        "assert s.rows_of(pa.array(['p199999', 'none'])).tolist() == [199_999, -1]\n"
+        "assert s.passages(np.array([123_456]))[0].startswith('123456 word')\n"
+        "print(own() - before)\n"
+    )
+    grown = subprocess.run([sys.executable, "-c", script, str(tmp_path / "c")], check=True, capture_output=True, text=True).stdout
+    assert int(grown) < 20_000, "KiB of own memory; the passages are 100 MB"
