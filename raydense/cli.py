@@ -17,8 +17,10 @@ from pydantic.fields import FieldInfo
 
 from raydense import __version__
 from raydense.errors import mendable
+from raydense.evaluation.table import comparison_table
 from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
 from raydense.progress import duration, say
+from raydense.settings import EvaluateSettings
 
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
@@ -138,22 +140,10 @@ def _tell(verb: str, result: Any, as_json: bool) -> None:
         }
         print(json.dumps(result.summary.get("result", whole), ensure_ascii=False))
     elif result.kind == "report":
-        print(_table(result.summary["result"]))
+        print(comparison_table(result))
         print(f"report: {result.path / 'report.html'}")
     else:
         print(f"{verb}: {result.path} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")
-
-
-def _table(result: dict[str, Any], seconds: dict[str, float] | None = None) -> str:
-    """Runs by metrics, as aligned text."""
-    runs = result.get("runs") or {"run": result}
-    metrics = list(next(iter(runs.values()))["metrics"])
-    rows = [["run", *metrics, *(["seconds"] if seconds else [])]]
-    for name, run_ in runs.items():
-        took = [f"{seconds.get(name, 0):.0f}"] if seconds else []
-        rows.append([name, *(f"{run_['metrics'][m]:.3f}" for m in metrics), *took])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]) for row in rows)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -189,11 +179,11 @@ def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
     made: list[dict[str, Any]] = []
     for stage, artifact, seconds in run(recipe):
         made.append({"stage": stage.name, "output": str(stage.settings.output), "seconds": round(seconds, 1)})
-        if getattr(artifact, "kind", "") == "report":
+        if isinstance(stage.settings, EvaluateSettings):
             result = artifact.summary["result"]
             report = {"result": result, "report": str(artifact.path / "report.html")}
             if not as_json:
-                print(_table(result, _row_seconds(recipe, getattr(stage.settings, "run"))), flush=True)
+                print(f"\n{comparison_table(artifact, _row_seconds(recipe, stage.settings.run))}\n", flush=True)
                 print(f"report: {artifact.path / 'report.html'}")
     if as_json:
         print(json.dumps({"stages": made, **report}, ensure_ascii=False))
