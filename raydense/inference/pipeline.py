@@ -88,7 +88,7 @@ def run(
     layout = Layout.of(spread, len(parts))
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     tokens = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
-        _tokenise,
+        cast(Any, _tokenise),
         fn_kwargs={"step": tokenise, "arguments": arguments},
         num_cpus=_TOKENISE_CPUS,
         compute=ray.data.TaskPoolStrategy(size=layout.most),
