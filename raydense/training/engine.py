@@ -192,11 +192,11 @@ class DeepSpeedEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        state = {name: value.detach().cpu() for name, value in self.module.named_buffers()}
+        state = self.module.state_dict()
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             full = safe_get_full_fp32_param(parameter)
-            state[name] = (parameter if full is None else full).detach().cpu()
-        return state
+            state[name] = parameter if full is None else full
+        return {name: value.detach().cpu() for name, value in state.items()}
 
 
 def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int) -> dict[str, Any]:

@@ -152,6 +152,8 @@ class _Fit(threading.Thread):
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _LOOK_EVERY_S)
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
+    if "RAY_ADDRESS" not in os.environ:  # an embedded Ray is never preempted: one actor less to start
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 

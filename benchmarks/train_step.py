@@ -1,0 +1,136 @@
+"""What a training step of ours costs over a bare PyTorch loop, on the same batches, one worker, in one process run.
+
+    PYTHONPATH=tests python benchmarks/train_step.py [--model tiny|six] [--steps 40] [--batch-size 32]
+
+Each engine makes a step as the loop does (objective, engine) on batches prepared beforehand, and so does the bare loop, in turns:
+bare, ddp, deepspeed, bare, ... so that a busy machine slows all alike. Printed: median seconds a step, and the ratio to bare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from training_data import make_training_data
+from transformers import BertConfig, BertModel
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.settings import TrainSettings
+from raydense.training.batches import Sampler, read_examples
+from raydense.training.engine import learning_rate, make_engine, make_optimizer
+from raydense.training.loop import to_device
+from raydense.training.objectives import Batch, Retriever, Texts
+
+Step = Callable[[int, Batch], float]
+
+
+def bare_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device) -> Step:
+    """What one would write by hand: the loss from PyTorch's own cross entropy, and PyTorch's AdamW."""
+    model.to(device)
+    optimizer = make_optimizer(model, settings)
+
+    def step(number: int, batch: Batch) -> float:
+        batch = to_device(batch, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            queries, passages = model.encode_queries(batch["queries"]), model.encode_passages(batch["passages"])
+        scores = (queries.float() @ passages.float().T).masked_fill(batch["mask"] & ~own_column(batch), float("-inf"))
+        loss = torch.nn.functional.cross_entropy(scores, batch["positive"])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(number, steps, settings)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def own_column(batch: Batch) -> torch.Tensor:
+    """True at each query's positive."""
+    return torch.nn.functional.one_hot(batch["positive"], batch["mask"].shape[1]).bool()
+
+
+def engine_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device, objective: Retriever) -> Step:
+    """A step as `Loop` makes it."""
+    engine = make_engine(model, settings, device, "bf16" if device.type == "cuda" else "fp32")
+    engine.module.train()
+
+    def step(number: int, batch: Batch) -> float:
+        loss, _ = objective.loss(engine.forward, to_device(batch, device))
+        engine.backward(loss)
+        engine.step(learning_rate(number, steps, settings))
+        return loss.item()
+
+    return step
+
+
+def model_folder(name: str, root: Path, texts: list[str]) -> Path:
+    """`tiny`, or `six`: six layers of width 384, random weights, the tokenizer of tiny."""
+    folder = root / name
+    make_tiny_encoder(texts, folder, 1)
+    if name == "six":
+        vocabulary = DualEncoder.load(folder).encoder.config.vocab_size
+        shape: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+        torch.manual_seed(1)
+        BertModel(BertConfig(vocab_size=vocabulary, **shape), add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["tiny", "six"], default="tiny")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch-size", type=int, default=32)
+    asked = parser.parse_args()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/group", 1)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        measure(Path(folder), asked, device)
+        dist.destroy_process_group()
+
+
+def measure(root: Path, asked: argparse.Namespace, device: torch.device) -> None:
+    data = make_training_data(root)
+    settings = data.settings(root / "o", batch_size=asked.batch_size, dropout=0.1, lr=1e-4)
+    queries, store = read_table(settings.queries, "queries"), PassageStore(settings.corpus)
+    texts = Texts(queries, store)
+    folder = model_folder(asked.model, root, texts.passages(torch.arange(len(store)).numpy()))
+    sampler = Sampler(read_examples(settings.examples, queries, store, 2), asked.batch_size, 1, 2, 1)
+    objective = Retriever(settings, DualEncoder.load(folder), texts, 0, 1)
+    batches = [objective.prepare(sampler.step(s)[0]) for s in range(asked.steps)]
+
+    def fresh() -> DualEncoder:
+        return DualEncoder.load(folder, dropout=0.1).train()
+
+    ways: dict[str, Step] = {"bare": bare_step(fresh(), settings, asked.steps, device)}
+    for engine in ("ddp", "deepspeed"):
+        ways[engine] = engine_step(fresh(), settings.model_copy(update={"engine": engine}), asked.steps, device, objective)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number, batch in enumerate(batches):
+        for way, step in ways.items():
+            torch.manual_seed(number)
+            start = time.perf_counter()
+            step(number, batch)
+            seconds[way].append(time.perf_counter() - start)
+    bare = statistics.median(seconds["bare"][2:])
+    for way, taken in seconds.items():
+        middle = statistics.median(taken[2:])
+        print(f"{asked.model} {device.type} batch {asked.batch_size}: {way:10} {1000 * middle:8.2f} ms a step, {middle / bare:.3f} of bare")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Training on real Ray Train workers: the same losses for any number of workers and engine, and after a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from sentence_transformers import CrossEncoder as TheirCrossEncoder
+from training_data import TrainingData, make_training_data
+
+from raydense.errors import InputError, mendable
+from raydense.models.dual_encoder import DualEncoder
+from raydense.training.checkpoints import State, refuse_other_workers
+from raydense.training.history import Follower, Line, read_history
+from raydense.training.train import train
+
+STEPS = 50
+Curve = Callable[..., list[Line]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def curve(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Curve:
+    """The history of a training of 50 steps, run once for each way of running it."""
+    done: dict[tuple, list[Line]] = {}
+
+    def run(engine: str, workers: int, zero: int = 1) -> list[Line]:
+        key = (engine, workers, zero)
+        if key not in done:
+            wanted = steady(data, tmp_path_factory.mktemp("curve") / "model", engine=engine, workers=workers, zero=zero)
+            done[key] = read_history(train(wanted).path / "history.jsonl")
+        return done[key]
+
+    return run
+
+
+def steady(data: TrainingData, output: Path, **changes: object):  # type: ignore[no-untyped-def]
+    """Settings whose loss neither explodes nor hangs on rounding: short vectors, a moderate learning rate, two parts a step."""
+    fixed = {
+        "max_steps": STEPS,
+        "lr": 1e-4,
+        "normalize": True,
+        "temperature": 0.2,
+        "accumulation": 2,
+        "checkpoint_every": 10,
+        "log_every": 1,
+    }
+    return data.settings(output, **{**fixed, **changes})
+
+
+def losses(history: list[Line]) -> np.ndarray:
+    return np.array([line["loss"] for line in history])
+
+
+@pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), ("deepspeed", 2, 1)])
+def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int, zero: int) -> None:
+    one = curve("ddp", 1)
+    assert [line["step"] for line in one] == list(range(1, STEPS + 1))
+    assert losses(one)[-5:].mean() < losses(one)[:5].mean() - 0.1
+    np.testing.assert_allclose(losses(curve(engine, workers, zero)), losses(one), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_zero_2_and_3_with_a_dev_metric(data: TrainingData, curve: Curve, tmp_path: Path, zero: int) -> None:
+    """The first steps are the same; the best weights, gathered from the workers, are the ones saved."""
+    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 100, "dev_every": 4, "lr": 1e-4}
+    model = train(steady(data, tmp_path / "model", engine="deepspeed", workers=2, zero=zero, max_steps=8, warmup=0.0, **dev))
+    history = read_history(model.path / "history.jsonl")
+    assert losses(history)[0] == pytest.approx(losses(curve("ddp", 1))[0], abs=1e-5)
+    measured = {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
+    assert set(measured) == {4, 8}
+    assert model.summary["dev"] == {"mrr@10": max(measured.values())}
+    assert model.summary["best_step"] == max(measured, key=lambda step: (measured[step], -step))
+    assert all(np.isfinite(p.detach().numpy()).all() and p.numel() for p in DualEncoder.load(model.path).parameters())
+
+
+def workers_here() -> list[psutil.Process]:
+    """The Ray Train workers that descend from this process."""
+    return [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in p.name() + " ".join(p.cmdline())]
+
+
+def test_a_killed_worker_costs_nothing_but_time(data: TrainingData, curve: Curve, tmp_path: Path) -> None:
+    at = random.Random(os.getpid()).randrange(11, 35)
+    killed: list[tuple[int, int]] = []
+
+    def kill() -> None:
+        follower, step = Follower(tmp_path / "model/.work/history.jsonl"), 0
+        while step < at:
+            step = max([step, *(line["step"] for line in follower.new_lines())])
+            time.sleep(0.001)
+        victim = workers_here()[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        killed.append((victim.pid, step))
+
+    hunter = threading.Thread(target=kill, daemon=True)
+    hunter.start()
+    model = train(steady(data, tmp_path / "model", engine="deepspeed", workers=2))
+    hunter.join(timeout=1)
+    assert killed
+    assert killed[0][1] < STEPS
+    history = read_history(model.path / "history.jsonl")
+    assert [line["step"] for line in history] == list(range(1, STEPS + 1))
+    assert history == curve("deepspeed", 2, 1), f"killed at step {killed[0][1]}"
+
+
+def test_a_reranker_learns_and_loads_elsewhere(data: TrainingData, tmp_path: Path) -> None:
+    model = train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, passage_length=64))
+    history = read_history(model.path / "history.jsonl")
+    assert losses(history)[-10:].mean() < losses(history)[:10].mean()
+    theirs = TheirCrossEncoder(str(model.path), device="cpu")
+    assert np.isfinite(theirs.predict([("who built it", "the old bridge")])).all()
+    assert (
+        train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, passage_length=64)).manifest == model.manifest
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the loss is nan at step") as caught:
+        train(data.settings(tmp_path / "model", lr=1e30, clip=0.0, max_steps=20, log_every=2))
+    assert mendable(caught.value) is not None
+    assert not (tmp_path / "model/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp16"}, "fp16 does not train on a CPU"),
+        ({"batch_size": 1000}, "96 examples are fewer than one batch of 1,000"),
+        ({"negatives": 4}, "96 of 96 queries have fewer than 4 negatives"),
+        ({"workers": 8}, "8 workers x 1 CPU is more than the 4 here"),
+        ({"track": "wandb"}, "wandb is not installed"),
+        ({"model": "/nowhere"}, "no such file or folder"),
+    ],
+)
+def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData, tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        train(data.settings(tmp_path / "model", **changes))
+    assert not (tmp_path / "model/manifest.json").exists()
+
+
+def test_zero_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
+    wanted = data.settings(tmp_path / "model", engine="deepspeed", zero=1)
+    with pytest.raises(InputError, match=r"checkpoints are of 2 workers.*give --workers 2"):
+        refuse_other_workers(tmp_path / "model/.work", State(step=10, workers=2), wanted, "fp32")
+    refuse_other_workers(tmp_path / "model/.work", State(step=10, workers=2), data.settings(tmp_path / "model"), "fp32")
