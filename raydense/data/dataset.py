@@ -28,7 +28,9 @@ class DatasetDraft:
                 raise InputError("is missing from a finished data set", self.draft.folder / name, "delete the data set and make it again")
 
     def part(self, name: str, kind: str) -> Draft:
-        """The draft of the part in the folder `name`; hand its artifact to `keep` when finished."""
+        """The draft of the part in the folder `name`; hand its artifact to `keep` when finished. InputError for a second of that name."""
+        if name in self._parts:
+            raise InputError(f"two files of the input would both be {name}", self.draft.folder, "rename or remove one")
         return Draft.open(self.draft.folder / name, kind, {**self.made_from, "part": name})
 
     def keep(self, name: str, artifact: Artifact) -> Artifact:

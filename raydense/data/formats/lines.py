@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,8 +25,8 @@ from raydense.errors import InputError
 
 BLOCK_BYTES = 16 << 20
 _ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
-_TYPES = {"id": (str, int), "text": (str,), "int": (int,), "float": (int, float)}
-_SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number", "float": "a number"}
+_JSON_TYPES = {"id": (str, int), "text": (str,)}
+_SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
 _MEND = "correct the line"
 
 
@@ -95,7 +96,7 @@ def _where(path: Path, skip: int, row: int) -> str:
 
 
 def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
-    """The objects of a JSON lines file, with our names of the fields; fields that are not asked for are left out."""
+    """The objects of a JSON lines file, with our names of the fields (of type id or text); other fields are left out."""
     wanted = pa.schema([(f.key, _ARROW[f.type]) for f in fields])
     options = pa.json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
     reading = pa.json.ReadOptions(block_size=2 * BLOCK_BYTES)
@@ -126,9 +127,9 @@ def _checked(value: Any, field: Field, at: str) -> Any:
         if not field.needed:
             return None
         raise InputError(f"no {field.key!r}", at, "each line needs it")
-    if isinstance(value, bool) or not isinstance(value, _TYPES[field.type]):
+    if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]):
         raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_SAID[field.type]}", at, _MEND)
-    return check_string(str(value), field.key, at) if field.type in ("id", "text") else value
+    return check_string(str(value), field.key, at)
 
 
 def check_string(value: str, key: str, at: str) -> str:
@@ -182,8 +183,11 @@ def _parsed(cell: str, field: Field, at: str) -> Any:
     if field.type in ("id", "text"):
         return cell
     try:
-        return int(cell) if field.type == "int" else float(cell)
-    except ValueError:
+        value = int(cell) if field.type == "int" else float(cell)
+        if (not abs(value) < 2**31 and field.type == "int") or not math.isfinite(value):
+            raise ValueError
+        return value
+    except (ValueError, OverflowError):
         raise InputError(f"{field.key} is {cell[:40]!r}, not {_SAID[field.type]}", at, _MEND) from None
 
 
@@ -198,16 +202,20 @@ def _tables(
         try:
             table = fast(block).rename_columns(schema.names)
             table.validate(full=True)
-            whole = table.num_rows == filled and not any(table[f.name].null_count for f in fields if f.needed)
+            whole = table.num_rows == filled and not any(_lacks(table[f.name], f) for f in fields)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
             whole = False
         if not whole:
             rows = [slow(text, f"{path}:{n}") for n, text in enumerate(block.split(b"\n"), line) if text.strip()]
-            try:
-                table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
-            except (pa.ArrowInvalid, OverflowError) as error:
-                raise InputError(f"a number is too large ({error})", f"{path}:{line}", _MEND) from None
+            table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
         yield table
+
+
+def _lacks(column: pa.ChunkedArray, field: Field) -> bool:
+    """Whether a needed field is missing, or a number is none."""
+    if field.type == "float" and not pc.all(pc.is_finite(column)).as_py():
+        return True
+    return bool(field.needed and column.null_count)
 
 
 def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) -> None:
