@@ -43,3 +43,5 @@ def _quiet_data() -> None:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    # Ray would warn once that the bars are off; this says that it did.
+    ray.util.log_once("ray_data_progress_manager_disabled")

