@@ -46,7 +46,7 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     require_folder(folder)
     given = {name: value for name, value in overrides.items() if value is not None}
     limit = positions(_an_encoder_of(folder))
-    if (folder / OWN_FILE).is_file():
+    if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
         config = _own_config(folder)
     elif (folder / "modules.json").is_file():
         config = _sentence_transformers_config(folder, limit)
@@ -96,10 +96,17 @@ def require_folder(folder: Path) -> None:
         raise InputError("no such model folder", folder, "nothing is downloaded: fetch the model first and give its folder")
 
 
+def first_line(error: Exception) -> str:
+    """What another library's error says, short enough for an InputError."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
 def read_json(path: Path) -> Any:
-    """The JSON value in a file; InputError where it is none."""
+    """The JSON value in a file; InputError where there is no such file or value."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", path, "the folder is not whole: fetch or make it again") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError("not readable as JSON", path, "the folder is damaged: fetch or make it again") from None
 
@@ -165,7 +172,9 @@ def _sentence_transformers_config(folder: Path, limit: int) -> EncoderConfig:
         mend = "a Transformer, a Pooling and perhaps a Normalize are what can be read"
         raise InputError(f"is made of {', '.join(kinds)}", folder / "modules.json", mend)
     inner = folder / str(modules[0]["path"])
-    text = read_json(inner / "sentence_bert_config.json") if (inner / "sentence_bert_config.json").is_file() else {}
+    text = _said(inner / "sentence_bert_config.json")
+    if text.get("do_lower_case") and not _said(inner / "tokenizer_config.json").get("do_lower_case"):
+        raise InputError("lower-cases outside its tokenizer", inner / "sentence_bert_config.json", "let the tokenizer do it: do_lower_case")
     length = min(text.get("max_seq_length") or limit, limit)
     query_prefix, passage_prefix = _prompts(folder)
     return EncoderConfig(
@@ -202,12 +211,16 @@ def _pooling(path: Path, prompted: bool) -> Literal["cls", "mean"]:
 
 def _prompts(folder: Path) -> tuple[str, str]:
     """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
-    path = folder / "config_sentence_transformers.json"
-    said = read_json(path) if path.is_file() else {}
+    said = _said(folder / "config_sentence_transformers.json")
     prompts = said.get("prompts") or {}
     default = prompts.get(said.get("default_prompt_name")) or ""
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)
     return prompts.get("query", default) or "", passage or ""
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What a file that a folder may lack says."""
+    return read_json(path) if path.is_file() else {}
 
 
 def _an_encoder_of(folder: Path) -> Path:
@@ -219,8 +232,8 @@ def positions(inner: Path) -> int:
     config = read_json(inner / "config.json")
     positions = config.get("max_position_embeddings") or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
-        positions -= int(config.get("pad_token_id", 1)) + 1
-    tokenizer = read_json(inner / "tokenizer_config.json") if (inner / "tokenizer_config.json").is_file() else {}
-    said = tokenizer.get("model_max_length") or 0
+        padding = config.get("pad_token_id")
+        positions -= (1 if padding is None else int(padding)) + 1
+    said = _said(inner / "tokenizer_config.json").get("model_max_length") or 0
     limits = [int(n) for n in (positions, said) if 0 < n < 1_000_000]
     return min(limits, default=512)

