@@ -206,6 +206,8 @@ def test_real_folders(tmp_path: Path, name: str) -> None:
     assert passages(out / "corpus") == plain
     judged = sum(1 for p in (SHARED / name / "qrels").glob("*.tsv") for _ in p.open()) - len(list((SHARED / name / "qrels").glob("*.tsv")))
     assert sum(len(table(p, "qrels")) for p in (out / "qrels").iterdir()) == judged
+    written = exported("beir", tmp_path / "again", qrels=out / "qrels/train")
+    assert (written / "qrels/train.tsv").read_text().splitlines() == (SHARED / name / "qrels/train.tsv").read_text().splitlines()
 
 
 # --- MS MARCO ---

@@ -75,8 +75,7 @@ class Intake:
             raise InputError(
                 f"judges query {query!r} and passage {passage!r} twice, differently", at(int(np.flatnonzero(both)[1])), "keep one of them"
             )
-        pairs = pairs.select(["query_id", "passage_id", "relevance_min"]).rename_columns(["query_id", "passage_id", "relevance"])
-        self._table(f"qrels/{split}", "qrels", pairs)
+        self._table(f"qrels/{split}", "qrels", first_of_each(table, ["query_id", "passage_id"]))
 
     def run(self, name: str, table: pa.Table, at: Where) -> None:
         """Write a run: each query's passages in order. `table` has `query_id`, `passage_id`, perhaps `rank`, perhaps `score`."""
@@ -125,6 +124,13 @@ class Intake:
     def _table(self, name: str, kind: str, table: pa.Table) -> None:
         self.dataset.table(name, kind, table)
         self.parts += 1
+
+
+def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
+    """The rows where a combination of `keys` stands for the first time, in their order."""
+    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
+    first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
+    return table.take(pa.array(np.sort(first.to_numpy())))
 
 
 def _ranked(table: pa.Table) -> pa.Table:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from itertools import repeat
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.intake import Intake, Passages, first_of_each
 from raydense.data.formats.lines import Field, columns, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import TextCorpus
@@ -82,17 +83,25 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
         if once.num_rows < table.num_rows:
             twice = once["query_id"][pc.index(pc.greater(once["count_all"], 1), pa.scalar(True)).as_py()].as_py()
             raise InputError(f"query_id {twice!r} is there twice", path, "make ids unique")
-    joined = pa.concat_tables(tables).group_by(["query_id", "text"], use_threads=False).aggregate([])
-    intake.queries(joined, lambda _: ", ".join(map(str, paths)))
+    intake.queries(first_of_each(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
 def _give_triples(triples: pa.Table, path: Path, intake: Intake) -> None:
     """One example a query: its positives and its negatives, each once, in the order of the file."""
     for name in ("positive", "negative"):
         intake.check_ids(triples.select(["query_id", name]).rename_columns(["query_id", "passage_id"]), where(path))
-    grouped = triples.group_by("query_id", use_threads=False).aggregate([("positive", "distinct"), ("negative", "distinct")])
-    named = grouped.select(["query_id", "positive_distinct", "negative_distinct"]).rename_columns(["query_id", "positives", "negatives"])
+    queries = pc.unique(triples["query_id"])
+    lists = {side: _lists(first_of_each(triples, ["query_id", side]), side, queries) for side in ("positive", "negative")}
+    named = pa.table({"query_id": queries, "positives": lists["positive"], "negatives": lists["negative"]})
     intake.examples(split_of(path), named, lambda _: str(path))
+
+
+def _lists(pairs: pa.Table, side: str, queries: pa.Array) -> pa.ListArray:
+    """The passages of each of `queries`, in the order of `pairs`."""
+    query = pc.index_in(pairs["query_id"], value_set=queries).to_numpy()
+    passages = pairs[side].combine_chunks().take(pa.array(np.argsort(query, kind="stable")))
+    ends = np.cumsum(np.bincount(query, minlength=len(queries)))
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), passages)
 
 
 def _read_text_triples(paths: list[Path], intake: Intake) -> None:
