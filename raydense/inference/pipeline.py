@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TOKENISE_CPUS = 0.5
 _LOOK_EVERY_S = 0.2
 _FAULT = "fault"
-# Measured with benchmarks/encode.py: a batch of this many tokens stays in a CPU core's cache.
+# On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
 
@@ -160,8 +160,8 @@ def tokens_of(columns: Mapping[str, pa.Array]) -> Tokens:
 class Device:
     """Where an actor computes: its GPU, or the cores of its machine that fall to it.
 
-    On the CPU each batch is computed by one thread, and the threads take different batches: faster than all threads in one
-    batch (benchmarks/encode.py), and the same bits whatever the number of threads.
+    On the CPU each batch is computed by one thread, and the threads take different batches: no thread
+    waits for another inside a batch, and the bits are the same whatever the number of threads.
     """
 
     def __init__(self, layout: Layout, budget: int) -> None:
