@@ -19,7 +19,7 @@ from raydense.search.index import index
 from raydense.search.pool import SearchPool
 from raydense.settings import IndexSettings
 
-ROWS, K = 3_000, 20
+ROWS, K, DIMENSION = 3_000, 20, 385
 MakeIndex = Callable[..., Artifact]
 
 
@@ -57,11 +57,11 @@ def best_rows(scores: np.ndarray, k: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("factory", "shards", "dtype"), [("Flat", 1, "f4"), ("Flat", 2, "f4"), ("Flat", 7, "f2"), ("SQfp16", 2, "f2")])
 def test_sharded_search_is_one_flat_index_with_duplicates(make_index: MakeIndex, factory: str, shards: int, dtype: str) -> None:
-    """An odd dimension and vectors ten times over; equal vectors have equal scores, so ties come by row, across shards too."""
-    vectors, which = duplicated_vectors(37, np.dtype(dtype).type)
-    different = np.zeros((300, 37))
+    """An odd dimension, a block that FAISS gives to BLAS and one that it does not, and vectors ten times over; equal vectors have equal scores, so ties come by row, across shards too."""
+    vectors, which = duplicated_vectors(DIMENSION, np.dtype(dtype).type)
+    different = np.zeros((300, DIMENSION))
     different[which] = vectors
-    queries = queries_of(37)
+    queries = queries_of(DIMENSION, 400)
     true = (queries.astype(np.float64) @ different.T)[:, which]
     with SearchPool.start(make_index(vectors, factory, shards)) as pool:
         scores, rows = pool.search(queries, K)
@@ -69,7 +69,7 @@ def test_sharded_search_is_one_flat_index_with_duplicates(make_index: MakeIndex,
         assert rows.dtype == np.int64
         np.testing.assert_array_equal(rows, best_rows(true, K))
         np.testing.assert_allclose(scores, np.take_along_axis(true, rows, axis=1), rtol=2e-5)
-        plain = faiss.IndexFlatIP(37)
+        plain = faiss.IndexFlatIP(DIMENSION)
         plain.add(vectors.astype(np.float32))
         np.testing.assert_allclose(scores, plain.search(queries, K)[0], rtol=2e-5)
         alone = pool.search(queries[3:4], K)
