@@ -12,10 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, PretrainedConfig
 
 from raydense.losses import query_centric
 from raydense.models.dual_encoder import DualEncoder
@@ -90,7 +91,7 @@ def random_tokens(n: int, shortest: int, longest: int, seed: int) -> Tokens:
     return Tokens(rng.integers(1_000, 8_000, offsets[-1]).astype(np.int32), offsets)
 
 
-def forward_flops(config: BertConfig, lengths: np.ndarray) -> float:
+def forward_flops(config: PretrainedConfig, lengths: np.ndarray) -> float:
     """Multiply-adds of the layers counted as two, for real tokens only: projections, feed-forward, attention scores and sums."""
     width, inner = config.hidden_size, config.intermediate_size
     a_token = 2 * (4 * width * width + 2 * width * inner)
@@ -131,7 +132,8 @@ def train_step(model: DualEncoder, device: torch.device, half: torch.dtype, quer
         optimizer.zero_grad()
 
     taken = seconds(work, device)
-    flops = 3 * sum(forward_flops(model.encoder.config, t.lengths) for t in (asked, read)) / taken
+    lengths = np.concatenate([asked.lengths, read.lengths])
+    flops = 3 * forward_flops(model.encoder.config, lengths) / taken
     return f"train step, {queries} queries, {PASSAGES_EACH} passages each", f"{queries / taken:,.0f} queries/s", flops
 
 
@@ -156,7 +158,7 @@ def flat_search(device: torch.device, half: torch.dtype, rows: int, queries: int
     return f"search, {name}, {rows:,} x {dimension}, k {K}", f"{queries / taken:,.0f} queries/s", 2.0 * rows * dimension * queries / taken
 
 
-def _faiss_index(vectors: torch.Tensor) -> object | None:
+def _faiss_index(vectors: torch.Tensor) -> Any:
     try:
         import faiss
     except ImportError:
