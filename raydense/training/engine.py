@@ -156,6 +156,9 @@ class DeepSpeedEngine(Engine):
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed  # only here: DDP runs do without the second that it takes
 
+        if device.type == "cpu":
+            # else it compiles a collective of its own at the first start, half a minute or more, and needs a compiler; gloo does
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         self.device, self.precision, self.zero = device, precision, settings.zero
         model = model.to(device)
