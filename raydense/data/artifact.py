@@ -26,6 +26,8 @@ from raydense.errors import InputError
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WORK = ".work"
+# The lock files that this process holds open, by output folder: the end of the process, however it comes, lets them go.
+_LOCKS: dict[Path, int] = {}
 _PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s")
 
 
@@ -104,7 +106,6 @@ class Draft:
     def __init__(self, folder: Path, kind: str, made_from: dict[str, Any]) -> None:
         self.folder, self.kind, self.made_from = folder, kind, made_from
         self.done: Artifact | None = None
-        self._lock: int | None = None
 
     @classmethod
     def open(cls, output: str | os.PathLike[str], kind: str, made_from: dict[str, Any]) -> Draft:
@@ -132,15 +133,21 @@ class Draft:
         _write_json(plan, draft.made_from)
         return draft
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None}
-
     def _take_lock(self) -> None:
-        self._lock = os.open(self.folder / WORK / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        self.close()  # a stage that failed in this process may be run again in it
+        lock = os.open(self.folder / WORK / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        _LOCKS[self.folder.resolve()] = lock
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise InputError("another process is writing here", self.folder, "wait for it, or give another --output") from None
+
+    def close(self) -> None:
+        """Let another process write here; the end of this one does the same."""
+        lock = _LOCKS.pop(self.folder.resolve(), None)
+        if lock is not None:
+            os.close(lock)
 
     def _refuse_other(self, there: dict[str, Any]) -> None:
         differing = differences(there, self.made_from)
@@ -207,9 +214,7 @@ class Draft:
         }
         _write_json(self.folder / MANIFEST, manifest)
         shutil.rmtree(self.work, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self.close()
         return Artifact.open(self.folder, self.kind)
 
 

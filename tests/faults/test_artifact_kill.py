@@ -53,7 +53,7 @@ def test_killed_while_committing(tmp_path: Path, after: int) -> None:
     for path, file in kept.items():
         assert (tmp_path / "x" / path).stat().st_size == file.bytes
     times = {path: (tmp_path / "x" / path).stat().st_mtime_ns for path in kept}
-    os.close(survived._lock)
+    survived.close()
 
     again = start(tmp_path / "x", parts)
     assert again.communicate()[0].splitlines()[0] == f"skips {len(kept)}"

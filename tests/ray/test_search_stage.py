@@ -1,6 +1,5 @@
 """The stage `search` with a real encoder: the run it writes, what it refuses, and how it goes on after a stop."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def test_a_stopped_run_goes_on_with_the_blocks_it_was_cut_by(root: Path, tmp_pat
     stopped = Draft.open(tmp_path / "run", "run", provenance("search", settings(root, tmp_path / "run", k=5)))
     for path in whole.parts(".parquet")[:2]:
         commit_table(stopped, path.name, pq.read_table(path), block=16)
-    os.close(stopped._lock)  # type: ignore[arg-type]
+    stopped.close()
     searched = []
     blocks = SearchPool.search_blocks
 
