@@ -1,8 +1,8 @@
 """The sample data set: a seeded invented world of any size, streamed, with questions that words alone do not answer.
 
-An entity (a town, a company, a ship) has a two-word name whose words it shares with others, an article of six passages with
-one fact each, and a note that says one of these facts again in other words. Everything is a pure function of the seed and
-the entity's number, so no part needs another part in memory.
+An entity (a town, a company, a ship) has a two-word name whose words it shares with others, and with its twin both, in the other
+order. It has an article of six passages with one fact each, and a note that says one of these facts again in other words.
+Everything is a pure function of the seed and the entity's number, so no part needs another part in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FACTS = 6
 PASSAGES_EACH = FACTS + 1
 _BLOCK = 2_000
 _ASKS = len(KINDS[0].relations[0].asks) * len(WRAPS)
-_GRID_PER_ENTITY = 4
+_PAIRS_PER_ENTITY = 4
 Ints = NDArray[np.int64]
 
 
@@ -89,7 +89,8 @@ class World:
     def __init__(self, passages: int, seed: int) -> None:
         self.seed = seed
         self.entities = -(-passages // PASSAGES_EACH)
-        self.words = max(8, int(np.ceil(np.sqrt(self.entities * _GRID_PER_ENTITY))))
+        self.words = max(8, int(np.ceil(np.sqrt(self.entities * _PAIRS_PER_ENTITY))))
+        self._pairs = self.words * (self.words - 1) // 2
 
     def draw(self, stream: int, numbers: Ints, below: int) -> Ints:
         """A random number in 0..below-1 for each of `numbers`, the same whenever it is asked for (SplitMix64)."""
@@ -113,8 +114,8 @@ class World:
         }
 
     @cached_property
-    def _name_words(self) -> tuple[list[str], list[str]]:
-        return self._invent(1, self.words), self._invent(2, self.words)
+    def _name_words(self) -> list[str]:
+        return self._invent(1, self.words)
 
     def _invent(self, stream: int, count: int) -> list[str]:
         """`count` different words of two or three syllables."""
@@ -133,18 +134,22 @@ class World:
 
     @cached_property
     def _stride(self) -> tuple[int, int]:
-        """Step and start of a walk over the grid of names that meets every cell once."""
-        cells = self.words**2
-        step = 1 + int(self.draw(3, np.array([0]), cells - 1)[0])
-        while np.gcd(step, cells) != 1:
+        """Step and start of a walk over all pairs of name words that meets every pair once."""
+        step = 1 + int(self.draw(3, np.array([0]), self._pairs - 1)[0])
+        while np.gcd(step, self._pairs) != 1:
             step += 1
-        return step, int(self.draw(4, np.array([0]), cells)[0])
+        return step, int(self.draw(4, np.array([0]), self._pairs)[0])
 
     def names(self, entities: Ints) -> list[str]:
-        """The names of entities: each is one cell of the grid of first and last words."""
+        """The names of entities: two words; entities 2i and 2i + 1 are twins, with the same two in the other order."""
         step, start = self._stride
-        firsts, lasts = self._name_words
-        return [f"{firsts[f]} {lasts[s]}" for e in entities.tolist() for f, s in [divmod((e * step + start) % self.words**2, self.words)]]
+        pair = (entities // 2 * step + start) % self._pairs
+        second = ((1 + np.sqrt(1 + 8 * pair)) / 2).astype(np.int64)  # pairs are numbered (0,1) (0,2) (1,2) (0,3) ...
+        first = pair - second * (second - 1) // 2
+        turned = entities % 2 == 1
+        words = self._name_words
+        ends = zip(np.where(turned, second, first).tolist(), np.where(turned, first, second).tolist(), strict=True)
+        return [f"{words[a]} {words[b]}" for a, b in ends]
 
     def values(self, facts: Ints) -> list[str]:
         """What is true: the value of each fact."""

@@ -88,7 +88,7 @@ def test_documents_have_several_passages_and_names_share_words(sample: Path) -> 
 def test_bm25_finds_the_entity_but_not_the_fact(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         folder = make_sample(SampleSettings(output=str(tmp_path / str(seed)), seed=seed)).path
-        assert 0.40 <= bm25_mrr(folder) <= 0.55
+        assert 0.2 <= bm25_mrr(folder) <= 0.4
 
 
 def bm25_mrr(folder: Path) -> float:
@@ -108,6 +108,12 @@ def bm25_mrr(folder: Path) -> float:
         positives.setdefault(query, set()).add(row)
     hits = zip(test["query_id"].to_pylist(), found.tolist(), strict=True)
     return float(np.mean([next((1 / (i + 1) for i, row in enumerate(top) if row in positives[q]), 0.0) for q, top in hits]))
+
+
+def test_twins_share_their_words_in_the_other_order() -> None:
+    names = World(7 * 400, 5).names(np.arange(400))
+    for one, other in zip(names[::2], names[1::2], strict=True):
+        assert one.split() == other.split()[::-1]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63])
