@@ -150,6 +150,8 @@ def _stage(name: str, values: Any, recipe: dict[str, Any], output: Path, earlier
         raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
     values = dict(values)
     verb = values.pop("do")
+    if verb == "export":
+        raise InputError("its output is a plain file, not a stage's", f"{where}.do", "run `raydense export` after the recipe")
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
     folders = {stage: str(output / stage) for stage in earlier}

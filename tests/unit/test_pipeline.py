@@ -62,6 +62,7 @@ def test_changes_from_the_command_line(recipe):
     ("old", "new", "said"),
     [
         ("do: sample", "do: smaple", "stages.data.do: unknown verb 'smaple'; did you mean 'sample'?"),
+        ("do: sample", "do: export", "stages.data.do: its output is a plain file"),
         ("passages: 200", "passages: many", "stages.data.passages: input should be a valid integer"),
         ("passages: 200", "pasages: 200", "stages.data.pasages: unknown key; did you mean 'passages'?"),
         ("$data/corpus\n  train", "$dta/corpus\n  train", "stages.words: $dta is no earlier stage and not given; did you mean 'data'?"),
