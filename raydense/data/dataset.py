@@ -38,13 +38,13 @@ class DatasetDraft:
         self._parts[name] = artifact
         return artifact
 
-    def table(self, name: str, kind: str, table: pa.Table) -> Artifact:
-        """Write one of the small kinds as the part `name`."""
+    def table(self, name: str, kind: str, table: pa.Table, **summary: Any) -> Artifact:
+        """Write one of the small kinds as the part `name`; its manifest says `summary` of it."""
         draft = self.part(name, kind)
         if draft.done:
             return self.keep(name, draft.done)
         commit_table(draft, f"{kind}.parquet", table)
-        return self.keep(name, draft.finish(table.num_rows))
+        return self.keep(name, draft.finish(table.num_rows, **summary))
 
     def finish(self) -> Artifact:
         """Make it a data set; its rows are those of the corpus, where it has one."""

@@ -123,6 +123,16 @@ class PassageStore:
             at[open_] += 1
         return rows
 
+    def refuse_rows_of_another(self, artifact: Artifact) -> None:
+        """InputError where `artifact` (training examples) says that its rows are those of another corpus."""
+        made_with = artifact.summary.get("corpus")
+        if made_with not in (None, self.fingerprint):
+            raise InputError(
+                f"was made with another corpus ({made_with[:8]}, not {self.fingerprint[:8]})",
+                artifact.path,
+                f"not {self.path}: give its own corpus",
+            )
+
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
         """As `rows_of`, each different id looked up once; InputError that names the first unknown id, and `where` it stands."""
         words = ids.combine_chunks().dictionary_encode()

@@ -99,11 +99,7 @@ class Examples:
 
 def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
     """The examples artifact, checked against its queries and corpus; InputError on whatever training would trip over."""
-    made_with = Artifact.open(path, "examples").summary.get("corpus")
-    if made_with not in (None, store.fingerprint):
-        raise InputError(
-            f"was made with another corpus ({made_with[:8]}, not {store.fingerprint[:8]})", path, f"not {store.path}: give its own corpus"
-        )
+    store.refuse_rows_of_another(Artifact.open(path, "examples"))
     table = read_table(path, "examples", ["query_id", "positives", "negatives"])
     if not table.num_rows:
         raise InputError("no examples", path, "mine or import some")

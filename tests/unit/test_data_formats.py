@@ -434,7 +434,7 @@ def test_tevatron_legacy_round_trip(tmp_path: Path) -> None:
 
 def test_flagembedding_round_trip(tmp_path: Path) -> None:
     entries = [
-        {"query": "one", "pos": ["good"], "neg": ["bad", "worse"], "pos_scores": [0.5], "neg_scores": [0.25, -1.0]},
+        {"query": "one", "pos": ["good"], "neg": ["bad", "worse"], "pos_scores": [0.98], "neg_scores": [0.25, -1.3e-05]},
         {"query": "two", "pos": ["bad"], "neg": ["good"], "pos_scores": [1.0], "neg_scores": [0.0]},
     ]
     source = put_json(tmp_path / "train.jsonl", *({**e, "prompt": "p", "type": "t"} for e in entries))
@@ -490,3 +490,12 @@ def test_export_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds queries, not corpus"):
         exported("pyserini", tmp_path / "x", corpus=out / "queries")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out", "there.txt"], "nothing half-written is left"
+
+
+def test_export_refuses_examples_of_another_corpus(tmp_path: Path) -> None:
+    """Examples hold rows: with another corpus of the same size they would be spelled out with its passages."""
+    trained = put_json(tmp_path / "train.jsonl", {"query": "one", "pos": ["good"], "neg": ["bad"]})
+    other = put_json(tmp_path / "other.jsonl", {"query": "one", "pos": ["x"], "neg": ["y"]})
+    own, foreign = imported("flagembedding", trained, tmp_path / "own"), imported("flagembedding", other, tmp_path / "foreign")
+    with pytest.raises(InputError, match="examples/train: was made with another corpus"):
+        exported("flagembedding", tmp_path / "x", corpus=foreign / "corpus", queries=own / "queries", examples=own / "examples/train")

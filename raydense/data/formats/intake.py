@@ -95,7 +95,7 @@ class Intake:
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
             table = table.set_column(table.column_names.index(name), name, self._rows(table[name].combine_chunks(), at))
-        self._table(f"examples/{split}", "examples", table)
+        self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
     def _rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
         assert self.store is not None
@@ -121,8 +121,8 @@ class Intake:
         if row >= 0:
             raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _MEND)
 
-    def _table(self, name: str, kind: str, table: pa.Table) -> None:
-        self.dataset.table(name, kind, table)
+    def _table(self, name: str, kind: str, table: pa.Table, **summary: str) -> None:
+        self.dataset.table(name, kind, table, **summary)
         self.parts += 1
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
@@ -81,6 +82,8 @@ class Outlet:
 
     def examples(self) -> Iterator[Example]:
         """The training examples with the texts that their rows and ids stand for."""
+        assert self.settings.examples
+        self.store.refuse_rows_of_another(Artifact.open(self.settings.examples, "examples"))
         table = self.table("examples")
         for start in range(0, table.num_rows, _STEP // 8):
             yield from self._spelled(table.slice(start, _STEP // 8))
@@ -103,8 +106,8 @@ class Outlet:
                 query.get("answers") or [],
                 [spelled[r] for r in entry["positives"]],
                 [spelled[r] for r in entry["negatives"]],
-                entry.get("positive_scores"),
-                entry.get("negative_scores"),
+                _short(entry.get("positive_scores")),
+                _short(entry.get("negative_scores")),
             )
 
 
@@ -127,6 +130,11 @@ def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart:
                         f"{cells[0]!r} has a cell with a blank or line break that the format cannot hold", "export", "use another format"
                     )
                 stream.write(line + "\n")
+
+
+def _short(scores: list[float] | None) -> list[float] | None:
+    """float32 scores as the numbers of fewest digits that read back as the same float32: 0.98, not 0.9800000190734863."""
+    return None if scores is None else [float(str(np.float32(score))) for score in scores]
 
 
 def exact(scores: pa.ChunkedArray) -> list[str]:
