@@ -16,6 +16,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from raydense import __version__
+from raydense.data.artifact import named_folder
 from raydense.errors import mendable
 from raydense.evaluation.table import comparison_table
 from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
@@ -195,9 +196,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
     of_folder = {str(stage.settings.output): stage.name for stage in recipe.stages}
     rows = {}
     for item in runs:
-        name, equals, folder = item.partition("=")
-        if not equals:
-            name, folder = Path(item).name, item
+        name, folder = named_folder(item)
         if folder in of_folder:
             rows[name] = seconds_behind(recipe, of_folder[folder])
     return rows

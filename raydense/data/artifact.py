@@ -298,16 +298,26 @@ def _write_json(path: Path, value: object) -> None:
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
 
-    Raises InputError where an input is missing, unfinished, or of another kind than its setting says.
+    Inputs that are lists have names, which the output shows: these belong to it. Raises InputError where an input is missing,
+    unfinished, or of another kind than its setting says.
     """
     inputs: dict[str, Any] = {}
-    for name, kind in settings.inputs().items():
-        value = getattr(settings, name)
+    names: list[str] = []
+    for key, kind in settings.inputs().items():
+        value = getattr(settings, key)
         if isinstance(value, list):
-            inputs[name] = [_input_fingerprint(item.partition("=")[2] or item, kind) for item in value]
+            named = [named_folder(item) for item in value]
+            inputs[key] = [_input_fingerprint(folder, kind) for _, folder in named]
+            names += [name for name, _ in named]
         elif value is not None:
-            inputs[name] = _input_fingerprint(value, kind)
-    return {"stage": stage, "settings": settings.shaping(), "inputs": inputs}
+            inputs[key] = _input_fingerprint(value, kind)
+    return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | ({"names": names} if names else {})
+
+
+def named_folder(item: str) -> tuple[str, str]:
+    """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
+    name, equals, folder = item.partition("=")
+    return (name, folder) if equals else (Path(item).resolve().name, item)
 
 
 def _input_fingerprint(value: str, kind: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.artifact import Artifact, Draft, named_folder, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
 from raydense.errors import InputError
@@ -45,8 +45,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     give the same bytes. Raises InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
     folders = named_folders(settings.run, "run")
-    made_from = provenance("evaluate", settings) | {"names": [*folders, *named_folders(settings.models, "models")]}
-    draft = Draft.open(settings.output, "report", made_from)
+    models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}
+    draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done
     qrels = read_table(settings.qrels, "qrels")
@@ -62,17 +62,14 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
         lambda path: pq.write_table(_per_query(runs, judgements.query_ids), path),
         len(runs) * len(judgements.query_ids),
     )
-    models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}
     draft.commit("report.html", lambda path: write_report(path, settings, runs, judgements, queries, models, result), 0)
     return draft.finish(len(judgements.query_ids), result=result)
 
 
 def named_folders(items: list[str], key: str) -> dict[str, str]:
-    """The folders of a list of `folder` or `NAME=folder`, by name; a folder without one is called as it is itself called."""
+    """The folders of a list of `folder` or `NAME=folder`, by name; InputError where two have the same name."""
     named: dict[str, str] = {}
-    for item in items:
-        name, equals, folder = item.partition("=")
-        name, folder = (name, folder) if equals else (Path(item).resolve().name, item)
+    for name, folder in map(named_folder, items):
         if name in named:
             raise InputError(f"the name {name!r} is there twice", key, "write NAME=folder, each with another name")
         named[name] = folder

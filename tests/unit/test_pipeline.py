@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raydense.data.artifact import Draft, provenance
+from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.pipeline import Recipe, plan, recipe_file, state
+from raydense.evaluation.evaluate import evaluate
+from raydense.pipeline import Recipe, Stage, plan, recipe_file, state
+from raydense.settings import EvaluateSettings
 
 RECIPE = """
 seed: 7
@@ -107,3 +111,16 @@ def test_every_recipe_of_ours_is_valid(file):
     read = Recipe.read(file, "out")
     assert read.description
     assert recipe_file(file.stem).samefile(file)
+
+
+def test_a_report_that_is_done_stays_done(tmp_path):
+    run, qrels = Draft.open(tmp_path / "bm25", "run", {}), Draft.open(tmp_path / "qrels", "qrels", {})
+    hit = {"query_id": ["q"], "passage_id": ["p"]}
+    commit_table(run, "run.parquet", pa.table({**hit, "rank": [1], "score": [1.0]}))
+    commit_table(qrels, "qrels.parquet", pa.table({**hit, "relevance": [1]}))
+    run.finish(1), qrels.finish(1)
+    settings = EvaluateSettings(run=[f"BM25={tmp_path}/bm25"], qrels=str(tmp_path / "qrels"), output=str(tmp_path / "out"))
+    evaluate(settings)
+    assert state(Stage("report", "evaluate", settings, ())) == ("done", "1 rows")
+    renamed = settings.model_copy(update={"run": [f"other={tmp_path}/bm25"]})
+    assert state(Stage("report", "evaluate", renamed, ()))[0] == "changed"
