@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from raydense import settings as s
-from raydense.data.artifact import WORK, Artifact, differences, provenance, read_manifest
+from raydense.data.artifact import WORK, Artifact, begun_from, differences, provenance, read_manifest
 from raydense.errors import InputError, did_you_mean
 from raydense.progress import duration, say
 
@@ -198,9 +198,9 @@ def state(stage: Stage) -> tuple[str, str]:
         if other:
             return "changed", f"made from something else ({other}); delete {folder} to make it anew"
         return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
-    plan = folder / WORK / "made_from.json"
-    if plan.is_file():
-        other = differences(json.loads(plan.read_text()), made_from)
+    begun = begun_from(folder)
+    if begun is not None:
+        other = differences(begun, made_from)
         if other:
             return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
         return "begun", f"{len(list((folder / WORK / 'commits').glob('*.json')))} files committed"

@@ -51,6 +51,11 @@ class Settings(BaseModel):
             return [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
+    def located(self) -> Self:
+        """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
+        paths = {n: v for n in self.inputs() if isinstance(v := getattr(self, n), str) and not (n == "model" and v == "tiny")}
+        return self.model_copy(update={n: os.path.abspath(v) for n, v in paths.items()})
+
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
         """Validate `values`; the first fault as an InputError that names the key and the mend."""

@@ -26,6 +26,7 @@ from raydense.errors import InputError
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WORK = ".work"
+_BEGUN = "made_from.json"
 # The lock files that this process holds open, by output folder: the end of the process, however it comes, lets them go.
 _LOCKS: dict[Path, int] = {}
 _PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s")
@@ -60,7 +61,7 @@ class Artifact:
         if manifest is None:
             if (folder / WORK).is_dir():
                 raise InputError("unfinished", folder, "run the stage that makes it again: it continues")
-            raise InputError(f"no {MANIFEST}", folder, f"give {wanted}, made by raydense")
+            raise InputError(f"no {MANIFEST} of raydense", folder, f"give {wanted}, made by raydense")
         if kind and manifest["kind"] != kind:
             raise InputError(f"holds {manifest['kind']}, not {kind}", folder, f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
@@ -107,6 +108,10 @@ class Draft:
         self.folder, self.kind, self.made_from = folder, kind, made_from
         self.done: Artifact | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker may have another working directory
+        return {**self.__dict__, "folder": self.folder.absolute()}
+
     @classmethod
     def open(cls, output: str | os.PathLike[str], kind: str, made_from: dict[str, Any]) -> Draft:
         """Start, continue or find finished (`draft.done`) the output of a stage.
@@ -121,16 +126,16 @@ class Draft:
             draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
             draft.done = Artifact.open(folder, kind)
             return draft
-        plan = folder / WORK / "made_from.json"
-        if plan.is_file():
+        begun = begun_from(folder)
+        if begun is not None:
             draft._take_lock()
-            draft._refuse_other(json.loads(plan.read_text()))
+            draft._refuse_other(begun)
             return draft
         if folder.exists() and (not folder.is_dir() or any(p.name != WORK for p in folder.iterdir())):
             raise InputError("exists and is not an artifact of raydense", folder, "give another --output")
         (folder / WORK / "commits").mkdir(parents=True, exist_ok=True)
         draft._take_lock()
-        _write_json(plan, draft.made_from)
+        _write_json(folder / WORK / _BEGUN, draft.made_from)
         return draft
 
     def _take_lock(self) -> None:
@@ -199,7 +204,7 @@ class Draft:
         return file
 
     def finish(self, rows: int, **summary: Any) -> Artifact:
-        """Write the manifest: from here on the folder is an artifact. Files that were not committed are removed."""
+        """Write the manifest of what was committed: from here on the folder is an artifact, and its work folder is gone."""
         files = [asdict(f) for _, f in sorted(self.committed().items())]
         made = [self.kind, FORMAT_VERSION, self.made_from, [(f["path"], f["sha256"]) for f in files]]
         manifest = {
@@ -219,13 +224,23 @@ class Draft:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where there is none; InputError if it cannot be read."""
+    """The manifest of a folder, or None where there is none of ours; InputError if it cannot be read."""
     try:
-        return json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return manifest if isinstance(manifest, dict) and {"kind", "format_version", "made_from"} <= manifest.keys() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError("not readable as JSON", folder / MANIFEST, "delete the folder and make it again") from None
+
+
+def begun_from(folder: Path) -> dict[str, Any] | None:
+    """What unfinished work in a folder is made from; None where nothing was made yet, as by a stage that refused its input."""
+    work = folder / WORK
+    if not (work / _BEGUN).is_file():
+        return None
+    made = any(p.name != WORK for p in folder.iterdir()) or any(p.name not in (_BEGUN, "lock", "commits") for p in work.iterdir())
+    return json.loads((work / _BEGUN).read_text()) if made or any((work / "commits").iterdir()) else None
 
 
 def digest_of(value: object) -> str:

@@ -44,7 +44,7 @@ class PassageStore:
         self._files = [str(self.path / f.path) for f in files]
 
     def __reduce__(self) -> tuple[type[PassageStore], tuple[str]]:
-        return PassageStore, (str(self.path),)
+        return PassageStore, (str(self.path.absolute()),)  # a worker may have another working directory
 
     def __len__(self) -> int:
         return self.artifact.rows

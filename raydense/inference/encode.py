@@ -53,6 +53,7 @@ def encode(settings: EncodeSettings) -> Artifact:
 
 
 def _encode_shards(settings: EncodeSettings, draft: Draft, store: PassageStore, pending: list[int], model_print: str) -> None:
+    settings = settings.located()
     left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
     with live_line("encode", draft, "passages", len(store), len(store) - left):
         parts = [{"shard": shard} for shard in pending]

@@ -61,6 +61,7 @@ def rerank(settings: RerankSettings) -> Artifact:
 
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
+    settings = settings.located()
     left = sum(b["pairs"] for b in pending)
     with live_line("rerank", draft, "pairs", pairs, pairs - left):
         for _ in run(settings, pending, tokenise_block, BlockScorer, settings=settings, draft=draft, prints=prints):

@@ -18,6 +18,7 @@ def index(settings: IndexSettings) -> Artifact:
     if draft.done:
         return draft.done
     ensure_ray()
+    settings = settings.located()
     if settings.kind == "faiss":
         from raydense.search.faiss_build import build_faiss
 

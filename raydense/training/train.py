@@ -44,7 +44,7 @@ def train(settings: TrainSettings) -> Artifact:
     if draft.done:
         return draft.done
     started = time.monotonic()
-    settings = _with_absolute_paths(settings)
+    settings = settings.located()
     storage = draft.work.resolve()
     result_file = storage / "result.json"
     if not result_file.is_file():
@@ -52,11 +52,6 @@ def train(settings: TrainSettings) -> Artifact:
         result_file.with_suffix(".aside").write_text(json.dumps(result))
         os.replace(result_file.with_suffix(".aside"), result_file)
     return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
-
-
-def _with_absolute_paths(settings: TrainSettings) -> TrainSettings:
-    paths = {n: v for n in settings.inputs() if (v := getattr(settings, n)) and not (n == "model" and v == "tiny")}
-    return settings.model_copy(update={n: str(Path(v).resolve()) for n, v in paths.items()})
 
 
 def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:

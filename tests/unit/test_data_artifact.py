@@ -59,6 +59,32 @@ def test_unfinished_continues_and_is_not_an_artifact(tmp_path: Path) -> None:
     assert list(again.committed()) == ["one.txt"]
 
 
+def test_what_made_nothing_yet_may_begin_from_something_else(tmp_path: Path) -> None:
+    """A stage that refused its settings can be run with better ones; once something is committed it cannot."""
+    Draft.open(tmp_path / "x", "run", {"a": 1}).close()
+    draft = Draft.open(tmp_path / "x", "run", {"a": 2})
+    put(draft, "one.txt")
+    draft.close()
+    with pytest.raises(InputError, match="a: 2 -> 3"):
+        Draft.open(tmp_path / "x", "run", {"a": 3})
+
+
+def test_a_manifest_of_another_tool_is_none(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"files": []}')
+    with pytest.raises(InputError, match="no manifest"):
+        Artifact.open(tmp_path, "corpus")
+    assert fingerprint_of(tmp_path)
+
+
+def test_a_worker_finds_the_folder_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(Draft.open("x", "run", {}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    put(pickle.loads(sent), "one.txt")
+    assert (tmp_path / "x" / "one.txt").is_file()
+
+
 def test_a_stage_that_failed_may_run_again_in_the_same_process(tmp_path: Path) -> None:
     failed = Draft.open(tmp_path / "x", "run", {"a": 1})
     put(failed, "one.txt")

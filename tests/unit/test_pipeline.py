@@ -96,7 +96,9 @@ def test_state_follows_the_folder(recipe, tmp_path):
     assert state(data) == ("ready", "")
     assert state(words)[0] == "waits"
     draft = Draft.open(data.settings.output, "dataset", provenance("sample", data.settings))
-    assert state(data)[0] == "begun"
+    assert state(data) == ("ready", "")
+    draft.commit("one", lambda path: path.write_text("one"), 0)
+    assert state(data) == ("begun", "1 files committed")
     draft.finish(0)
     assert state(data)[0] == "done"
     changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
