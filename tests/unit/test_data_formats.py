@@ -453,6 +453,19 @@ def test_pyserini(tmp_path: Path) -> None:
     assert rows[:2] == [{"id": "d1", "contents": "One first\ttext\nnext line"}, {"id": "2", "contents": "second"}]
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "lines"),
+    [("msmarco", "collection.{}.tsv", ["{}\ttext"]), ("dpr", "psgs_{}.tsv", ["id\ttext\ttitle", "{}\ttext\tTitle"])],
+)
+def test_several_corpus_files_are_refused(tmp_path: Path, form: str, name: str, lines: list[str]) -> None:
+    """One of them alone would be half the corpus, with nothing said."""
+    for part in "ab":
+        put(tmp_path / "in" / name.format(part), *(line.format(part) for line in lines))
+    with pytest.raises(InputError, match="holds 2 corpus files"):
+        imported(form, tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_ir_datasets(tmp_path: Path) -> None:
     try:
         import ir_datasets

@@ -28,6 +28,8 @@ def passages(source: Path) -> Passages:
     found = sorted(source.glob("psgs*.tsv")) if source.is_dir() else [source]
     if not found:
         raise InputError("no such file", source / "psgs_w100.tsv", "check the folder")
+    if len(found) > 1:
+        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
     if first_line(found[0]).split("\t") != HEADER:
         raise InputError("the first line is not the header", f"{found[0]}:1", "it must be id<TAB>text<TAB>title")
     return columns(found[0], PASSAGES, skip=1, quoted=True), where(found[0], 1)
@@ -42,7 +44,7 @@ def read(source: Path, intake: Intake) -> None:
     if not collection and not training and not questions:
         raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
     if collection:
-        intake.corpus(passages(collection[0]))
+        intake.corpus(passages(source))
     gathered, examples, runs = TextCorpus(), {}, {}
     own_texts = intake.store is None
     for path in questions:

@@ -35,6 +35,8 @@ def passages(source: Path) -> Passages:
     found = sorted(source.glob("collection*.tsv")) if source.is_dir() else [source]
     if not found:
         raise InputError("no such file", source / "collection.tsv", "check the folder")
+    if len(found) > 1:
+        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
     blank = (table.add_column(1, "title", pa.repeat("", table.num_rows)) for table in columns(found[0], COLLECTION))
     return blank, where(found[0])
 
@@ -50,7 +52,7 @@ def read(source: Path, intake: Intake) -> None:
             "holds no file of MS MARCO", source, "names begin with collection, queries, qrels, qidpidtriples, triples, top1000 or run"
         )
     if of["collection"]:
-        intake.corpus(passages(of["collection"][0]))
+        intake.corpus(passages(source))
     if of["queries"]:
         _read_queries(of["queries"], intake)
     for path in of["qrels"]:
