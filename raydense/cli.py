@@ -6,6 +6,7 @@ Exit code 0 done, 2 bad input or settings (one line: what, where, the mend), 1 a
 from __future__ import annotations
 
 import json
+import os
 import sys
 import typing
 from collections.abc import Callable
@@ -121,9 +122,7 @@ def _common() -> list[click.Parameter]:
 
 def _join(address: str | None) -> None:
     if address:
-        from raydense.ray_session import ensure_ray
-
-        ensure_ray(address)
+        os.environ["RAY_ADDRESS"] = address  # as Ray itself says it inside a job; a stage joins when it needs Ray
 
 
 def _tell(verb: str, result: Any, as_json: bool) -> None:

@@ -46,6 +46,8 @@ def mendable(error: BaseException) -> tuple[int, str] | None:
             return 1, f"{link.filename or 'disk'}: no space left; free some and run again, what was committed is kept"
         if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return 2, f"{link.filename or 'output'}: {(link.strerror or 'not writable').lower()}; choose a folder that you may write"
+        if isinstance(link, OSError) and link.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+            return 2, f"{link.filename or 'path'}: {(link.strerror or 'not usable').lower()}; give another path"
         chain += [link.__cause__, link.__context__, getattr(link, "cause", None)]
         chain += list(getattr(link, "exceptions", None) or ())
         chain += list((getattr(link, "worker_failures", None) or {}).values())

@@ -93,6 +93,8 @@ class Recipe:
         if not isinstance(stages, dict) or not stages:
             raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
         content["given"] = content.get("given") or {}
+        if not isinstance(content["given"], dict):
+            raise InputError("holds no keys", f"{file}: given", "give NAME: VALUE lines")
         for change in changes:
             _apply(change, content)
         built: dict[str, Stage] = {}
@@ -128,10 +130,13 @@ def _apply(change: str, content: dict[str, Any]) -> None:
     key, equals, text = change.partition("=")
     if not equals:
         raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
-    value = yaml.safe_load(text) if text else ""
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
     name, dot, field = key.partition(".")
     if dot:
-        if name not in content["stages"]:
+        if not isinstance(content["stages"].get(name), dict):
             raise InputError(f"no stage {name!r}", f"--set {change}", did_you_mean(name, content["stages"]))
         content["stages"][name][field] = value
     elif key == "seed":

@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any
 
+from raydense.errors import InputError
+
 _LOGICAL_CPUS = 4
 
 
@@ -17,6 +19,7 @@ def physical_cpus() -> int:
 def ensure_ray(address: str | None = None) -> None:
     """Connect to `address`, else to RAY_ADDRESS (which Ray sets inside a job), else start a local Ray; at most once a process.
 
+    InputError where no cluster answers at the address.
     The embedded Ray counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
     """
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
@@ -30,7 +33,10 @@ def ensure_ray(address: str | None = None) -> None:
     where = address or os.environ.get("RAY_ADDRESS")
     common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
     if where and where != "local":
-        ray.init(address=where, **common)
+        try:
+            ray.init(address=where, **common)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
         ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
     _quiet_data()

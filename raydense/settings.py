@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from raydense.errors import InputError, did_you_mean
 
 
-def artifact(kind: str, help: str, default: Any = ...) -> Any:
+def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
     """A field that names an input: a folder of `kind`."""
-    return Field(default, description=help, json_schema_extra={"artifact": kind})
+    return Field(default, description=help, json_schema_extra={"artifact": kind}, **limits)
 
 
 def resource(default: Any, help: str, **limits: Any) -> Any:
@@ -40,7 +40,7 @@ Pair = Annotated[tuple[int, int], BeforeValidator(_words)]
 class Settings(BaseModel):
     """What every stage has: an output folder."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
     output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     @field_validator("*", mode="before")
@@ -113,7 +113,7 @@ class SampleSettings(Settings):
     train_queries: int = setting(4_800, "training queries", ge=1)
     dev_queries: int = setting(300, "dev queries", ge=1)
     test_queries: int = setting(500, "test queries", ge=1)
-    seed: int = setting(1, "another seed, another world")
+    seed: int = setting(1, "another seed, another world", ge=0, lt=2**63)
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
 
@@ -187,7 +187,7 @@ class TrainSettings(Settings):
     weight_decay: float = setting(0.01, "weight decay of AdamW; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
-    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout")
+    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
 
     engine: Literal["deepspeed", "ddp"] = setting("deepspeed", "what runs forward, backward and step")
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
@@ -238,7 +238,7 @@ class IndexSettings(Settings):
     b: float = setting(0.4, "bm25: length normalisation", ge=0, le=1)
     stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
     stopwords: str = setting("en", "bm25: stop words of this language, or none")
-    seed: int = setting(42, "of the sample that a quantiser is trained on")
+    seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
     concurrency: int = resource(0, "shards made at once; 0 means as many as the cluster has room for", ge=0)
 
     @model_validator(mode="after")
@@ -280,7 +280,7 @@ class MineSettings(Settings):
     shortage: Literal["keep", "drop", "fail"] = setting(
         "keep", "what to do with a query that has fewer negatives than asked: keep what there is, drop it, or stop"
     )
-    seed: int = setting(42, "of the draw")
+    seed: int = setting(42, "of the draw", ge=0, lt=2**63)
 
 
 class RerankSettings(Settings, Spread):
@@ -298,12 +298,14 @@ class RerankSettings(Settings, Spread):
 class EvaluateSettings(Settings):
     """Measure runs against judgements; write metrics.json and report.html."""
 
-    run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with")
+    run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with", min_length=1)
     qrels: str = artifact("qrels", "the judgements")
     metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
     answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
-    answer_k: Annotated[list[int], BeforeValidator(_words)] = setting([1, 5, 20, 100], "the k of that measure")
+    answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_words)] = setting(
+        [1, 5, 20, 100], "the k of that measure", min_length=1
+    )
     title: str = setting("raydense report", "the headline of the report")

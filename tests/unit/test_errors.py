@@ -2,6 +2,7 @@
 
 import errno
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,13 @@ def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
         2,
         "/out/f: permission denied; choose a folder that you may write",
     )
+
+
+def test_a_file_where_a_folder_is_wanted_is_2(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        (tmp_path / "file" / "out").mkdir()
+    assert mendable(caught.value) == (2, f"{tmp_path}/file/out: not a directory; give another path")
 
 
 def test_anything_else_is_not_mendable():

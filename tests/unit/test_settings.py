@@ -20,6 +20,8 @@ def test_every_field_says_what_it_is(verb):
     ("change", "said"),
     [
         ({"modle": "x"}, "train.modle: unknown key; did you mean 'model'?"),
+        ({"seed": -1}, "train.seed: input should be greater than or equal to 0"),
+        ({"epochs": "inf"}, "train.epochs: input should be a finite number"),
         ({"lr": "fast"}, "train.lr: input should be a valid number, unable to parse string as a number (given: 'fast')"),
         ({"lr": -1}, "train.lr: input should be greater than 0"),
         ({"loss": "pointwise"}, "loss pointwise is not one of a retriever: use query-centric"),

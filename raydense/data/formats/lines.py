@@ -244,6 +244,8 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 text, at = text[at:] + more[1].decode("utf-8"), 0
                 continue
             if text[at:].strip() in ("", "]"):
+                if opening:
+                    raise InputError("holds no object", path, "give a list with some, or an object a line") from None
                 return
             raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or an object a line") from None
         if not isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from raydense.data.formats.lines import check_string
 from raydense.errors import InputError
 
 _NEEDED: Any = object()
+_TOO_GREAT = 2.0**128  # for 32 bits
 
 
 def _get(entry: dict[str, Any], key: str, at: str, default: Any) -> Any:
@@ -46,9 +48,12 @@ def number(entry: dict[str, Any], key: str, at: str) -> float:
     """A number; also one that stands in a string, as DPR's scores do."""
     value = _get(entry, key, at, _NEEDED)
     try:
-        return float(value) if not isinstance(value, bool) else float("x")
-    except (TypeError, ValueError):
-        raise _wrong(value, key, at, "a number") from None
+        found = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not abs(found) < _TOO_GREAT:
+        raise _wrong(value, key, at, "a finite number")
+    return found
 
 
 def texts(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> list[str]:
@@ -72,8 +77,10 @@ def numbers(entry: dict[str, Any], key: str, at: str, count: int) -> list[float]
     value = _get(entry, key, at, None)
     if value is None or value == []:
         return None
-    if not isinstance(value, list) or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
-        raise _wrong(value, key, at, "a list of numbers")
+    if not isinstance(value, list) or not all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < _TOO_GREAT for v in value
+    ):
+        raise _wrong(value, key, at, "a list of finite numbers")
     if len(value) != count:
         raise InputError(f"{key!r} has {len(value)} numbers for {count} passages", at, "give one for each")
     return [float(v) for v in value]
