@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,8 @@ def _look_for_alike(encoder: BertModel) -> None:
     A re-ranker must find the words of the query again in the passage. From BERT's own narrow, unequal weights that takes
     thousands of steps to begin; from these, tens.
     """
-    for layer in encoder.encoder.layer:
+    layers: Any = encoder.encoder.layer
+    for layer in layers:
         attention = layer.attention.self
         torch.nn.init.normal_(attention.query.weight, std=_ATTENTION_STD)
         attention.key.load_state_dict(attention.query.state_dict())

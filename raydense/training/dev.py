@@ -141,11 +141,14 @@ class Dev:
         return tokens, np.argsort(tokens.lengths, kind="stable")
 
     def measure(self, engine: Engine) -> float:
-        """MRR@10, the same on every worker."""
+        """MRR@10, the same on every worker; InputError, on all alike, where a score is not a number."""
         engine.module.eval()
         with torch.no_grad():
             scores = self._retriever_scores(engine) if isinstance(self.model, DualEncoder) else self._reranker_scores(engine)
         engine.module.train()
+        if np.isnan(scores).any():
+            mend = "lower --lr, clip the gradient with --clip, or give --precision fp32"
+            raise InputError("the dev scores are not numbers", "train", mend)
         return mrr_at_10(scores, self.dev.relevant)
 
     def _retriever_scores(self, engine: Engine) -> NDArray[np.float32]:

@@ -25,8 +25,8 @@ class History:
         fcntl.flock(self._stream, fcntl.LOCK_EX)
         self._stream.seek(0)
         kept = [line for line in _whole_lines(self._stream) if line["step"] <= done]
-        self._stream.truncate(0)
-        self._write(kept)
+        # cut, not written anew: a kill here loses nothing
+        self._stream.truncate(sum(len(_as_text(line)) for line in kept))
         logs.mkdir(parents=True, exist_ok=True)
         self._events = _Events(open(logs / EVENTS, "wb"))  # noqa: SIM115 - as above
         self._events.add(kept)
@@ -37,7 +37,7 @@ class History:
         self._events.add(lines)
 
     def _write(self, lines: Iterable[Line]) -> None:
-        self._stream.writelines(json.dumps(line) + "\n" for line in lines)
+        self._stream.writelines(map(_as_text, lines))
         self._stream.flush()
         os.fsync(self._stream.fileno())
 
@@ -69,6 +69,11 @@ class Follower:
             whole, newline, _ = stream.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
+
+
+def _as_text(line: Line) -> str:
+    """A line as it stands in the file, all of it ASCII."""
+    return json.dumps(line) + "\n"
 
 
 def _whole_lines(stream: Iterable[str]) -> Iterable[Line]:
