@@ -191,7 +191,11 @@ class TrainSettings(Settings):
 
     engine: Literal["deepspeed", "ddp"] = setting("deepspeed", "what runs forward, backward and step")
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
-    workers: int = resource(1, "training workers (one GPU each where there are GPUs); batches and losses are the same for any number", ge=1)
+    workers: int = resource(
+        1,
+        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws",
+        ge=1,
+    )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
     checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
     dev_every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
@@ -214,6 +218,11 @@ class TrainSettings(Settings):
         if self.objective == "reranker" and self.negatives == 0:
             raise ValueError("a reranker needs negatives of at least 1")
         return self
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; and the workers, where each takes negatives of its own queries only."""
+        alone = self.objective == "retriever" and self.in_batch and not self.cross_batch
+        return super().shaping() | ({"workers": self.workers} if alone else {})
 
 
 class EncodeSettings(Settings, Spread):

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from raydense import losses
 from raydense.data.store import PassageStore
-from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.cross_encoder import CrossEncoder, load_pair_tokenizer
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tokenizer import load_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.settings import TrainSettings
 from raydense.training.batches import Part
@@ -58,17 +59,20 @@ def load_model(settings: TrainSettings, folder: str) -> DualEncoder | CrossEncod
     torch.manual_seed(settings.seed)
     if settings.objective == "reranker":
         return CrossEncoder.load(folder, length=settings.passage_length, dropout=settings.dropout)
-    return DualEncoder.load(
-        folder,
-        shared=None if settings.shared else False,
-        pooling=settings.pooling,
-        normalize=settings.normalize,
-        query_prefix=settings.query_prefix,
-        passage_prefix=settings.passage_prefix,
-        query_length=settings.query_length,
-        passage_length=settings.passage_length,
-        dropout=settings.dropout,
-    )
+    return DualEncoder.load(folder, dropout=settings.dropout, **_changes(settings))
+
+
+def check_model(settings: TrainSettings, folder: str) -> None:
+    """InputError where `load_model` could not read the folder's files or follow the settings; reads no weights."""
+    if settings.objective == "reranker":
+        load_pair_tokenizer(folder, settings.passage_length)
+    else:
+        load_tokenizer(folder, **_changes(settings))
+
+
+def _changes(settings: TrainSettings) -> dict[str, Any]:
+    names = ("pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")
+    return {"shared": None if settings.shared else False, **{name: getattr(settings, name) for name in names}}
 
 
 def make_objective(settings: TrainSettings, model: nn.Module, texts: Texts, rank: int, workers: int) -> Objective:

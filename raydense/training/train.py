@@ -26,7 +26,7 @@ from raydense.training.checkpoints import RUN, load_weights, newest_state, refus
 from raydense.training.dev import METRIC, read_dev_set
 from raydense.training.history import EVENTS, Follower, read_history
 from raydense.training.loop import Job, train_worker
-from raydense.training.objectives import load_model
+from raydense.training.objectives import check_model, load_model
 from raydense.training.tracking import start_tracking
 
 _CHUNK = 4_096
@@ -61,13 +61,14 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
     examples = read_examples(settings.examples, queries, store, settings.negatives)
     sampler = Sampler(examples, settings.batch_size, settings.accumulation, settings.negatives, settings.seed)
     steps = sampler.steps(settings.epochs, settings.max_steps)
-    send, end = start_tracking(settings)
-
     dev = read_dev_set(settings, queries, store)
+    if settings.model != "tiny":
+        check_model(settings, settings.model)
     gpu = _room(settings)
     state = newest_state(storage)
     if state is not None:
         refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
+    send, end = start_tracking(settings)
     start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
     fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
     follower, sent = Follower(storage / "history.jsonl"), 0

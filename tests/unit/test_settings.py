@@ -66,3 +66,11 @@ def test_artifacts_and_paths_stand_for_folders(tmp_path):
     made = Draft.open(tmp_path / "c", "corpus", {}).finish(0)
     settings = IndexSettings(kind="bm25", corpus=made, output=tmp_path / "i")
     assert (settings.corpus, settings.output) == (str(tmp_path / "c"), str(tmp_path / "i"))
+
+
+def test_workers_shape_what_each_trains_alone():
+    def shaping(**change):
+        return TrainSettings.read({**TRAIN, "batch_size": 64, **change}).shaping()
+
+    assert shaping(workers=1) == shaping(workers=2)
+    assert shaping(workers=1, cross_batch=False) != shaping(workers=2, cross_batch=False)
