@@ -54,20 +54,6 @@ def concat_parts(parts: list[Path], kind: str, columns: list[str] | None = None)
     return pa.concat_tables([pq.read_table(p, columns=columns) for p in parts])
 
 
-def check_queries(table: pa.Table, where: str) -> None:
-    """InputError on an empty or repeated query id, or an empty text. `where` is the file, for the message."""
-    for name in ("query_id", "text"):
-        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(table[name], ""))), 0)
-        if pc.any(blank).as_py():
-            raise InputError(
-                f"empty {name} of query number {pc.index(blank, pa.scalar(True)).as_py() + 1}", where, "fill it, or remove the query"
-            )
-    counts = pc.value_counts(table["query_id"].combine_chunks())
-    twice = pc.index(pc.greater(counts.field("counts"), 1), pa.scalar(True)).as_py()
-    if twice >= 0:
-        raise InputError(f"query_id {counts.field('values')[twice].as_py()!r} is there twice", where, "make ids unique")
-
-
 def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where: object) -> NDArray[np.int64]:
     """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it stands."""
     found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())

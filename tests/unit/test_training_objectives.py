@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.settings import TrainSettings
 from raydense.training.batches import Part, Ragged
 from raydense.training.dev import mrr_at_10, read_dev_set
-from raydense.training.objectives import Reranker, Retriever, Texts
+from raydense.training.objectives import Reranker, Retriever, Texts, check_model
 
 # Rows 0 and 5 have the same text.
 PASSAGES = ["the red fox", "cold winter rivers", "old bridges of stone", "a fever", "no one home", "the red fox"]
@@ -181,3 +182,15 @@ def test_dev_settings_that_do_not_fit(data: TrainingData, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="of no use without dev_qrels"):
         read_dev_set(data.settings(tmp_path / "o", dev_run=qrels), queries, store)
     assert read_dev_set(data.settings(tmp_path / "o"), queries, store) is None
+
+
+@pytest.mark.parametrize("objective", ["retriever", "reranker"])
+def test_a_model_folder_is_looked_at_before_the_workers_start(tiny_folder: Path, tmp_path: Path, objective: str) -> None:
+    asked = {"objective": objective, "negatives": 1}
+    check_model(settings(**asked), str(tiny_folder))
+    with pytest.raises(InputError, match="1000 is more than the 512 positions"):
+        check_model(settings(**asked, passage_length=1000), str(tiny_folder))
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="no weights"):
+        check_model(settings(**asked), str(tmp_path / "model"))
