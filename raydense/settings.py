@@ -7,6 +7,7 @@ the work is spread, not what comes out, and so is no part of the output's finger
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -70,6 +71,12 @@ class Settings(BaseModel):
         extras = {n: f.json_schema_extra for n, f in cls.model_fields.items()}
         return {n: str(e["artifact"]) for n, e in extras.items() if isinstance(e, dict) and "artifact" in e}
 
+    def _refuse_given(self, names: Iterable[str], by: str) -> None:
+        """ValueError where some of `names` were given, which mean nothing `by` another setting's value."""
+        given = [name for name in names if name in self.model_fields_set and getattr(self, name) is not None]
+        if given:
+            raise ValueError(f"{by} does not use {', '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
+
     def shaping(self) -> dict[str, Any]:
         """The settings that shape the output: neither its folder, nor inputs, nor resources."""
         extras = {n: f.json_schema_extra for n, f in type(self).model_fields.items()}
@@ -80,7 +87,8 @@ class Settings(BaseModel):
 def _first_fault(cls: type[Settings], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in fault["loc"])
-    name = f"--{key.replace('_', '-')}" if where == "--" else f"{where}{key}" if key else where.rstrip(".: ")
+    flags = where == "--"
+    name = f"--{key.replace('_', '-')}" if flags and key else f"{where}{key}" if key else "" if flags else where.rstrip(".: ")
     if fault["type"] == "extra_forbidden":
         return InputError("unknown key", name, did_you_mean(key, cls.model_fields))
     if fault["type"] == "missing":
@@ -140,6 +148,10 @@ class ExportSettings(Settings):
     tag: str = setting("raydense", "the name in the last column of a TREC run")
 
 
+_RETRIEVERS_OWN = ("temperature", "in_batch", "cross_batch", "shared", "pooling", "normalize")
+_RETRIEVERS_OWN += ("query_prefix", "passage_prefix", "query_length")
+
+
 class TrainSettings(Settings):
     """Train a retriever or a re-ranker on Ray Train, with DeepSpeed or DDP."""
 
@@ -160,19 +172,19 @@ class TrainSettings(Settings):
     loss: Literal["query-centric", "listwise", "pointwise"] | None = setting(
         None, "query-centric for a retriever; listwise (default) or pointwise for a re-ranker"
     )
-    temperature: float = setting(1.0, "tau: scores are divided by it", gt=0)
+    temperature: float = setting(1.0, "retriever: tau, scores are divided by it", gt=0)
     negatives: int = setting(1, "hard negatives of each query at each step, drawn anew each epoch", ge=0)
-    in_batch: bool = setting(True, "other queries' passages are negatives too")
-    cross_batch: bool = setting(True, "and those of every worker, not only of this one")
+    in_batch: bool = setting(True, "retriever: other queries' passages are negatives too")
+    cross_batch: bool = setting(True, "retriever: and those of every worker, not only of this one")
 
-    shared: bool = setting(True, "one encoder for queries and passages; false trains two")
+    shared: bool = setting(True, "retriever: one encoder for queries and passages; false trains two")
     pooling: Literal["cls", "mean"] | None = setting(
-        None, "how token states become one vector; by default as the model folder says, else mean"
+        None, "retriever: how token states become one vector; by default as the model folder says, else mean"
     )
-    normalize: bool | None = setting(None, "scale vectors to length 1; by default as the model folder says, else no")
-    query_prefix: str | None = setting(None, "text put before each query; by default as the model folder says")
-    passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says")
-    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 32", ge=4)
+    normalize: bool | None = setting(None, "retriever: scale vectors to length 1; by default as the model folder says, else no")
+    query_prefix: str | None = setting(None, "retriever: text put before each query; by default as the model folder says")
+    passage_prefix: str | None = setting(None, "retriever: text put before each passage; by default as the model folder says")
+    query_length: int | None = setting(None, "retriever: most tokens of a query; by default as the model folder says, else 32", ge=4)
     passage_length: int | None = setting(
         None, "most tokens of a passage (of a pair, for a re-ranker); by default as the model folder says, else 128", ge=8
     )
@@ -217,6 +229,10 @@ class TrainSettings(Settings):
             raise ValueError("a retriever without in_batch needs negatives of at least 1")
         if self.objective == "reranker" and self.negatives == 0:
             raise ValueError("a reranker needs negatives of at least 1")
+        if self.objective == "reranker":
+            self._refuse_given(_RETRIEVERS_OWN, "a reranker")
+        if self.engine == "ddp":
+            self._refuse_given(["zero"], "engine ddp")
         return self
 
     def shaping(self) -> dict[str, Any]:
@@ -257,6 +273,9 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} needs {needed}")
         if getattr(self, other):
             raise ValueError(f"kind {self.kind} does not take {other}")
+        # bm25 has no use for `seed` either, but a recipe gives its own to every stage that has one
+        others = ("factory", "train_sample") if self.kind == "bm25" else ("k1", "b", "stemmer", "stopwords")
+        self._refuse_given(others, f"kind {self.kind}")
         return self
 
 

@@ -39,7 +39,8 @@ def curve(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Curve
     def run(engine: str, workers: int, zero: int = 1) -> list[Line]:
         key = (engine, workers, zero)
         if key not in done:
-            wanted = steady(data, tmp_path_factory.mktemp("curve") / "model", engine=engine, workers=workers, zero=zero)
+            stage = {"zero": zero} if engine == "deepspeed" else {}
+            wanted = steady(data, tmp_path_factory.mktemp("curve") / "model", engine=engine, workers=workers, **stage)
             done[key] = read_history(train(wanted).path / "history.jsonl")
         return done[key]
 

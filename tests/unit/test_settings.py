@@ -27,6 +27,9 @@ def test_every_field_says_what_it_is(verb):
         ({"loss": "pointwise"}, "loss pointwise is not one of a retriever: use query-centric"),
         ({"batch_size": 10, "workers": 4}, "batch_size 10 must divide by workers x accumulation"),
         ({"in_batch": False, "negatives": 0}, "needs negatives of at least 1"),
+        ({"engine": "ddp", "zero": 2}, "engine ddp does not use zero: leave it out"),
+        ({"objective": "reranker", "temperature": 0.05}, "a reranker does not use temperature: leave it out"),
+        ({"objective": "reranker", "query_length": 8, "in_batch": True}, "a reranker does not use in_batch, query_length: leave them out"),
     ],
 )
 def test_a_bad_setting_is_one_line_with_key_and_mend(change, said):
@@ -60,6 +63,26 @@ def test_an_index_takes_what_its_kind_needs():
         IndexSettings.read({"kind": "faiss", "output": "o"})
     with pytest.raises(InputError, match="kind bm25 does not take embeddings"):
         IndexSettings.read({"kind": "bm25", "corpus": "c", "embeddings": "e", "output": "o"})
+
+
+@pytest.mark.parametrize(
+    ("values", "unused"),
+    [
+        ({"kind": "bm25", "corpus": "c", "factory": "Flat", "train_sample": 1_000}, "kind bm25 does not use factory, train_sample"),
+        ({"kind": "faiss", "embeddings": "e", "k1": 1.2, "b": 0.4, "stemmer": "none"}, "kind faiss does not use k1, b, stemmer"),
+        ({"kind": "faiss", "embeddings": "e", "stopwords": "none"}, "kind faiss does not use stopwords"),
+    ],
+)
+def test_a_setting_of_the_other_kind_is_refused(values, unused):
+    with pytest.raises(InputError) as caught:
+        IndexSettings.read({**values, "output": "o"}, "--")
+    assert str(caught.value).startswith(unused)
+
+
+def test_what_is_not_given_or_given_to_every_stage_is_not_refused():
+    assert IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", "seed": 7}).seed == 7
+    assert TrainSettings.read({**TRAIN, "objective": "reranker", "query_length": None}).query_length is None
+    assert TrainSettings.read({**TRAIN, "objective": "reranker"}).located().temperature == 1.0
 
 
 def test_artifacts_and_paths_stand_for_folders(tmp_path):

@@ -99,11 +99,16 @@ def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "zero", "precision", "expected"),
-    [("ddp", 1, "bf16", False), ("deepspeed", 0, "fp32", False), ("deepspeed", 0, "bf16", True), ("deepspeed", 1, "fp32", True)],
+    ("engine", "precision", "expected"),
+    [
+        ({"engine": "ddp"}, "bf16", False),
+        ({"engine": "deepspeed", "zero": 0}, "fp32", False),
+        ({"engine": "deepspeed", "zero": 0}, "bf16", True),
+        ({"engine": "deepspeed", "zero": 1}, "fp32", True),
+    ],
 )
-def test_which_checkpoints_are_tied_to_the_number_of_workers(engine: str, zero: int, precision: str, expected: bool) -> None:
-    assert sharded(settings(engine=engine, zero=zero), precision) is expected
+def test_which_checkpoints_are_tied_to_the_number_of_workers(engine: dict[str, object], precision: str, expected: bool) -> None:
+    assert sharded(settings(**engine), precision) is expected
 
 
 def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
