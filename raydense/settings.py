@@ -148,8 +148,8 @@ class ExportSettings(Settings):
     tag: str = setting("raydense", "the name in the last column of a TREC run")
 
 
-_RETRIEVERS_OWN = ("temperature", "in_batch", "cross_batch", "shared", "pooling", "normalize")
-_RETRIEVERS_OWN += ("query_prefix", "passage_prefix", "query_length")
+_SCORES = ("temperature", "in_batch", "cross_batch")
+_VECTORS = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length")
 
 
 class TrainSettings(Settings):
@@ -230,7 +230,7 @@ class TrainSettings(Settings):
         if self.objective == "reranker" and self.negatives == 0:
             raise ValueError("a reranker needs negatives of at least 1")
         if self.objective == "reranker":
-            self._refuse_given(_RETRIEVERS_OWN, "a reranker")
+            self._refuse_given(_SCORES + _VECTORS, "a reranker")
         if self.engine == "ddp":
             self._refuse_given(["zero"], "engine ddp")
         return self
