@@ -58,8 +58,12 @@ def load_checkpoint(engine: Engine, workers: int) -> State:
 
 def newest_state(storage: Path) -> State | None:
     """Where unfinished work in `storage` stands, as its checkpoints say; None without one."""
-    states = [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
-    return max(states, key=lambda state: state.step, default=None)
+    return max(_states(storage), key=lambda state: state.step, default=None)
+
+
+def _states(storage: Path) -> list[State]:
+    """What every checkpoint in `storage` says, one not yet registered and one not yet deleted too."""
+    return [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
 
 
 def refuse_other_workers(storage: Path, state: State, settings: TrainSettings, precision: str) -> None:
@@ -78,13 +82,13 @@ def weights_file(storage: Path, step: int) -> Path:
 
 
 def save_weights(storage: Path, step: int, weights: dict[str, Tensor]) -> None:
-    """Write the weights aside, then under their name; of earlier ones, the newest is kept for who continues before this step."""
+    """Write the weights aside, then under their name; earlier ones go, but for those that a checkpoint names as its best."""
     aside = storage / f"weights-{step}.aside"
     save_file({name: value.clone().contiguous() for name, value in weights.items()}, aside)
     os.replace(aside, weights_file(storage, step))
-    steps = sorted(int(p.stem.removeprefix("weights-")) for p in storage.glob("weights-*.safetensors"))
-    for old in [s for s in steps if s < step][:-1]:
-        weights_file(storage, old).unlink(missing_ok=True)
+    kept = {weights_file(storage, s) for s in (step, *(state.best_step for state in _states(storage)))}
+    for old in set(storage.glob("weights-*.safetensors")) - kept:
+        old.unlink(missing_ok=True)
 
 
 def load_weights(storage: Path, step: int) -> dict[str, Any]:
