@@ -26,6 +26,8 @@ from raydense.training.history import History, Line
 from raydense.training.objectives import Batch, Objective, Texts, load_model, make_objective
 from raydense.training.prefetch import prefetched
 
+_MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -129,6 +131,7 @@ class Loop:
 
     def _save_weights(self, step: int) -> None:
         weights = self.engine.weights()
+        refuse_weights_not_finite(weights, step, self.place)
         if self.place.rank == 0:
             save_weights(self.job.storage, step, weights)
 
@@ -172,8 +175,16 @@ class Log:
 
 
 def _refuse_not_finite(line: Line) -> None:
-    mend = "lower --lr, clip the gradient with --clip, or give --precision fp32"
-    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", mend)
+    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _MEND)
+
+
+def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Place) -> None:
+    """InputError, on all workers alike, where a weight that one of them holds is not finite; all call this at the same step."""
+    wrong = torch.tensor([not all(value.isfinite().all() for value in weights.values())], dtype=torch.int32, device=place.device)
+    if place.workers > 1:
+        dist.all_reduce(wrong)
+    if wrong.item():
+        raise InputError(f"the weights are not finite numbers after step {step}", "train", _MEND)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
