@@ -1,6 +1,6 @@
 """Checkpoints: every worker's files reported to Ray Train at the same step, and the best weights beside them.
 
-A checkpoint is the engine's files and `state.json` (step, workers, the best dev measurement so far). Ray Train registers it
+A checkpoint is the engine's files and `state.json` (step, workers, precision, the best dev measurement so far). Ray Train registers it
 when all workers have reported, and hands the newest registered one to whoever starts in the same storage.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
-from raydense.training.engine import Engine, sharded
+from raydense.training.engine import Engine, Precision, sharded
 
 RUN = "run"
 _STATE = "state.json"
@@ -27,10 +27,14 @@ _STATE = "state.json"
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: `step` steps are done, with so many `workers`; `best_step` has the best dev metric, `best`."""
+    """Where a run stands: `step` steps are done, with so many `workers`; `best_step` has the best dev metric, `best`.
+
+    `precision` is the one that the steps were done in, never auto; "" in a checkpoint of an older raydense.
+    """
 
     step: int = 0
     workers: int = 1
+    precision: str = ""
     best_step: int = 0
     best: float | None = None
 
@@ -45,15 +49,26 @@ def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
     ray.train.report({"step": state.step}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
 
 
-def load_checkpoint(engine: Engine, workers: int) -> State:
-    """Continue from the newest registered checkpoint, where there is one."""
+def load_checkpoint(engine: Engine, workers: int, precision: Precision, storage: Path) -> State:
+    """Continue from the newest registered checkpoint, where there is one; InputError where it is of another precision."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
-        return State(workers=workers)
+        return State(workers=workers, precision=precision)
     with checkpoint.as_directory() as folder:
         state = State(**json.loads((Path(folder) / _STATE).read_text()))
+        refuse_other_precision(storage, state, precision)
         engine.load(Path(folder))
-    return state
+    return replace(state, workers=workers, precision=precision)
+
+
+def refuse_other_precision(storage: Path, state: State, precision: Precision) -> None:
+    """InputError where the steps so far were done in another precision: `auto` depends on the machine, the settings do not tell."""
+    if state.precision not in ("", precision):
+        raise InputError(
+            f"its {state.step} steps were done in {state.precision}, and on this device it would go on in {precision}",
+            storage.parent,
+            f"go on where the device does {state.precision}, or delete the folder to start anew",
+        )
 
 
 def newest_state(storage: Path) -> State | None:

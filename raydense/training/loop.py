@@ -79,13 +79,14 @@ class Loop:
         model = load_model(s, job.start).train()
         self.objective: Objective = make_objective(s, model, texts, place.rank, place.workers)
         self.dev = Dev(job.dev, model, texts, place.rank, place.workers) if job.dev else None
-        self.engine: Engine = make_engine(model, s, place.device, choose_precision(s.precision, place.device))
+        self.precision = choose_precision(s.precision, place.device)
+        self.engine: Engine = make_engine(model, s, place.device, self.precision)
         self.engine.module.train()
         self.dev_every = s.dev_every or math.ceil(job.steps / 10)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; returns what the driver puts into the summary."""
-        state = replace(load_checkpoint(self.engine, self.place.workers), workers=self.place.workers)
+        state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.storage)
         log = Log(self.job.storage, state.step, self.place)
         started, first = time.monotonic(), state.step
         for step, parts in prefetched(self._batches, state.step, self.job.steps):

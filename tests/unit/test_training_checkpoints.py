@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 import torch
 
-from raydense.training.checkpoints import RUN, State, load_weights, newest_state, save_weights, weights_file
+from raydense.errors import InputError
+from raydense.training.checkpoints import RUN, State, load_weights, newest_state, refuse_other_precision, save_weights, weights_file
 
 
 def checkpoint(storage: Path, state: State) -> None:
@@ -31,6 +33,16 @@ def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(
     assert state is not None
     assert load_weights(tmp_path, state.best_step)["w"].tolist() == [8.0, 8.0]
     assert {path.name for path in tmp_path.glob("weights-*")} == {weights_file(tmp_path, step).name for step in (8, 16)}
+
+
+def test_steps_of_another_precision_are_not_gone_on_with(tmp_path: Path) -> None:
+    checkpoint(tmp_path, State(step=20, precision="bf16"))
+    state = newest_state(tmp_path)
+    assert state is not None
+    refuse_other_precision(tmp_path, state, "bf16")
+    with pytest.raises(InputError, match=r"20 steps were done in bf16, .* go on in fp32; go on where .* bf16, or delete the folder"):
+        refuse_other_precision(tmp_path, state, "fp32")
+    refuse_other_precision(tmp_path, State(step=20), "fp32")
 
 
 def test_weights_that_no_checkpoint_names_go(tmp_path: Path) -> None:
