@@ -72,14 +72,19 @@ class RunReader:
     """Reads a run artifact by row range, one query after another; holds no more of it than the range asked for."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run").parts(".parquet")]
         groups = [(part, g) for part in self._parts for g in range(part.num_row_groups)]
         self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
         self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
 
     def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
-        """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth."""
+        """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth.
+
+        InputError where the rows of a query do not stand together.
+        """
         first_rows: list[NDArray[np.int64]] = []
+        heads: list[pa.Array] = []
         kept: list[NDArray[Any]] = [np.zeros(1, np.int64)]
         before, offset = None, 0
         for part, group in self._groups:
@@ -88,10 +93,12 @@ class RunReader:
             changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
             starts = np.flatnonzero(np.concatenate([[ids[0].as_py() != before], changes]))
             first_rows.append(starts + offset)
+            heads.append(ids.take(pa.array(starts)))
             kept.append(np.asarray(table["rank"]) <= depth)
             before, offset = ids[-1].as_py(), offset + len(ids)
         if not first_rows:
             return []
+        self._refuse_torn(pa.chunked_array(heads))
         query_starts = np.concatenate(first_rows)
         pairs = np.cumsum(np.concatenate(kept), dtype=np.int64)
         starts = query_starts[::queries].tolist()
@@ -99,6 +106,14 @@ class RunReader:
             {"block": n, "start": a, "stop": b, "queries": min(queries, len(query_starts) - n * queries), "pairs": int(pairs[b] - pairs[a])}
             for n, (a, b) in enumerate(zip(starts, [*starts[1:], offset], strict=True))
         ]
+
+    def _refuse_torn(self, heads: pa.ChunkedArray) -> None:
+        numbers = pc.index_in(heads, value_set=pc.unique(heads)).to_numpy()
+        _, fresh = np.unique(numbers, return_index=True)
+        again = np.setdiff1d(np.arange(len(numbers)), fresh)
+        if again.size:
+            query = heads[int(again[0])].as_py()
+            raise InputError(f"the rows of query {query!r} do not stand together", self.path, "sort the run by query and rank")
 
     def read(self, start: int, stop: int) -> pa.Table:
         """The rows start..stop-1, with query_id, passage_id and rank."""
