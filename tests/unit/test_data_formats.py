@@ -100,6 +100,17 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         import_corpus("beir", tmp_path / "in", tmp_path / "c")
 
 
+def test_a_malformed_object_is_told_before_the_rest_of_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line is not UTF-8: who reads as far as that says so instead."""
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
+    path = put_json(tmp_path / "train.json", {"a": 1}, *({"text": "long " * 10} for _ in range(500)))
+    path.write_bytes(path.read_bytes().replace(b'{"text"', b'{"text', 1) + b"\xff\n")
+    objects = lines.json_objects(path)
+    assert next(objects)[1] == {"a": 1}
+    with pytest.raises(InputError, match=r"train\.json:2: not JSON"):
+        next(objects)
+
+
 def test_windows_lines_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
     folder = beir(tmp_path / "in")
     for path in folder.rglob("*.*"):

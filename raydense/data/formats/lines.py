@@ -24,6 +24,7 @@ import pyarrow.json
 from raydense.errors import InputError
 
 BLOCK_BYTES = 16 << 20
+_MOST_BLOCKS = 4
 _ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
 _JSON_TYPES = {"id": (str, int), "text": (str,)}
 _SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
@@ -227,7 +228,10 @@ def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) ->
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON list or of JSON lines, streamed, each with the `path:line` where it begins."""
+    """The objects of a JSON list or of JSON lines, streamed, each with the `path:line` where it begins.
+
+    An object that some blocks do not finish is taken for malformed: nobody waits for the end of the file, nor holds it.
+    """
     decoder, text, at, line = json.JSONDecoder(), "", 0, 1
     source, between = blocks(path), re.compile(r"[\s,]*")
     opening: re.Pattern[str] | None = re.compile(r"\s*\[?\s*")
@@ -239,7 +243,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value, stop = decoder.raw_decode(text, at)
         except (json.JSONDecodeError, RecursionError) as error:
-            more = next(source, None)
+            more = next(source, None) if len(text) - at < _MOST_BLOCKS * BLOCK_BYTES else None
             if more is not None:
                 text, at = text[at:] + more[1].decode("utf-8"), 0
                 continue
