@@ -289,7 +289,7 @@ class SearchSettings(Settings):
     k: int = setting(100, "passages of each query", ge=1)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
     replicas: int = resource(1, "actors of each shard", ge=1)
-    block: int = resource(2_048, "queries sent at once: bounds the memory", ge=1)
+    block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
     gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
 

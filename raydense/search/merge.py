@@ -26,7 +26,7 @@ def order_hits(scores: Scores, rows: Rows, k: int) -> Hits:
     found = rows >= 0
     scores = np.where(found, scores, -np.inf).astype(np.float32)
     last = np.where(found, rows, np.iinfo(np.int64).max)
-    order = np.lexsort((last, -scores, ~found), axis=-1)[:, :k]
+    order = np.lexsort((last, -scores), axis=-1)[:, :k]
     best, best_rows = no_hits(len(scores), k)
     best[:, : order.shape[1]] = np.take_along_axis(scores, order, axis=1)
     best_rows[:, : order.shape[1]] = np.take_along_axis(rows, order, axis=1)
@@ -66,11 +66,16 @@ def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -
     returned all its rows. Returns rows int64 [n, w], -1 where there is none, and bool [n]: true where a shard's last hit is
     so near the k-th place that rows it did not return contend too.
     """
-    scores, rows = merge_hits(parts, sum(p[0].shape[1] for p in parts))
-    kth = scores[:, k - 1] if scores.shape[1] >= k else np.full(len(scores), -np.inf, np.float32)
+    rows = np.concatenate([p[1] for p in parts], axis=1)
+    scores = np.where(rows >= 0, np.concatenate([p[0] for p in parts], axis=1), -np.inf).astype(np.float32)
+    found = scores.shape[1]
+    kth = np.partition(scores, found - k, axis=1)[:, found - k] if found >= k else np.full(len(scores), -np.inf, np.float32)
     floor = kth - 2 * bound
     contending = (scores >= floor[:, None]) & (rows >= 0)
     width = int(contending.sum(axis=1).max(initial=0))
+    if 0 < width < found:  # the contenders are the highest scores: partitioning finds them without ordering the rest
+        highest = np.argpartition(scores, found - width, axis=1)[:, found - width :]
+        rows, contending = np.take_along_axis(rows, highest, axis=1), np.take_along_axis(contending, highest, axis=1)
     open_ = np.zeros(len(scores), dtype=bool)
     for (shard_scores, _), whole in zip(parts, complete, strict=True):
         if not whole:

@@ -35,20 +35,19 @@ def search(settings: SearchSettings) -> Artifact:
     index = Artifact.open(settings.index, "index")
     _check_model(settings, index)
     queries = _queries(settings)
-    block = _block_of(draft) or settings.block
     there = draft.committed()
-    starts = [at for at in range(0, len(queries), block) if _run_file(at // block) not in there]
+    starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
     if starts:
-        _search_blocks(draft, settings, index, queries, block, starts)
+        _search_blocks(draft, settings, index, queries, starts)
     found = sum(file.rows for file in draft.committed().values())
     kind = index.summary["kind"]
     return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
 
 
-def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, block: int, starts: list[int]) -> None:
+def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, starts: list[int]) -> None:
     from raydense.search.pool import SearchPool
 
-    ids = PassageIds(index)
+    ids, block = PassageIds(index), settings.block
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
         prepare = query_encoder(settings.model) if settings.model else list
         stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
@@ -56,17 +55,12 @@ def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, quer
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, settings.k), strict=True):
                 table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
-                commit_table(draft, _run_file(at // block), table, block=block)
+                commit_table(draft, _run_file(at // block), table)
                 progress.add(len(rows))
 
 
 def _run_file(number: int) -> str:
     return f"run-{number:05d}.parquet"
-
-
-def _block_of(draft: Draft) -> int | None:
-    """The block that an earlier, stopped run cut the queries by."""
-    return next((file.note["block"] for file in draft.committed().values()), None)
 
 
 def _check_model(settings: SearchSettings, index: Artifact) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,20 +16,26 @@ from raydense.training.history import Line
 Send = Callable[[Line], None]
 
 
-def start_tracking(settings: TrainSettings) -> tuple[Send, Callable[[], None]]:
-    """A function that sends a line of the history, and one that ends the run; InputError where the tracker is not installed."""
+@contextmanager
+def tracking(settings: TrainSettings) -> Iterator[Send]:
+    """What sends a line of the history. The tracker's run ends with the block, as failed where that raises.
+
+    InputError where the tracker is not installed.
+    """
     if settings.track == "none":
-        return lambda line: None, lambda: None
+        yield lambda line: None
+        return
     if find_spec(settings.track) is None:
         raise InputError(f"{settings.track} is not installed", "track", f"pip install {settings.track}, or give --track none")
     tracker: Any = import_module(settings.track)
     name = Path(settings.output).name
     if settings.track == "mlflow":
-        tracker.start_run(run_name=name)
-        tracker.log_params(settings.shaping())
-        return lambda line: tracker.log_metrics(_numbers(line), step=line["step"]), tracker.end_run
-    run = tracker.init(project="raydense", name=name, config=settings.shaping())
-    return lambda line: run.log(_numbers(line), step=line["step"]), run.finish
+        with tracker.start_run(run_name=name):
+            tracker.log_params(settings.shaping())
+            yield lambda line: tracker.log_metrics(_numbers(line), step=line["step"])
+    else:
+        with tracker.init(project="raydense", name=name, config=settings.shaping()) as run:
+            yield lambda line: run.log(_numbers(line), step=line["step"])
 
 
 def _numbers(line: Line) -> dict[str, float]:

@@ -27,7 +27,7 @@ from raydense.training.dev import METRIC, read_dev_set
 from raydense.training.history import EVENTS, Follower, read_history
 from raydense.training.loop import Job, train_worker
 from raydense.training.objectives import check_model, load_model
-from raydense.training.tracking import start_tracking
+from raydense.training.tracking import Send, tracking
 
 _CHUNK = 4_096
 _SHOWN_EVERY_S = 0.2
@@ -68,11 +68,16 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
     state = newest_state(storage)
     if state is not None:
         refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
-    send, end = start_tracking(settings)
-    start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
-    fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
+    with tracking(settings) as send:
+        start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
+        fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
+        return _follow(fit, storage, steps, state.step if state else 0, send)
+
+
+def _follow(fit: _Fit, storage: Path, steps: int, done_before: int, send: Send) -> dict[str, Any]:
+    """Start the workers, show and `send` what they write into the history, and return the outcome."""
     follower, sent = Follower(storage / "history.jsonl"), 0
-    with Progress("train", steps, "steps", state.step if state else 0) as progress:
+    with Progress("train", steps, "steps", done_before) as progress:
         fit.start()
         while fit.is_alive():
             fit.join(_SHOWN_EVERY_S)
@@ -81,9 +86,7 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
                 if line["step"] > sent:
                     send(line)
                     sent = line["step"]
-        result = fit.outcome()
-    end()
-    return result
+        return fit.outcome()
 
 
 def _room(settings: TrainSettings) -> bool:

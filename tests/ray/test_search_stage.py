@@ -96,12 +96,12 @@ def test_qrels_say_which_queries(root: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "run")["query_id"].to_pylist() == ["q3", "q3", "q7", "q7", "q40", "q40"]
 
 
-def test_a_stopped_run_goes_on_with_the_blocks_it_was_cut_by(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of four blocks are there; the second run has another `block`, searches the rest only, and mixes no two ways of cutting."""
+def test_a_stopped_run_goes_on_with_the_blocks_that_are_missing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four blocks are there: the second run searches the rest only, and another `block` is refused."""
     whole = search(settings(root, tmp_path / "whole", k=5, block=16))
-    stopped = Draft.open(tmp_path / "run", "run", provenance("search", settings(root, tmp_path / "run", k=5)))
+    stopped = Draft.open(tmp_path / "run", "run", provenance("search", settings(root, tmp_path / "run", k=5, block=16)))
     for path in whole.parts(".parquet")[:2]:
-        commit_table(stopped, path.name, pq.read_table(path), block=16)
+        commit_table(stopped, path.name, pq.read_table(path))
     stopped.close()
     searched = []
     blocks = SearchPool.search_blocks
@@ -112,7 +112,9 @@ def test_a_stopped_run_goes_on_with_the_blocks_it_was_cut_by(root: Path, tmp_pat
             yield block, hits
 
     monkeypatch.setattr(SearchPool, "search_blocks", counted)
-    resumed = search(settings(root, tmp_path / "run", k=5, block=10))
+    with pytest.raises(InputError, match=r"settings\.block: 16 -> 10"):
+        search(settings(root, tmp_path / "run", k=5, block=10))
+    resumed = search(settings(root, tmp_path / "run", k=5, block=16))
     assert searched == [16, 2]
     assert resumed.fingerprint == whole.fingerprint
     assert read(tmp_path / "run").equals(read(tmp_path / "whole"))

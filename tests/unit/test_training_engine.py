@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from raydense.errors import InputError
 from raydense.settings import TrainSettings
 from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, sharded
 from raydense.training.history import EVENTS, Follower, History, read_history
-from raydense.training.tracking import start_tracking
 
 CPU = torch.device("cpu")
 
@@ -142,26 +139,3 @@ def test_tensorboard_reads_the_events_and_the_bytes_repeat(tmp_path: Path) -> No
         if e.summary.value
     ]
     assert read == lines
-
-
-def test_a_tracker_that_is_not_installed() -> None:
-    with pytest.raises(InputError, match="wandb is not installed; pip install wandb"):
-        start_tracking(settings(track="wandb"))
-
-
-def test_a_tracker_gets_each_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of that name on the path, as a person would have it installed, that writes down its calls."""
-    (tmp_path / "mlflow.py").write_text(
-        "import json\n"
-        "def _write(*call): open(__file__ + '.calls', 'a').write(json.dumps(call) + '\\n')\n"
-        "def start_run(run_name): _write('start', run_name)\n"
-        "def log_params(params): _write('params', params['lr'])\n"
-        "def log_metrics(metrics, step): _write('metrics', metrics, step)\n"
-        "def end_run(): _write('end')\n"
-    )
-    monkeypatch.syspath_prepend(os.fspath(tmp_path))
-    send, end = start_tracking(settings(track="mlflow", lr=0.5, output="runs/first"))
-    send({"step": 3, "loss": 0.5, "mrr@10": 0.25})
-    end()
-    calls = [json.loads(line) for line in (tmp_path / "mlflow.py.calls").read_text().splitlines()]
-    assert calls == [["start", "first"], ["params", 0.5], ["metrics", {"loss": 0.5, "mrr_at_10": 0.25}, 3], ["end"]]

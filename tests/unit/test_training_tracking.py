@@ -1,0 +1,68 @@
+"""Trackers of other makers, the real ones where they are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+from raydense.training.tracking import tracking
+
+
+def settings(**changes: Any) -> TrainSettings:
+    values = {"objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e", "output": "runs/first"}
+    return TrainSettings(**{**values, **changes})
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow with a store of files in `tmp_path`."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # what it stores in by default needs a database
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    yield mlflow.MlflowClient()
+    mlflow.set_tracking_uri(before)
+
+
+def only_run(client: Any) -> Any:
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return run
+
+
+def test_mlflow_gets_each_line_and_the_settings(client: Any) -> None:
+    with tracking(settings(track="mlflow", lr=0.5)) as send:
+        send({"step": 3, "loss": 0.5, "lr": 0.25})
+        send({"step": 7, "loss": 0.25, "mrr@10": 0.75})
+    run = only_run(client)
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert (run.data.params["lr"], run.data.params["engine"]) == ("0.5", "deepspeed")
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")] == [(3, 0.5), (7, 0.25)]
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "mrr_at_10")] == [(7, 0.75)]
+
+
+def test_a_training_that_fails_ends_its_run_in_mlflow(client: Any) -> None:
+    with pytest.raises(InputError, match="the loss is nan"), tracking(settings(track="mlflow")):
+        raise InputError("the loss is nan", "train")
+    assert only_run(client).info.status == "FAILED"
+    with tracking(settings(track="mlflow", output="runs/second")):
+        pass
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
+def test_a_tracker_that_is_not_installed(tracker: str) -> None:
+    if find_spec(tracker):
+        pytest.skip(f"{tracker} is installed")
+    with pytest.raises(InputError, match=f"{tracker} is not installed; pip install {tracker}"), tracking(settings(track=tracker)):
+        raise AssertionError("the block was entered")
+
+
+def test_without_a_tracker_lines_go_nowhere() -> None:
+    with tracking(settings()) as send:
+        send({"step": 1, "loss": 0.5})
