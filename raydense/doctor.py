@@ -154,7 +154,7 @@ def _ray() -> Iterator[Finding]:
         yield Finding(
             "ray",
             "fault",
-            f"{ray.__version__} does not run a task: {str(error).splitlines()[0]}",
+            f"{ray.__version__} does not run a task: {_in_a_line(error)}",
             "see the logs in /tmp/ray/session_latest/logs",
         )
         return
@@ -162,6 +162,11 @@ def _ray() -> Iterator[Finding]:
     room = f"{resources.get('CPU', 0):.0f} CPUs, {resources.get('GPU', 0):.0f} GPUs, {resources.get('memory', 0) / 2**30:.0f} GiB"
     nodes = sum(node["Alive"] for node in ray.nodes())
     yield Finding("ray", "ok", f"{ray.__version__} ran a task in process {answered}; {nodes} node(s) with {room}")
+
+
+def _in_a_line(error: Exception) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _process_id() -> int:
