@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
-from raydense.errors import InputError
+from raydense.errors import InputError, mendable
 
 _STEP = 8_192
 
@@ -30,7 +30,7 @@ def passages(name: str) -> Passages:
     dataset = _load(name)
     if not dataset.has_docs():
         raise InputError("has no documents", name, "give another id")
-    return _documents(dataset), lambda row: f"{name}, document {row + 1}"
+    return _documents(name, dataset), lambda row: f"{name}, document {row + 1}"
 
 
 def read(name: str, intake: Intake) -> None:
@@ -39,16 +39,28 @@ def read(name: str, intake: Intake) -> None:
     if intake.store is None and dataset.has_docs():
         intake.corpus(passages(name))
     if dataset.has_queries():
-        rows = [(q.query_id, q.default_text()) for q in dataset.queries_iter()]
+        rows = [(q.query_id, q.default_text()) for q in fetched(name, dataset.queries_iter)]
         intake.queries(_table(rows, ["query_id", "text"]), lambda row: f"{name}, query {row + 1}")
     if dataset.has_qrels():
-        judged = [(q.query_id, q.doc_id, q.relevance) for q in dataset.qrels_iter()]
+        judged = [(q.query_id, q.doc_id, q.relevance) for q in fetched(name, dataset.qrels_iter)]
         table = _table(judged, ["query_id", "passage_id", "relevance"])
         intake.qrels(name.rpartition("/")[2], table, lambda row: f"{name}, judgement {row + 1}")
 
 
-def _documents(dataset: Any) -> Iterator[pa.Table]:
-    documents = iter(dataset.docs_iter())
+def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """What `records()` gives; InputError where the library fails to download, check or unpack it."""
+    try:
+        yield from records()
+    except Exception as error:
+        if mendable(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        what = f"ir_datasets could not read it ({type(error).__name__}: {said})"
+        raise InputError(what, name, "see that its files can be downloaded from here, and run again") from error
+
+
+def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
+    documents = fetched(name, dataset.docs_iter)
     while step := list(islice(documents, _STEP)):
         rows = [(d.doc_id, getattr(d, "title", None) or "", d.text if hasattr(d, "text") else d.default_text()) for d in step]
         yield _table(rows, ["passage_id", "title", "text"])

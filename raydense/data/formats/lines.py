@@ -220,9 +220,10 @@ def _lacks(column: pa.ChunkedArray, field: Field) -> bool:
 
 
 def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) -> None:
-    """InputError on the first row of `table` where one of the columns `names` is empty."""
+    """InputError on the first row of `table` where one of the columns `names` is empty or null."""
     for name in names:
-        blank = pc.index(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table[name])), 0), pa.scalar(True)).as_py()
+        text = pc.fill_null(table[name].cast(pa.string()), "")
+        blank = pc.index(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(text)), 0), pa.scalar(True)).as_py()
         if blank >= 0:
             raise InputError(f"empty {name}", at(blank), "fill it, or remove the line")
 

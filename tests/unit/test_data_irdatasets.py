@@ -1,0 +1,55 @@
+"""What ir_datasets gives that no file could: texts that are null, and downloads that fail."""
+
+import errno
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from raydense.data.formats.irdatasets import fetched
+from raydense.data.formats.lines import refuse_blank
+from raydense.errors import InputError, mendable
+
+
+@pytest.mark.parametrize("texts", [["who", None], ["who", "  "], [None, None]])
+def test_a_null_text_is_an_empty_one(texts: list[str | None]) -> None:
+    table = pa.table({"query_id": ["a", "b"], "text": texts})
+    with pytest.raises(InputError, match=r"query [01]: empty text; fill it"):
+        refuse_blank(table, ["query_id", "text"], lambda row: f"query {row}")
+
+
+def broken(error: Exception) -> Iterator[int]:
+    yield 1
+    raise error
+
+
+def test_a_download_that_fails_is_one_line() -> None:
+    records = fetched("beir/scifact", lambda: broken(RuntimeError("All download sources failed", ["a\nb", ConnectionError("no route")])))
+    assert next(records) == 1
+    with pytest.raises(InputError) as caught:
+        next(records)
+    said = str(caught.value)
+    assert said.startswith("beir/scifact: ir_datasets could not read it (RuntimeError: ('All download sources failed'")
+    assert "\n" not in said
+    assert "can be downloaded from here" in said
+
+
+def test_a_full_disk_while_downloading_stays_one() -> None:
+    with pytest.raises(OSError, match="No space") as caught:
+        list(fetched("beir/scifact", lambda: broken(OSError(errno.ENOSPC, "No space left on device", "/cache/f"))))
+    assert mendable(caught.value) == (1, "/cache/f: no space left; free some and run again, what was committed is kept")
+
+
+def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:
+    """With the library itself, its home empty and every address sent to a port that nobody listens on."""
+    pytest.importorskip("ir_datasets")
+    from raydense.data.importing import import_dataset
+    from raydense.settings import ImportSettings
+
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("IR_DATASETS_DL_TRIES", "1")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with pytest.raises(InputError, match="beir/scifact: ir_datasets could not read it"):
+        import_dataset(ImportSettings(format="ir_datasets", input="beir/scifact", output=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
