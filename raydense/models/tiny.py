@@ -25,10 +25,10 @@ _CHUNK = 4_096
 _ATTENTION_STD = 0.1
 
 
-def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int, dropout: float = 0.0) -> None:
+def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int) -> None:
     """Write a BERT encoder from scratch (2 layers, 128 wide, vocabulary up to 8,192) as a sentence-transformers folder.
 
-    At most 200,000 of the texts are read. The same texts and seed give the same bytes. Mean pooling, no normalisation.
+    At most 200,000 of the texts are read. The same texts and seed give the same bytes. Mean pooling, no normalisation, no dropout.
     """
     vocabulary = make_vocabulary(list(islice(texts, _MOST_TEXTS)))
     root = Path(folder)
@@ -39,8 +39,8 @@ def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int, dropo
         num_attention_heads=4,
         intermediate_size=512,
         max_position_embeddings=_POSITIONS,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
