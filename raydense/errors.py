@@ -4,6 +4,8 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+_KEPT = "what was committed is kept"
+
 
 class InputError(Exception):
     """Bad input or settings; the command line prints it as one line and exits with 2.
@@ -43,7 +45,9 @@ def mendable(error: BaseException) -> tuple[int, str] | None:
         if isinstance(link, InputError):
             return 2, str(link)
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return 1, f"{link.filename or 'disk'}: no space left; free some and run again, what was committed is kept"
+            return 1, f"{link.filename or 'disk'}: no space left; free some and run again, {_KEPT}"
+        if isinstance(link, OSError) and link.errno == errno.EFBIG:
+            return 1, f"{link.filename or 'output'}: larger than a file may be here; raise the limit (ulimit -f) and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return 2, f"{link.filename or 'output'}: {(link.strerror or 'not writable').lower()}; choose a folder that you may write"
         if isinstance(link, OSError) and link.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
