@@ -523,3 +523,14 @@ def test_export_refuses_examples_of_another_corpus(tmp_path: Path) -> None:
     own, foreign = imported("flagembedding", trained, tmp_path / "own"), imported("flagembedding", other, tmp_path / "foreign")
     with pytest.raises(InputError, match="examples/train: was made with another corpus"):
         exported("flagembedding", tmp_path / "x", corpus=foreign / "corpus", queries=own / "queries", examples=own / "examples/train")
+
+
+@pytest.mark.parametrize("tag", ["my run", " run", "run\n", ""])
+def test_a_tag_that_a_trec_run_cannot_hold_is_named(tmp_path: Path, tag: str) -> None:
+    out = imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 0.5 tag"), tmp_path / "out")
+    with pytest.raises(InputError, match=r"tag: .* is not one word without blanks") as caught:
+        exported("trec", tmp_path / "x.trec", run=out / "run", tag=tag)
+    assert repr(tag) in str(caught.value)
+    assert not (tmp_path / "x.trec").exists()
+    exported("trec", tmp_path / "x.trec", run=out / "run", tag="mine")
+    assert (tmp_path / "x.trec").read_text() == "q1 Q0 d1 1 0.5 mine\n"

@@ -60,5 +60,7 @@ def write(outlet: Outlet) -> None:
     if kind == "qrels":
         write_columns(outlet.path, [{"q": query, "0": repeat("0", len(query)), "p": passage, "r": table["relevance"].to_pylist()}], " ")
         return
+    if outlet.settings.tag.split() != [outlet.settings.tag]:
+        raise InputError(f"{outlet.settings.tag!r} is not one word without blanks, as a TREC run needs", "tag", "give another --tag")
     columns_ = {"q": query, "Q0": repeat("Q0", len(query)), "p": passage, "rank": table["rank"].to_pylist(), "score": exact(table["score"])}
     write_columns(outlet.path, [{**columns_, "tag": repeat(outlet.settings.tag, len(query))}], " ")
