@@ -26,8 +26,7 @@ from raydense.search.memory import announce, plan_memory
 from raydense.search.merge import MARGIN, Hits, Scores, contenders, merge_hits, no_hits, order_hits, rounding_bound
 
 NAMESPACE = "raydense"
-# Two blocks are on their way at once, so that the shards search one while the other's hits are merged.
-_BLOCK = 512
+_BLOCK = 2_048
 Queries = Scores | list[str]
 
 
