@@ -67,7 +67,7 @@ def main() -> None:
     faiss.omp_set_num_threads(threads)
     plain = faiss.IndexFlatIP(args.dimension)
     plain.add(vectors)
-    ensure_ray("local")
+    ensure_ray()
     with tempfile.TemporaryDirectory() as folder:
         write_embeddings(Path(folder) / "embeddings", vectors)
         searches: dict[str, Callable[[], NDArray[np.int64]]] = {"plain faiss": lambda: plain.search(queries, args.k)[1]}

@@ -16,8 +16,8 @@ def physical_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ensure_ray(address: str | None = None) -> None:
-    """Connect to `address`, else to RAY_ADDRESS (which Ray sets inside a job), else start a local Ray; at most once a process.
+def ensure_ray() -> None:
+    """Connect to RAY_ADDRESS (which Ray sets inside a job, and --address here), else start a local Ray; at most once a process.
 
     InputError where no cluster answers at the address.
     The embedded Ray counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
@@ -30,7 +30,7 @@ def ensure_ray(address: str | None = None) -> None:
     if ray.is_initialized():
         return
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    where = address or os.environ.get("RAY_ADDRESS")
+    where = os.environ.get("RAY_ADDRESS")
     common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
     if where and where != "local":
         try:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from embeddings import write_embeddings
+from inference_world import WORDS
 
 from raydense.data.artifact import Draft, fingerprint_of, provenance
 from raydense.data.tables import commit_table
@@ -18,30 +19,6 @@ from raydense.search.pool import SearchPool
 from raydense.search.search import query_encoder, search
 from raydense.settings import IndexSettings, SearchSettings
 
-WORDS = [
-    "what",
-    "causes",
-    "the",
-    "fever",
-    "of",
-    "a",
-    "red",
-    "fox",
-    "in",
-    "winter",
-    "when",
-    "rivers",
-    "freeze",
-    "and",
-    "old",
-    "bridges",
-    "of",
-    "stone",
-    "carry",
-    "no",
-    "one",
-    "home",
-]
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) for i in range(60)]
 
 
