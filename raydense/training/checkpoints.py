@@ -29,12 +29,12 @@ _STATE = "state.json"
 class State:
     """Where a run stands: `step` steps are done, with so many `workers`; `best_step` has the best dev metric, `best`.
 
-    `precision` is the one that the steps were done in, never auto; "" in a checkpoint of an older raydense.
+    `precision` is the one that the steps were done in, never auto.
     """
 
+    precision: Precision
     step: int = 0
     workers: int = 1
-    precision: str = ""
     best_step: int = 0
     best: float | None = None
 
@@ -53,17 +53,17 @@ def load_checkpoint(engine: Engine, workers: int, precision: Precision, storage:
     """Continue from the newest registered checkpoint, where there is one; InputError where it is of another precision."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
-        return State(workers=workers, precision=precision)
+        return State(precision, workers=workers)
     with checkpoint.as_directory() as folder:
         state = State(**json.loads((Path(folder) / _STATE).read_text()))
         refuse_other_precision(storage, state, precision)
         engine.load(Path(folder))
-    return replace(state, workers=workers, precision=precision)
+    return replace(state, workers=workers)
 
 
 def refuse_other_precision(storage: Path, state: State, precision: Precision) -> None:
     """InputError where the steps so far were done in another precision: `auto` depends on the machine, the settings do not tell."""
-    if state.precision not in ("", precision):
+    if state.precision != precision:
         raise InputError(
             f"its {state.step} steps were done in {state.precision}, and on this device it would go on in {precision}",
             storage.parent,

@@ -154,5 +154,5 @@ def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData
 def test_zero_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
     wanted = data.settings(tmp_path / "model", engine="deepspeed", zero=1)
     with pytest.raises(InputError, match=r"checkpoints are of 2 workers.*give --workers 2"):
-        refuse_other_workers(tmp_path / "model/.work", State(step=10, workers=2), wanted, "fp32")
-    refuse_other_workers(tmp_path / "model/.work", State(step=10, workers=2), data.settings(tmp_path / "model"), "fp32")
+        refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted, "fp32")
+    refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), data.settings(tmp_path / "model"), "fp32")
