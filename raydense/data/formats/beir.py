@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from raydense.data.formats.files import either, files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, where
 from raydense.data.formats.outlet import Outlet, write_columns, write_json_lines
@@ -19,24 +20,29 @@ HEADER = "query-id\tcorpus-id\tscore"
 
 def passages(folder: Path) -> Passages:
     """The passages of `corpus.jsonl`."""
-    path = folder / "corpus.jsonl"
+    path = either(folder / "corpus.jsonl")
     return json_lines(path, CORPUS), where(path)
 
 
 def read(folder: Path, intake: Intake) -> None:
     """Take a BEIR folder. A folder without qrels is a data set to search only."""
-    if intake.store is None or (folder / "corpus.jsonl").is_file():
+    if intake.store is None or either(folder / "corpus.jsonl").is_file():
         intake.corpus(passages(folder))
-    path = folder / "queries.jsonl"
+    path = either(folder / "queries.jsonl")
     intake.queries(pa.concat_tables(json_lines(path, QUERIES)), where(path))
-    judged = sorted((folder / "qrels").glob("*.tsv"))
-    if (folder / "qrels").is_dir() and not judged:
-        raise InputError("holds no <split>.tsv", folder / "qrels", "add one, or remove the folder")
+    if (folder / "qrels").is_dir():
+        _read_qrels(folder / "qrels", intake)
+
+
+def _read_qrels(folder: Path, intake: Intake) -> None:
+    judged = files_of(folder, "*.tsv")
+    if not judged:
+        raise InputError("holds no <split>.tsv", folder, "add one, or remove the folder")
     for path in judged:
         if (header := first_line(path).strip()) != HEADER:
             raise InputError(f"begins with {header[:60]!r}", f"{path}:1", "the first line must be query-id<TAB>corpus-id<TAB>score")
         tables = list(columns(path, QRELS, skip=1))
-        intake.qrels(path.stem, pa.concat_tables(tables), where(path, 1))
+        intake.qrels(plain(path).stem, pa.concat_tables(tables), where(path, 1))
 
 
 def write(outlet: Outlet) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet
@@ -25,7 +26,7 @@ HEADER = ["id", "text", "title"]
 
 def passages(source: Path) -> Passages:
     """The passages of `psgs*.tsv` in a folder, or of the file that is one."""
-    found = sorted(source.glob("psgs*.tsv")) if source.is_dir() else [source]
+    found = files_of(source, "psgs*.tsv")
     if not found:
         raise InputError("no such file", source / "psgs_w100.tsv", "check the folder")
     if len(found) > 1:
@@ -37,10 +38,10 @@ def passages(source: Path) -> Passages:
 
 def read(source: Path, intake: Intake) -> None:
     """Take a folder or a file. Where there is no corpus, the contexts of the training files become it."""
-    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    files = files_of(source)
     collection = [p for p in files if p.name.startswith("psgs")]
-    training = [p for p in files if p.suffix in (".json", ".jsonl")]
-    questions = [p for p in files if p.suffix in (".csv", ".tsv") and p not in collection]
+    training = [p for p in files if plain(p).suffix in (".json", ".jsonl")]
+    questions = [p for p in files if plain(p).suffix in (".csv", ".tsv") and p not in collection]
     if not collection and not training and not questions:
         raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
     if collection:
@@ -57,9 +58,9 @@ def read(source: Path, intake: Intake) -> None:
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        intake.examples(path.stem, rows.table(), rows.at)
+        intake.examples(plain(path).stem, rows.table(), rows.at)
     for path, (table, places) in runs.items():
-        intake.run("run" if len(runs) == 1 else f"run/{path.stem}", table, places.__getitem__)
+        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", table, places.__getitem__)
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:

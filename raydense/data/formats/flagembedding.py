@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import json_objects
 from raydense.data.formats.outlet import Example, Outlet, write_json_lines
@@ -15,14 +16,14 @@ from raydense.errors import InputError
 
 def read(source: Path, intake: Intake) -> None:
     """Take a file or a folder of them. Passages and queries get ids from their texts; equal texts are one."""
-    files = sorted([*source.glob("*.jsonl"), *source.glob("*.json")]) if source.is_dir() else [source]
+    files = [p for p in files_of(source) if plain(p).suffix in (".json", ".jsonl") or not source.is_dir()]
     if not files:
         raise InputError("holds no *.jsonl", source, "check the folder")
     gathered = TextCorpus()
     examples = {path: _read_training(path, gathered) for path in files}
     gathered.write(intake)
     for path, rows in examples.items():
-        intake.examples(path.stem, rows.table(), rows.at)
+        intake.examples(plain(path).stem, rows.table(), rows.at)
 
 
 def _read_training(path: Path, gathered: TextCorpus) -> ExampleRows:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
+from raydense.data.formats.files import not_text, opened
 from raydense.errors import InputError
 
 BLOCK_BYTES = 16 << 20
@@ -46,10 +47,8 @@ class Field(NamedTuple):
 
 def blocks(path: Path, skip: int = 0) -> Iterator[tuple[int, bytes]]:
     """Whole lines of a file, some MB at a time, each with the number of its first line; the first `skip` lines left out."""
-    if not path.is_file():
-        raise InputError("no such file", path, "check the path")
     line, found = 1 + skip, False
-    with open(path, "rb") as stream:
+    with opened(path) as stream:
         start = stream.read(3)
         stream.seek(3 if start == b"\xef\xbb\xbf" else 0)
         for number in range(1, skip + 1):
@@ -68,8 +67,7 @@ def _check_text(path: Path, line: int, block: bytes) -> None:
     try:
         block.decode("utf-8")
     except UnicodeDecodeError as error:
-        line += block.count(b"\n", 0, error.start)
-        raise InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8") from None
+        raise not_text(path, line + block.count(b"\n", 0, error.start)) from None
 
 
 def first_line(path: Path) -> str:
@@ -87,7 +85,7 @@ def where(path: Path, skip: int = 0) -> Callable[[int], str]:
 
 
 def _where(path: Path, skip: int, row: int) -> str:
-    with open(path, "rb") as stream:
+    with opened(path) as stream:
         for number, line in enumerate(stream, 1):
             if number > skip and line.strip():
                 if row == 0:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, first_of_each
 from raydense.data.formats.lines import Field, columns, where
 from raydense.data.formats.outlet import Outlet, write_columns
@@ -32,7 +33,7 @@ RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "pid"), Field("
 
 def passages(source: Path) -> Passages:
     """The passages of the collection in a folder, or of the file that is one."""
-    found = sorted(source.glob("collection*.tsv")) if source.is_dir() else [source]
+    found = files_of(source, "collection*.tsv")
     if not found:
         raise InputError("no such file", source / "collection.tsv", "check the folder")
     if len(found) > 1:
@@ -43,7 +44,7 @@ def passages(source: Path) -> Passages:
 
 def read(source: Path, intake: Intake) -> None:
     """Take a folder, or one file, by names."""
-    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
+    files = files_of(source)
     of = {kind: [p for p in files if p.name.startswith(kind)] for kind in ("collection", "queries", "qrels", "qidpidtriples", "triples")}
     of["top1000"] = [p for p in files if p.name.startswith("top1000")]
     of["run"] = [p for p in files if p.name.startswith("run")] if source.is_dir() else files if not any(of.values()) else []
@@ -68,7 +69,7 @@ def read(source: Path, intake: Intake) -> None:
 
 def split_of(path: Path) -> str:
     """`qrels.dev.small.tsv` -> `dev.small`; `all` where the name says nothing."""
-    middle = path.name.split(".")[1:]
+    middle = plain(path).name.split(".")[1:]
     if middle and middle[-1] in ("tsv", "txt"):
         middle.pop()
     return ".".join(middle) or "all"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, json_object, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet, exact, write_columns, write_json_lines
@@ -20,13 +21,12 @@ RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "docid"), Field
 
 def _files(source: Path) -> dict[str, list[Path]]:
     """The files by what they are: a file's first line says it."""
-    files = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else [source]
     found: dict[str, list[Path]] = {"corpus": [], "training": [], "run": []}
-    for path in files:
-        if path.suffix in (".jsonl", ".json"):
+    for path in files_of(source):
+        if plain(path).suffix in (".jsonl", ".json"):
             first = json_object(first_line(path), f"{path}:1")
             found["corpus" if "docid" in first else "training"].append(path)
-        elif path.suffix in (".txt", ".tsv", ".trec", ".run") or not source.is_dir():
+        elif plain(path).suffix in (".txt", ".tsv", ".trec", ".run") or not source.is_dir():
             found["run"].append(path)
     if not any(found.values()):
         raise InputError("holds no file of Tevatron", source, "give *.jsonl, or a run *.txt")
@@ -55,10 +55,10 @@ def read(source: Path, intake: Intake) -> None:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
         if rows.rows:
-            intake.examples(path.stem, rows.table(), rows.at)
+            intake.examples(plain(path).stem, rows.table(), rows.at)
     for path in found["run"]:
         table = pa.concat_tables(columns(path, RUN, spaces=True))
-        intake.run("run" if len(found["run"]) == 1 else f"run/{path.stem}", table, where(path))
+        intake.run("run" if len(found["run"]) == 1 else f"run/{plain(path).stem}", table, where(path))
 
 
 def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:

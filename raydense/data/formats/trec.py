@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import Field, columns, first_line, where
 from raydense.data.formats.outlet import Outlet, exact, write_columns
@@ -33,13 +34,13 @@ def read(source: Path, intake: Intake) -> None:
 
     A run's passages are ranked by score, as trec_eval does, not by the rank column.
     """
-    files = sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")) if source.is_dir() else [source]
+    files = files_of(source)
     width = {path: len(first_line(path).split()) for path in files}
     runs = [path for path in files if width[path] == len(RUN)]
     for path in files:
         if path in runs:
             table = pa.concat_tables(columns(path, RUN, spaces=True))
-            intake.run("run" if len(runs) == 1 else f"run/{path.stem}", table.drop_columns("rank"), where(path))
+            intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", table.drop_columns("rank"), where(path))
         elif width[path] == len(QRELS):
             intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces=True)), where(path))
         else:
@@ -48,7 +49,7 @@ def read(source: Path, intake: Intake) -> None:
 
 def split_of(path: Path) -> str:
     """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` where the name says nothing."""
-    words = [w for w in path.name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
+    words = [w for w in plain(path).name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
     return ".".join(words) or "all"
 
 

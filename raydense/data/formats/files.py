@@ -1,0 +1,67 @@
+"""Finds and opens the files of a data set. NAME.gz stands for NAME: it is unpacked while it is read."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from raydense.errors import InputError
+
+_GZIP = b"\x1f\x8b"
+_PACKERS = {
+    _GZIP: ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"PK\x03\x04": ("zip", "unzip"),
+}
+
+
+def plain(path: Path) -> Path:
+    """The path of what a file holds: without the .gz of a packed file. An archive of several files (.tar.gz) is not taken for one."""
+    return path.with_suffix("") if path.suffix == ".gz" and path.suffixes[-2:-1] != [".tar"] else path
+
+
+def files_of(source: Path, pattern: str = "*") -> list[Path]:
+    """The files in a folder whose names match, in their order, or the file `source` itself.
+
+    Left out are hidden files, and NAME.gz where NAME stands beside it.
+    """
+    if not source.is_dir():
+        return [source]
+    files = (p for p in source.iterdir() if p.is_file() and not p.name.startswith(".") and plain(p).match(pattern))
+    return sorted((p for p in files if plain(p) == p or not plain(p).is_file()), key=plain)
+
+
+def either(path: Path) -> Path:
+    """`path`, or `path`.gz where only that is there."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.is_file() and not path.is_file() else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked; InputError where it is missing, or while reading where its packing is broken."""
+    if not path.is_file():
+        raise InputError("no such file", path, "check the path")
+    try:
+        with open(path, "rb") if plain(path) == path else gzip.open(path) as stream:
+            yield stream  # type: ignore[misc]
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"not a whole gzip file ({error})", path, "get it again") from None
+
+
+def not_text(path: Path, line: int) -> InputError:
+    """What is wrong with a file whose bytes are not UTF-8 at `line`: it is packed, or of another encoding."""
+    with open(path, "rb") as stream:
+        start = stream.read(6)
+    for magic, (packer, tool) in _PACKERS.items():
+        if plain(path) == path and start.startswith(magic):
+            archive = path.suffix == ".tgz" or ".tar" in path.suffixes
+            mend = f"name it {path.name}.gz, and it is unpacked while it is read" if magic == _GZIP else f"{tool} {path}"
+            return InputError(f"packed with {packer}", path, f"tar -xf {path}, and move it elsewhere" if archive else mend)
+    return InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8")
