@@ -29,8 +29,9 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.engine import learning_rate, make_engine, make_optimizer
-from raydense.training.loop import to_device
-from raydense.training.objectives import Batch, Retriever, Texts
+from raydense.training.objectives import Batch, Texts
+from raydense.training.objectives.retriever import Retriever
+from raydense.training.step import forward_and_backward
 
 Step = Callable[[int, Batch], float]
 
@@ -41,10 +42,10 @@ def bare_step(model: DualEncoder, settings: TrainSettings, steps: int, device: t
     optimizer = make_optimizer(model, settings)
 
     def step(number: int, batch: Batch) -> float:
-        batch = to_device(batch, device)
+        batch = {name: on_device(value, device) for name, value in batch.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             queries, passages = model.encode_queries(batch["queries"]), model.encode_passages(batch["passages"])
-        scores = (queries.float() @ passages.float().T).masked_fill(batch["mask"] & ~own_column(batch), float("-inf"))
+        scores = (queries.float() @ passages.float().T).masked_fill(batch["known"] & ~own_column(batch), float("-inf"))
         loss = torch.nn.functional.cross_entropy(scores, batch["positive"])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -57,9 +58,14 @@ def bare_step(model: DualEncoder, settings: TrainSettings, steps: int, device: t
     return step
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """A tensor, or a dict of them, on `device`."""
+    return value.to(device) if isinstance(value, torch.Tensor) else {k: v.to(device) for k, v in value.items()}
+
+
 def own_column(batch: Batch) -> torch.Tensor:
     """True at each query's positive."""
-    return torch.nn.functional.one_hot(batch["positive"], batch["mask"].shape[1]).bool()
+    return torch.nn.functional.one_hot(batch["positive"], batch["known"].shape[1]).bool()
 
 
 def engine_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device, objective: Retriever) -> Step:
@@ -68,10 +74,9 @@ def engine_step(model: DualEncoder, settings: TrainSettings, steps: int, device:
     engine.module.train()
 
     def step(number: int, batch: Batch) -> float:
-        loss, _ = objective.loss(engine.forward, to_device(batch, device))
-        engine.backward(loss)
+        measured = forward_and_backward(engine, objective, batch, 1, [number])
         engine.step(learning_rate(number, steps, settings))
-        return loss.item()
+        return measured["loss"].item()
 
     return step
 
@@ -109,7 +114,7 @@ def measure(root: Path, asked: argparse.Namespace, device: torch.device) -> None
     queries, store = read_table(settings.queries, "queries"), PassageStore(settings.corpus)
     texts = Texts(queries, store)
     folder = model_folder(asked.model, root, texts.passages(torch.arange(len(store)).numpy()))
-    sampler = Sampler(read_examples(settings.examples, queries, store, 2), asked.batch_size, 1, 2, 1)
+    sampler = Sampler(read_examples(settings.examples, queries, store, 2), settings)
     objective = Retriever(settings, DualEncoder.load(folder), texts, 0, 1)
     batches = [objective.prepare(sampler.step(s)[0]) for s in range(asked.steps)]
 

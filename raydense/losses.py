@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 
 def query_centric(scores: Tensor, positive: Tensor, mask: Tensor | None = None, temperature: float = 1.0) -> Tensor:
@@ -19,11 +19,66 @@ def query_centric(scores: Tensor, positive: Tensor, mask: Tensor | None = None, 
     `mask` bool [nq, np], True where a passage is another known positive of the query (by id or by equal text), or is padding:
     it is no negative. A True at the positive itself is of no effect. Returns a scalar.
     """
-    logits = _exact(scores) / temperature
+    logits = exact(scores) / temperature
     if mask is not None:
         others = mask.scatter(1, positive.unsqueeze(1), False)
         logits = logits.masked_fill(others, float("-inf"))
     return (logits.logsumexp(dim=1) - logits.gather(1, positive.unsqueeze(1)).squeeze(1)).mean()
+
+
+def passage_centric(
+    scores: Tensor, among: Tensor, positive: Tensor, mask: Tensor | None = None, temperature: float = 1.0, others: Tensor | None = None
+) -> Tensor:
+    """L_P = -mean_q log [ e^{s(p+,q)} / (e^{s(p+,q)} + sum_{p-} e^{s(p+,p-)}) ], PAIR eq. 5; scores are divided by tau.
+
+    `scores`, `positive` and `mask` as of `query_centric`; `among` [nq, np], s(p+, p) of each query's positive with every passage.
+    `others` [nq, n], where given, are more scores of p+ in the sum, -inf where there is none: PAIR's published code puts the
+    batch's other queries there, its paper does not. Returns a scalar.
+    """
+    column = positive.unsqueeze(1)
+    own = exact(scores).gather(1, column)
+    logits = exact(among).scatter(1, column, own)
+    if others is not None:
+        logits = torch.cat([logits, exact(others)], dim=1)
+        mask = None if mask is None else torch.cat([mask, torch.zeros_like(others, dtype=torch.bool)], dim=1)
+    return query_centric(logits, positive, mask, temperature)
+
+
+def softmax_binary(scores: Tensor, relevant: Tensor, absent: Tensor | None = None, temperature: float = 1.0) -> Tensor:
+    """-mean_q [ sum_{p+} log sigmoid(f(q,p+)) + sum_{p-} log(1 - sigmoid(f(q,p-))) ], f the softmax over the batch of s(q, .)/tau.
+
+    Multiple positives eq. 3. `scores` [nq, np]; `relevant` bool [nq, np], every known positive of each query; `absent`
+    bool [nq, np], True for what fills up only, and counts nowhere. Returns a scalar.
+    """
+    logits = exact(scores) / temperature
+    if absent is not None:
+        logits = logits.masked_fill(absent, float("-inf"))
+    share = logits.softmax(dim=1)
+    each = -logsigmoid(torch.where(relevant, share, -share))
+    if absent is not None:
+        each = each.masked_fill(absent, 0.0)
+    return each.sum(dim=1).mean()
+
+
+def listwise_distillation(retriever: Tensor, reranker: Tensor, valid: Tensor | None = None, direction: str = "de_ce") -> Tensor:
+    """L_KL = mean_q sum_{p in P_q} S_de log(S_de / S_ce), S the softmax over the list; RocketQAv2 eq. 2-4.
+
+    `retriever` and `reranker` are scores [nq, m] of the same lists; `valid` bool [nq, m], False where a list is shorter than m.
+    `direction` "ce_de" swaps the two, as RocketQAv2's published code does. Gradients flow into both. Returns a scalar.
+    """
+    de, ce = _log_share(retriever, valid), _log_share(reranker, valid)
+    first, second = (de, ce) if direction == "de_ce" else (ce, de)
+    each = first.exp() * (first - second)
+    if valid is not None:
+        each = each.masked_fill(~valid, 0.0)
+    return each.sum(dim=1).mean()
+
+
+def _log_share(scores: Tensor, valid: Tensor | None) -> Tensor:
+    """Log-softmax over the list; 0 where a list has nothing, so that no gradient of it is not a number."""
+    if valid is None:
+        return exact(scores).log_softmax(dim=1)
+    return exact(scores).masked_fill(~valid, float("-inf")).log_softmax(dim=1).masked_fill(~valid, 0.0)
 
 
 def listwise(scores: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -42,13 +97,13 @@ def pointwise(scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> Te
     RocketQA section 3.2, DuReader-retrieval. `scores` and `labels` (0 to 1) of one shape; `valid` bool of that shape, False for
     padding. Returns a scalar, 0 where nothing is valid.
     """
-    exact = _exact(scores)
-    each = binary_cross_entropy_with_logits(exact, labels.to(exact.dtype), reduction="none")
+    logits = exact(scores)
+    each = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
     if valid is None:
         return each.mean()
     return each.masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)
 
 
-def _exact(scores: Tensor) -> Tensor:
+def exact(scores: Tensor) -> Tensor:
     """Half precision to float32; a sum of many exponentials has no accuracy in it."""
     return scores if scores.dtype == torch.float64 else scores.float()

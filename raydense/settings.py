@@ -148,17 +148,31 @@ class ExportSettings(Settings):
     tag: str = setting("raydense", "the name in the last column of a TREC run")
 
 
-_SCORES = ("temperature", "in_batch", "cross_batch")
-_VECTORS = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length")
+_RETRIEVERS = ("retriever", "pair", "multi-positive")
+_VECTORS = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")
+# The objectives that a setting means something to; what is not here means something to all.
+_OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("temperature", "in_batch", *_VECTORS), (*_RETRIEVERS, "joint")),
+    "cross_batch": _RETRIEVERS,
+    **dict.fromkeys(("alpha", "in_batch_queries"), ("pair",)),
+    "positives": ("multi-positive",),
+    **dict.fromkeys(("reranker", "teacher", "direction"), ("joint",)),
+    **dict.fromkeys(("loss", "pair_length"), ("reranker", "joint")),
+}
 
 
 class TrainSettings(Settings):
-    """Train a retriever or a re-ranker on Ray Train, with DeepSpeed or DDP."""
+    """Train a retriever, a re-ranker, or both together, on Ray Train, with DeepSpeed or DDP."""
 
-    objective: Literal["retriever", "reranker"] = setting(..., "what to train")
+    objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint"] = setting(
+        ...,
+        "what to train: a retriever by the query-centric loss, with the passage-centric one (pair), or with several positives a query;"
+        " a re-ranker; or both, each learning from the other",
+    )
     model: str = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"
     )
+    reranker: str | None = artifact("model", "joint: the re-ranker's folder to start from, a trained one for a static teacher", None)
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries that the examples name")
     examples: str = artifact("examples", "positives and hard negatives of each training query")
@@ -169,13 +183,18 @@ class TrainSettings(Settings):
         "run", "candidates of the dev queries; what a re-ranker orders, and hard candidates for a retriever", None
     )
 
-    loss: Literal["query-centric", "listwise", "pointwise"] | None = setting(
-        None, "query-centric for a retriever; listwise (default) or pointwise for a re-ranker"
-    )
     temperature: float = setting(1.0, "retriever: tau, scores are divided by it", gt=0)
     negatives: int = setting(1, "hard negatives of each query at each step, drawn anew each epoch", ge=0)
-    in_batch: bool = setting(True, "retriever: other queries' passages are negatives too")
+    in_batch: bool | None = setting(
+        None, "other queries' passages are negatives too, in joint training their positives; by default yes, but not in joint training"
+    )
     cross_batch: bool = setting(True, "retriever: and those of every worker, not only of this one")
+    positives: int = setting(1, "multi-positive: most positives of each query at each step", ge=1)
+    alpha: float = setting(0.1, "pair: weight of the passage-centric loss; the query-centric one has the rest", ge=0, le=1)
+    in_batch_queries: bool = setting(False, "pair: the passage-centric loss has the batch's other queries as negatives too")
+    loss: Literal["listwise", "pointwise"] | None = setting(None, "re-ranker: over a query's list (default), or each passage by itself")
+    teacher: Literal["dynamic", "static"] = setting("dynamic", "joint: the re-ranker learns too, or is frozen and only teaches")
+    direction: Literal["de_ce", "ce_de"] = setting("de_ce", "joint: KL(retriever || re-ranker), or the other way round")
 
     shared: bool = setting(True, "retriever: one encoder for queries and passages; false trains two")
     pooling: Literal["cls", "mean"] | None = setting(
@@ -185,8 +204,9 @@ class TrainSettings(Settings):
     query_prefix: str | None = setting(None, "retriever: text put before each query; by default as the model folder says")
     passage_prefix: str | None = setting(None, "retriever: text put before each passage; by default as the model folder says")
     query_length: int | None = setting(None, "retriever: most tokens of a query; by default as the model folder says, else 32", ge=4)
-    passage_length: int | None = setting(
-        None, "most tokens of a passage (of a pair, for a re-ranker); by default as the model folder says, else 128", ge=8
+    passage_length: int | None = setting(None, "retriever: most tokens of a passage; by default as the model folder says, else 128", ge=8)
+    pair_length: int | None = setting(
+        None, "re-ranker: most tokens of a query with a passage; by default as the model folder says, else 128", ge=8
     )
     dropout: float | None = setting(None, "dropout of the encoder; by default as the model folder says", ge=0, lt=1)
 
@@ -196,7 +216,8 @@ class TrainSettings(Settings):
     accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
     lr: float = setting(2e-5, "highest learning rate", gt=0)
     warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
-    weight_decay: float = setting(0.01, "weight decay of AdamW; biases and layer norms have none", ge=0)
+    optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine ddp")
+    weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
     seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
@@ -209,6 +230,13 @@ class TrainSettings(Settings):
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
+    micro_batch: int = resource(
+        0,
+        "texts that one worker sends through the model at once, 0 for all: fewer need less memory and more time, and give the same"
+        " gradients, but for what dropout draws",
+        ge=0,
+    )
+    activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
     checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
     dev_every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
     dev_passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
@@ -218,26 +246,33 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        allowed = {"retriever": ["query-centric"], "reranker": ["listwise", "pointwise"]}[self.objective]
-        if self.loss is None:
-            self.__dict__["loss"] = allowed[0]
-        if self.loss not in allowed:
-            raise ValueError(f"loss {self.loss} is not one of a {self.objective}: use {' or '.join(allowed)}")
+        unused = [name for name, objectives in _OBJECTIVES_OF.items() if self.objective not in objectives]
+        self._refuse_given(unused, f"objective {self.objective}")
+        if self.loss is None and "loss" not in unused:
+            self.__dict__["loss"] = "listwise"
+        if self.in_batch is None and "in_batch" not in unused:
+            self.__dict__["in_batch"] = self.objective in _RETRIEVERS
         if self.batch_size % (self.accumulation * self.workers):
             raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
-        if self.objective == "retriever" and not self.in_batch and self.negatives == 0:
-            raise ValueError("a retriever without in_batch needs negatives of at least 1")
-        if self.objective == "reranker" and self.negatives == 0:
-            raise ValueError("a reranker needs negatives of at least 1")
-        if self.objective == "reranker":
-            self._refuse_given(_SCORES + _VECTORS, "a reranker")
+        if not self.in_batch and self.negatives == 0:
+            raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
+        if self.objective == "pair" and not self.shared:
+            raise ValueError("the passage-centric loss compares queries and passages in one space: it needs shared true")
+        if self.in_batch_queries and not self.in_batch:
+            raise ValueError("in_batch_queries needs in_batch")
+        if self.objective == "joint" and self.reranker is None:
+            raise ValueError("joint training needs reranker, the folder that it starts from")
+        if self.teacher == "static":
+            self._refuse_given(["loss"], "a static teacher")
         if self.engine == "ddp":
             self._refuse_given(["zero"], "engine ddp")
+        elif self.optimizer == "lamb":
+            raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp")
         return self
 
     def shaping(self) -> dict[str, Any]:
         """As of every stage; and the workers, where each takes negatives of its own queries only."""
-        alone = self.objective == "retriever" and self.in_batch and not self.cross_batch
+        alone = self.objective in _RETRIEVERS and self.in_batch and not self.cross_batch
         return super().shaping() | ({"workers": self.workers} if alone else {})
 
 

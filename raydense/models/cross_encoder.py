@@ -61,9 +61,9 @@ class CrossEncoder(nn.Module):
         """As `PairTokenizer.pairs`."""
         return self.tokenizer.pairs(queries, passages)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def forward(self, pairs: dict[str, Tensor]) -> Tensor:
         """Scores (logits) float32 [n] of a padded batch of n pairs."""
-        return self.model(**batch).logits.squeeze(-1).float()
+        return self.model(**pairs).logits.squeeze(-1).float()
 
 
 def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTokenizer:
@@ -78,6 +78,12 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
     return PairTokenizer(read_tokenizer(inner), length)
 
 
+def refuse_untrained(folder: str | Path) -> None:
+    """InputError where the folder is of an encoder: its head would be new, and its scores mean nothing."""
+    if not _is_trained(_inner(Path(folder))):
+        raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
+
+
 def _inner(root: Path) -> Path:
     require_folder(root)
     return weights_folder(encoder_folders(root)[1])
@@ -88,7 +94,11 @@ def _pair_length(root: Path, inner: Path, limit: int) -> int:
     own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
     if "pair_length" in own:
         return int(own["pair_length"])
-    architectures = read_json(inner / "config.json").get("architectures") or []
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
+    if _is_trained(inner):
         return limit
     return read_encoder_config(root).passage_length
+
+
+def _is_trained(inner: Path) -> bool:
+    architectures = read_json(inner / "config.json").get("architectures") or []
+    return any(name.endswith("ForSequenceClassification") for name in architectures)

@@ -19,6 +19,7 @@ from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
+from raydense.settings import TrainSettings
 
 Ints = NDArray[np.int64]
 
@@ -57,21 +58,23 @@ class Ragged:
         return Ragged(self.values[at], offsets)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """`count` different values of each list, drawn at random: int64 [n, count]. Lists must be packed and long enough."""
+        """`count` different values of each packed list, drawn at random: int64 [n, count], -1 where a list has no more."""
         order = np.lexsort((rng.random(len(self.values)), self.owner))
-        return self.values[order[self.offsets[:-1, None] + np.arange(count)]]
+        place = np.arange(count)
+        drawn = self.values[order[np.minimum(self.offsets[:-1, None] + place, len(order) - 1)]]
+        return np.where(place < self.lengths[:, None], drawn, -1)
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a step, or one worker's slice of it, of b queries.
 
-    `query` [b] is the position in the queries table; `positive` [b] and `negatives` [b, k] are corpus rows; `known` holds all
-    positives of each query.
+    `query` [b] is the position in the queries table; `positives` [b, m] and `negatives` [b, k] are corpus rows, a place without
+    a positive -1 (never the first); `known` holds all positives of each query.
     """
 
     query: Ints
-    positive: Ints
+    positives: Ints
     negatives: Ints
     known: Ragged
 
@@ -82,7 +85,7 @@ class Part:
         """The contiguous slice of worker `rank`."""
         share = len(self) // workers
         mine = np.arange(rank * share, (rank + 1) * share)
-        return Part(self.query[mine], self.positive[mine], self.negatives[mine], self.known.take(mine))
+        return Part(self.query[mine], self.positives[mine], self.negatives[mine], self.known.take(mine))
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,16 @@ def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: 
 class Sampler:
     """The order of the examples: `step(s)` is the global batch of step s, in parts. The last, incomplete batch of an epoch is dropped."""
 
-    def __init__(self, examples: Examples, batch_size: int, accumulation: int, negatives: int, seed: int) -> None:
-        self.examples, self.batch_size, self.accumulation = examples, batch_size, accumulation
-        self.negatives, self.seed = negatives, seed
-        self.steps_per_epoch = len(examples) // batch_size
+    def __init__(self, examples: Examples, settings: TrainSettings) -> None:
+        self.examples, self.batch_size, self.accumulation = examples, settings.batch_size, settings.accumulation
+        self.positives, self.negatives, self.seed = settings.positives, settings.negatives, settings.seed
+        self.steps_per_epoch = len(examples) // self.batch_size
         self._order = lru_cache(maxsize=1)(self._shuffled)
         if not self.steps_per_epoch:
             raise InputError(
-                f"{len(examples):,} examples are fewer than one batch of {batch_size:,}", "batch_size", "lower it, or give more examples"
+                f"{len(examples):,} examples are fewer than one batch of {self.batch_size:,}",
+                "batch_size",
+                "lower it, or give more examples",
             )
 
     def steps(self, epochs: float, max_steps: int) -> int:
@@ -159,9 +164,9 @@ class Sampler:
         chosen = self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
         rng = np.random.default_rng([self.seed, epoch, at])
         known = self.examples.positives.take(chosen)
-        positive = known.draw(1, rng)[:, 0]
+        positives = known.draw(self.positives, rng)
         negatives = np.zeros((len(chosen), 0), np.int64)
         if self.negatives:
             negatives = self.examples.negatives.take(chosen).draw(self.negatives, rng)
-        whole = Part(self.examples.query[chosen], positive, negatives, known)
+        whole = Part(self.examples.query[chosen], positives, negatives, known)
         return [whole.slice_of(part, self.accumulation) for part in range(self.accumulation)]

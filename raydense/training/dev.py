@@ -1,4 +1,4 @@
-"""The dev metric while training, MRR@10: a retriever over a small set of passages, a re-ranker over the first of a run.
+"""The dev metrics while training, MRR@10: a retriever over a small set of passages, a re-ranker over the first of a run.
 
 The work is shared out over the workers, each with equally many batches, as ZeRO 3 asks for.
 """
@@ -22,12 +22,13 @@ from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.joint import JointModel
 from raydense.models.tokens import Tokens
 from raydense.settings import TrainSettings
 from raydense.training.engine import Engine
 from raydense.training.objectives import Texts, pad
 
-METRIC = "mrr@10"
+METRIC, OF_RERANKER = "mrr@10", "reranker mrr@10"
 _DEPTH = 20
 _BATCH = 64
 Ints = NDArray[np.int64]
@@ -47,12 +48,15 @@ class DevSet:
     absent: NDArray[np.bool_] | None = None
 
 
-def read_dev_set(settings: TrainSettings, queries: pa.Table, store: PassageStore) -> DevSet | None:
-    """What the settings ask to measure; None without dev_qrels. `dev_passages` bounds the passages, or the pairs, of one measurement."""
+def read_dev_sets(settings: TrainSettings, queries: pa.Table, store: PassageStore) -> dict[str, DevSet]:
+    """What the settings ask to measure, by the names of the metrics; the first decides which weights are best. Empty without dev_qrels.
+
+    `dev_passages` bounds the passages, or the pairs, of one measurement. Joint training measures its re-ranker where there is a dev_run.
+    """
     if settings.dev_qrels is None:
         if settings.dev_run is not None:
             raise InputError("is of no use without dev_qrels", "dev_run", "give --dev-qrels too")
-        return None
+        return {}
     if settings.objective == "reranker" and settings.dev_run is None:
         raise InputError("a re-ranker's dev metric needs candidates to order", "dev_run", "give --dev-run, or leave --dev-qrels out")
     qrels = positives_of(read_table(settings.dev_qrels, "qrels"))
@@ -61,9 +65,13 @@ def read_dev_set(settings: TrainSettings, queries: pa.Table, store: PassageStore
     at = query_positions(qrels["query_id"], queries, settings.dev_qrels)
     rows = _rows(qrels, store, settings.dev_qrels)
     run = _first_of_run(settings, queries, store) if settings.dev_run else None
-    rng = np.random.default_rng([settings.seed, 1])
-    make = _retriever_set if settings.objective == "retriever" else _reranker_set
-    return make(at, rows, run, settings.dev_passages, len(store), rng)
+    made = {METRIC: _reranker_set if settings.objective == "reranker" else _retriever_set}
+    if settings.objective == "joint" and run is not None:
+        made[OF_RERANKER] = _reranker_set
+    return {
+        name: make(at, rows, run, settings.dev_passages, len(store), np.random.default_rng([settings.seed, 1]))
+        for name, make in made.items()
+    }
 
 
 def _rows(table: pa.Table, store: PassageStore, where: str) -> Ints:
@@ -118,9 +126,11 @@ def _pair(query: Ints, rows: Ints, corpus: int) -> Ints:
 
 
 class Dev:
-    """A dev set with its tokens, of which this worker holds its share."""
+    """A dev set with its tokens, of which this worker holds its share; of two models together, it measures the one it is of."""
 
     def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int) -> None:
+        if isinstance(model, JointModel):
+            model = model.retriever if dev.absent is None else model.reranker
         self.dev, self.model, self.rank, self.workers = dev, model, rank, workers
         if isinstance(model, DualEncoder):
             self._queries = self._share(model.tokenize_queries(texts.queries(self._mine(len(dev.query), dev.query))))
@@ -157,7 +167,7 @@ class Dev:
         return (queries.float() @ passages.float().T).cpu().numpy()
 
     def _reranker_scores(self, engine: Engine) -> NDArray[np.float32]:
-        flat = self._everyones(self._outputs(engine, self._pairs, "batch"), self.dev.rows.size)
+        flat = self._everyones(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size)
         scores = flat.float().cpu().numpy().reshape(self.dev.rows.shape)
         assert self.dev.absent is not None
         return np.where(self.dev.absent, np.float32(-np.inf), scores)

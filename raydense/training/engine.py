@@ -1,7 +1,8 @@
 """What runs forward, backward and step: plain PyTorch with DDP, or DeepSpeed with ZeRO 0 to 3, behind one small interface.
 
-Both get the same torch AdamW, the same clipping (set explicitly: DeepSpeed's default of 1.0 would make engines differ), and
-the mean of the parts' losses over parts and workers. A loss goes to `backward` once a part, `step` follows the last part.
+Both get the same torch optimiser, the same clipping (set explicitly: DeepSpeed's default of 1.0 would make engines differ), and
+the mean of the parts' losses over parts and workers. A loss goes to `backward` once a part, or in so many pieces that add up to
+it; `step` follows the last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
+from raydense.training.lamb import Lamb
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,14 +61,14 @@ def learning_rate(step: int, steps: int, settings: TrainSettings) -> float:
     return settings.lr * share
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) with no weight decay on biases and norms, which are the parameters of one dimension."""
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) or LAMB, with no weight decay on biases and norms: the parameters of one dimension."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.lr)
+    return Lamb(groups, lr=settings.lr) if settings.optimizer == "lamb" else torch.optim.AdamW(groups, lr=settings.lr)
 
 
 class Engine(ABC):
@@ -103,7 +105,7 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """One process, or PyTorch's DistributedDataParallel over several."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         self.module, self.device, self.settings = model.to(device), device, settings
         self.optimizer = make_optimizer(self.module, settings)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
@@ -113,16 +115,16 @@ class TorchEngine(Engine):
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._distributed = nn.parallel.DistributedDataParallel(self.module, broadcast_buffers=False, gradient_as_bucket_view=True)
             self._run = self._distributed
-        self._parts = 0
+        self._backwards, self._done = settings.accumulation * pieces, 0
 
     def forward(self, **batch: Any) -> Any:
         if self._distributed is not None:
-            self._distributed.require_backward_grad_sync = self._parts == self.settings.accumulation - 1
+            self._distributed.require_backward_grad_sync = self._done == self._backwards - 1
         with torch.autocast(self.device.type, self._mixed, enabled=self._mixed is not None):
             return self._run(**batch)
 
     def backward(self, loss: Tensor) -> None:
-        self._parts += 1
+        self._done += 1
         self.scaler.scale(loss / self.settings.accumulation).backward()
 
     def step(self, lr: float) -> None:
@@ -134,7 +136,7 @@ class TorchEngine(Engine):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self._parts = 0
+        self._done = 0
 
     def save(self, folder: Path) -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
@@ -151,7 +153,7 @@ class TorchEngine(Engine):
 class DeepSpeedEngine(Engine):
     """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed  # only here: DDP runs do without the second that it takes
@@ -160,13 +162,13 @@ class DeepSpeedEngine(Engine):
             # else it compiles a collective of its own at the first start, half a minute or more, and needs a compiler; gloo does
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        self.device, self.precision, self.zero = device, precision, settings.zero
+        self.device, self.precision, self.zero, self._pieces = device, precision, settings.zero, pieces
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
         self._engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
-            config=deepspeed_config(settings, precision, dist.get_world_size()),
+            config=deepspeed_config(settings, precision, dist.get_world_size(), pieces),
             dist_init_required=False,
         )
         self.module = self._engine.module
@@ -175,7 +177,7 @@ class DeepSpeedEngine(Engine):
         return self._engine(**batch)
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
+        self._engine.backward(loss * self._pieces)  # it divides by all that it accumulates, and pieces are a sum
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
@@ -202,11 +204,11 @@ class DeepSpeedEngine(Engine):
         return {name: value.detach().cpu() for name, value in state.items()}
 
 
-def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int) -> dict[str, Any]:
+def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults."""
     return {
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
-        "gradient_accumulation_steps": settings.accumulation,
+        "gradient_accumulation_steps": settings.accumulation * pieces,
         "gradient_clipping": settings.clip,
         "zero_optimization": {"stage": settings.zero},
         "zero_force_ds_cpu_optimizer": False,
@@ -216,10 +218,10 @@ def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int
     }
 
 
-def make_engine(model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision) -> Engine:
-    """The engine that the settings name, on this worker's device."""
+def make_engine(model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
+    """The engine that the settings name, on this worker's device; each part comes back in so many pieces."""
     cls = DeepSpeedEngine if settings.engine == "deepspeed" else TorchEngine
-    return cls(model, settings, device, precision)
+    return cls(model, settings, device, precision, pieces)
 
 
 def sharded(settings: TrainSettings, precision: str) -> bool:

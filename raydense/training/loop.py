@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
@@ -23,8 +24,9 @@ from raydense.training.checkpoints import State, load_checkpoint, save_checkpoin
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.history import History, Line
-from raydense.training.objectives import Batch, Objective, Texts, load_model, make_objective
+from raydense.training.objectives import Batch, Texts, load_model, objective_of
 from raydense.training.prefetch import prefetched
+from raydense.training.step import forward_and_backward, pieces_of
 
 _MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
@@ -37,7 +39,7 @@ class Job:
     start: str
     storage: Path
     steps: int
-    dev: DevSet | None
+    dev: dict[str, DevSet]
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -74,13 +76,16 @@ class Loop:
         queries = read_table(self.settings.queries, "queries", ["query_id", "text"])
         examples = read_examples(self.settings.examples, queries, store, self.settings.negatives)
         s = self.settings
-        self.sampler = Sampler(examples, s.batch_size, s.accumulation, s.negatives, s.seed)
-        texts = Texts(queries, store)
-        model = load_model(s, job.start).train()
-        self.objective: Objective = make_objective(s, model, texts, place.rank, place.workers)
-        self.dev = Dev(job.dev, model, texts, place.rank, place.workers) if job.dev else None
+        self.sampler = Sampler(examples, s)
+        texts, objective = Texts(queries, store), objective_of(s)
+        model = load_model(s, objective, job.start)
+        if s.activation_checkpointing:
+            checkpoint_activations(model)
+        self.objective = objective(s, model, texts, place.rank, place.workers)
+        self.pieces = pieces_of(s)
+        self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
         self.precision = choose_precision(s.precision, place.device)
-        self.engine: Engine = make_engine(model, s, place.device, self.precision)
+        self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = s.dev_every or math.ceil(job.steps / 10)
 
@@ -93,7 +98,7 @@ class Loop:
             self._train_step(step, parts, log)
             state = self._after(replace(state, step=step + 1), log)
         log.flush()
-        if self.dev is None or state.best is None:
+        if state.best is None:
             state = replace(state, best_step=state.step)
             self._save_weights(state.step)
         log.close()
@@ -104,12 +109,11 @@ class Loop:
         return [self.objective.prepare(part) for part in self.sampler.step(step)]
 
     def _train_step(self, step: int, parts: list[Batch], log: Log) -> None:
-        torch.manual_seed(int(np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(1)[0]))
-        measured: list[dict[str, Tensor]] = []
-        for part in parts:
-            loss, metrics = self.objective.loss(self.engine.forward, to_device(part, self.place.device))
-            self.engine.backward(loss)
-            measured.append({"loss": loss.detach(), **metrics})
+        seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
+        measured = [
+            forward_and_backward(self.engine, self.objective, part, self.pieces, of_part.tolist())
+            for part, of_part in zip(parts, seeds.reshape(len(parts), -1), strict=True)
+        ]
         lr = learning_rate(step, self.job.steps, self.settings)
         self.engine.step(lr)
         log.add(step + 1, lr, {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]})
@@ -117,11 +121,11 @@ class Loop:
     def _after(self, state: State, log: Log) -> State:
         """What is due once `state.step` steps are done: dev metric, log, checkpoint."""
         last = state.step == self.job.steps
-        if self.dev is not None and (last or state.step % self.dev_every == 0):
-            value = self.dev.measure(self.engine)
-            log.flush({METRIC: value})
-            if state.best is None or value > state.best:
-                state = replace(state, best=value, best_step=state.step)
+        if self.dev and (last or state.step % self.dev_every == 0):
+            values = {name: dev.measure(self.engine) for name, dev in self.dev.items()}
+            log.flush(values)
+            if state.best is None or values[METRIC] > state.best:
+                state = replace(state, best=values[METRIC], best_step=state.step)
                 self._save_weights(state.step)
         elif state.step % self.settings.log_every == 0:
             log.flush()
@@ -188,6 +192,8 @@ def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Plac
         raise InputError(f"the weights are not finite numbers after step {step}", "train", _MEND)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch on `device`."""
-    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else to_device(v, device) for k, v in batch.items()}
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.gradient_checkpointing_enable({"use_reentrant": False})

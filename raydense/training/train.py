@@ -1,4 +1,4 @@
-"""The stage `train`: a retriever or a re-ranker, by Ray Train workers, into a model artifact.
+"""The stage `train`: a retriever, a re-ranker or both, by Ray Train workers, into an artifact.
 
 The driver checks the inputs, starts the workers, shows how far they are, and puts the best weights into the model's folder.
 """
@@ -18,15 +18,16 @@ from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.models.joint import JointModel
 from raydense.progress import Progress
 from raydense.ray_session import ensure_ray
 from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
-from raydense.training.dev import METRIC, read_dev_set
+from raydense.training.dev import METRIC, read_dev_sets
 from raydense.training.history import EVENTS, Follower, read_history
 from raydense.training.loop import Job, train_worker
-from raydense.training.objectives import check_model, load_model
+from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
 
 _CHUNK = 4_096
@@ -38,9 +39,10 @@ _LOOK_EVERY_S = "0.25"
 def train(settings: TrainSettings) -> Artifact:
     """Train and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
 
+    Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it.
     InputError on bad inputs, or on a loss that is not finite.
     """
-    draft = Draft.open(settings.output, "model", provenance("train", settings))
+    draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance("train", settings))
     if draft.done:
         return draft.done
     started = time.monotonic()
@@ -59,11 +61,11 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
     store = PassageStore(settings.corpus)
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
     examples = read_examples(settings.examples, queries, store, settings.negatives)
-    sampler = Sampler(examples, settings.batch_size, settings.accumulation, settings.negatives, settings.seed)
+    sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
-    dev = read_dev_set(settings, queries, store)
+    dev = read_dev_sets(settings, queries, store)
     if settings.model != "tiny":
-        check_model(settings, settings.model)
+        objective_of(settings).check(settings, settings.model)
     gpu = _room(settings)
     state = newest_state(storage)
     if state is not None:
@@ -173,10 +175,18 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
 
 
 def _finish(settings: TrainSettings, draft: Draft, storage: Path, result: dict[str, Any], seconds: float) -> Artifact:
-    """Commit the best weights as a model folder, and what was measured."""
-    model = load_model(settings, str(storage / "tiny") if settings.model == "tiny" else settings.model)
+    """Commit the best weights as model folders, and what was measured."""
+    start = str(storage / "tiny") if settings.model == "tiny" else settings.model
+    model = load_model(settings, objective_of(settings), start)
     model.load_state_dict(load_weights(storage, result["best_step"]))
-    draft.commit_tree(model.save)
+    if isinstance(model, JointModel):
+        for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
+            part = Draft.open(draft.folder / name, "model", {**draft.made_from, "part": name})
+            if not part.done:
+                part.commit_tree(one.save)
+                part.finish(0, objective=settings.objective, best_step=result["best_step"])
+    else:
+        draft.commit_tree(model.save)
     lines = read_history(storage / "history.jsonl")
     draft.commit("history.jsonl", lambda path: shutil.copyfile(storage / "history.jsonl", path), len(lines))
     draft.commit(f"logs/{EVENTS}", lambda path: shutil.copyfile(storage / "logs" / EVENTS, path), len(lines))

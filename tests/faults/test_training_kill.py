@@ -25,7 +25,11 @@ def start(data: TrainingData, output: Path) -> subprocess.Popen[str]:
     settings = data.settings(output, max_steps=STEPS, checkpoint_every=10, log_every=1, dropout=0.1, engine="deepspeed", **dev)
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, settings.model_dump_json()], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

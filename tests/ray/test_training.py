@@ -16,6 +16,7 @@ import pytest
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from training_data import TrainingData, make_training_data
 
+from raydense.data.artifact import Artifact
 from raydense.errors import InputError, mendable
 from raydense.models.dual_encoder import DualEncoder
 from raydense.training.checkpoints import State, refuse_other_workers
@@ -117,14 +118,50 @@ def test_a_killed_worker_costs_nothing_but_time(data: TrainingData, curve: Curve
 
 
 def test_a_reranker_learns_and_loads_elsewhere(data: TrainingData, tmp_path: Path) -> None:
-    model = train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, passage_length=64))
+    model = train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, pair_length=64))
     history = read_history(model.path / "history.jsonl")
     assert losses(history)[-10:].mean() < losses(history)[:10].mean()
     theirs = TheirCrossEncoder(str(model.path), device="cpu")
     assert np.isfinite(theirs.predict([("who built it", "the old bridge")])).all()
-    assert (
-        train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, passage_length=64)).manifest == model.manifest
+    assert train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, pair_length=64)).manifest == model.manifest
+
+
+def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> None:
+    """On two workers of DeepSpeed and in pieces: what comes out are folders like those that went in, and better ones."""
+    reranker = train(data.settings(tmp_path / "start", objective="reranker", max_steps=10, lr=5e-4, pair_length=64))
+    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 100, "dev_every": 20}
+    wanted = data.settings(
+        tmp_path / "both",
+        objective="joint",
+        reranker=str(reranker.path),
+        workers=2,
+        engine="deepspeed",
+        micro_batch=8,
+        max_steps=60,
+        lr=5e-4,
+        log_every=1,
+        **dev,
     )
+    both = train(wanted)
+    history = read_history(both.path / "history.jsonl")
+    assert both.kind == "joint"
+    for name in ("loss", "supervised"):
+        curve = [line[name] for line in history]
+        assert np.mean(curve[-10:]) < np.mean(curve[:10]), name
+    assert both.summary["dev"]["mrr@10"] == max(line["mrr@10"] for line in history if "mrr@10" in line)
+    assert DualEncoder.load(Artifact.open(both.path / "retriever", "model")).dimension == 128
+    assert np.isfinite(TheirCrossEncoder(str(both.path / "reranker"), device="cpu").predict([("who built it", "the old bridge")])).all()
+    with pytest.raises(InputError, match="holds two models; give the retriever/ or the reranker/"):
+        DualEncoder.load(both.path)
+    assert train(wanted).manifest == both.manifest
+
+
+def test_pair_and_multi_positive_learn(data: TrainingData, tmp_path: Path) -> None:
+    for objective, changes in (("pair", {"alpha": 0.3}), ("multi-positive", {"positives": 2})):
+        model = train(steady(data, tmp_path / objective, objective=objective, max_steps=30, lr=1e-3, **changes))
+        history = losses(read_history(model.path / "history.jsonl"))
+        assert history[-5:].mean() < history[:5].mean(), objective
+        assert model.summary["objective"] == objective
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingData, tmp_path: Path) -> None:
@@ -143,6 +180,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingDat
         ({"workers": 8}, "8 workers x 1 CPU is more than the 4 here"),
         ({"track": "wandb"}, "wandb is not installed"),
         ({"model": "/nowhere"}, "no such file or folder"),
+        ({"objective": "joint", "reranker": "/nowhere"}, "no such file or folder"),
     ],
 )
 def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData, tmp_path: Path, changes: dict, message: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydense.losses import listwise, pointwise, query_centric
+from raydense.losses import listwise, listwise_distillation, passage_centric, pointwise, query_centric, softmax_binary
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "eval-vectors" / "losses.json"
 
@@ -34,6 +34,39 @@ def sigmoid_reading(scores, labels, valid):
     n = max(valid.sum(), 1)
     sigmoid = np.where(scores >= 0, 1 / (1 + np.exp(-np.abs(scores))), 1 - 1 / (1 + np.exp(-np.abs(scores))))
     return ((softplus - labels * scores) * valid).sum() / n, (sigmoid - labels) * valid / n
+
+
+def softmax_binary_reading(scores, relevant, kept, temperature):
+    """Multiple positives eq. 3 over the kept columns, and its gradient through the softmax, query by query."""
+    total, gradient = 0.0, np.zeros_like(scores)
+    for i in range(len(scores)):
+        columns = np.flatnonzero(kept[i])
+        z = scores[i, columns] / temperature
+        f = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        sigmoid, y = 1 / (1 + np.exp(-f)), relevant[i, columns]
+        total += -(np.log(sigmoid[y]).sum() + np.log(1 - sigmoid[~y]).sum())
+        by_share = sigmoid - y  # of each -log term by f
+        gradient[i, columns] = f * (by_share - (by_share * f).sum()) / temperature
+    return total / len(scores), gradient / len(scores)
+
+
+def distillation_reading(first, second, valid):
+    """KL of the two lists' softmaxes, mean over queries, with its gradients by the scores of both."""
+    total, by_first, by_second = 0.0, np.zeros_like(first), np.zeros_like(second)
+    for i in range(len(first)):
+        m = np.flatnonzero(valid[i])
+        a, b = (np.exp(s[i, m] - s[i, m].max()) for s in (first, second))
+        a, b = a / a.sum(), b / b.sum()
+        ratio = (first[i, m] - second[i, m]) - (log_sum(first[i, m]) - log_sum(second[i, m]))
+        each = (a * ratio).sum()
+        total += each
+        by_first[i, m] = a * (ratio - each)
+        by_second[i, m] = b - a
+    return total / len(first), by_first / len(first), by_second / len(first)
+
+
+def log_sum(scores):
+    return scores.max() + np.log(np.exp(scores - scores.max()).sum())
 
 
 def value_and_gradient(loss, scores, dtype, *rest):
@@ -83,6 +116,66 @@ def test_pointwise_is_the_equation(batch):
     np.testing.assert_allclose(gradient, wanted_gradient, rtol=1e-6, atol=1e-12)
 
 
+@given(batch=batches(), temperature=st.sampled_from([1.0, 0.05]), seed=st.integers(0, 2**32))
+def test_passage_centric_is_the_equation(batch, temperature, seed):
+    """PAIR eq. 5, term by term: only s(p+, q), s(p+, p-) of what is not masked, and further queries where given."""
+    scores, positive, mask = batch
+    rng = np.random.default_rng(seed)
+    among, others = rng.normal(size=scores.shape), rng.normal(size=(len(scores), 4))
+    others[rng.random(others.shape) < 0.3] = -np.inf
+    for more in (None, others):
+        leaves = [torch.tensor(x, requires_grad=True) for x in (scores, among)]
+        given_others = None if more is None else torch.tensor(more)
+        value = passage_centric(*leaves, torch.tensor(positive), torch.tensor(mask), temperature, given_others)
+        value.backward()
+        wanted, by_scores, by_among = 0.0, np.zeros_like(scores), np.zeros_like(among)
+        for i, p in enumerate(positive):
+            columns = [j for j in range(scores.shape[1]) if j != p and not mask[i, j]]
+            z = np.concatenate([[scores[i, p]], among[i, columns], [] if more is None else more[i]]) / temperature
+            share = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+            wanted += log_sum(z) - z[0]
+            by_scores[i, p] = (share[0] - 1) / temperature
+            by_among[i, columns] = share[1 : 1 + len(columns)] / temperature
+        assert value.item() == pytest.approx(wanted / len(scores), rel=1e-6, abs=1e-9)
+        np.testing.assert_allclose(leaves[0].grad.numpy(), by_scores / len(scores), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(leaves[1].grad.numpy(), by_among / len(scores), rtol=1e-6, atol=1e-12)
+
+
+@given(batch=batches(), temperature=st.sampled_from([1.0, 0.05]))
+def test_softmax_binary_is_the_equation(batch, temperature):
+    scores, first, absent = batch
+    absent[np.arange(len(scores)), first] = False
+    relevant = absent.copy()[:, ::-1]
+    relevant[np.arange(len(scores)), first] = True
+    value, gradient = value_and_gradient(
+        softmax_binary, scores, torch.float64, torch.tensor(relevant.copy()), torch.tensor(absent), temperature
+    )
+    wanted, wanted_gradient = softmax_binary_reading(scores, relevant, ~absent, temperature)
+    assert value == pytest.approx(wanted, rel=1e-6)
+    np.testing.assert_allclose(gradient, wanted_gradient, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["de_ce", "ce_de"])
+@given(batch=batches())
+def test_listwise_distillation_is_the_equation_with_gradients_of_both(direction, batch):
+    scores, first, invalid = batch
+    invalid[np.arange(len(scores)), first] = False
+    other = np.random.default_rng(3).normal(size=scores.shape)
+    leaves = [torch.tensor(x, requires_grad=True) for x in (scores, other)]
+    value = listwise_distillation(*leaves, torch.tensor(~invalid), direction)
+    value.backward()
+    wanted, *gradients = distillation_reading(*((scores, other) if direction == "de_ce" else (other, scores)), ~invalid)
+    assert value.item() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    for leaf, gradient in zip(leaves if direction == "de_ce" else leaves[::-1], gradients, strict=True):
+        np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_lists_that_agree_are_at_no_distance():
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    assert listwise_distillation(scores, scores + 7).item() == pytest.approx(0, abs=1e-12)
+    assert listwise_distillation(scores[:, :1], scores[:, 1:2]).item() == 0.0
+
+
 def test_gradients_are_the_finite_differences():
     rng = np.random.default_rng(0)
     scores = torch.tensor(rng.normal(size=(3, 5)), requires_grad=True)
@@ -90,6 +183,10 @@ def test_gradients_are_the_finite_differences():
     assert torch.autograd.gradcheck(lambda s: query_centric(s, positive, mask, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s: listwise(s, ~mask), scores)
     assert torch.autograd.gradcheck(lambda s: pointwise(s, mask, ~mask), scores)
+    other = torch.tensor(rng.normal(size=(3, 5)), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s, o: passage_centric(s, o, positive, mask, 0.3), (scores, other))
+    assert torch.autograd.gradcheck(lambda s: softmax_binary(s, mask, None, 0.3), scores)
+    assert torch.autograd.gradcheck(lambda s, o: listwise_distillation(s, o, ~mask), (scores, other))
 
 
 @given(st.integers(0, 2**32))
@@ -125,7 +222,15 @@ def test_extreme_scores_give_numbers(extreme, dtype):
     scores = torch.tensor([[extreme, 0.0, -extreme], [0.0, extreme, 0.0]], dtype=dtype, requires_grad=True)
     valid = torch.tensor([[True, True, False], [True, True, True]])
     labels = torch.tensor([[1.0, 0, 0], [1.0, 0, 0]])
-    losses = [query_centric(scores, torch.tensor([0, 0]), None, 0.05), listwise(scores, valid), pointwise(scores, labels, valid)]
+    losses = [
+        query_centric(scores, torch.tensor([0, 0]), None, 0.05),
+        listwise(scores, valid),
+        pointwise(scores, labels, valid),
+        passage_centric(scores, scores.flip(1), torch.tensor([0, 0]), ~valid, 0.05),
+        softmax_binary(scores, labels.bool(), ~valid, 0.05),
+        listwise_distillation(scores, scores.flip(1), valid),
+        listwise_distillation(scores, -scores, valid, "ce_de"),
+    ]
     sum(losses).backward()
     assert all(torch.isfinite(loss) and loss.dtype == torch.float32 for loss in losses)
     assert torch.isfinite(scores.grad).all()

@@ -24,12 +24,22 @@ def test_every_field_says_what_it_is(verb):
         ({"epochs": "inf"}, "train.epochs: input should be a finite number"),
         ({"lr": "fast"}, "train.lr: input should be a valid number, unable to parse string as a number (given: 'fast')"),
         ({"lr": -1}, "train.lr: input should be greater than 0"),
-        ({"loss": "pointwise"}, "loss pointwise is not one of a retriever: use query-centric"),
+        ({"loss": "pointwise"}, "objective retriever does not use loss: leave it out"),
+        ({"objective": "pair", "shared": False}, "passage-centric loss compares queries and passages in one space: it needs shared true"),
+        ({"objective": "pair", "in_batch": False, "in_batch_queries": True}, "in_batch_queries needs in_batch"),
+        ({"objective": "joint"}, "joint training needs reranker, the folder that it starts from"),
+        ({"objective": "joint", "reranker": "r", "negatives": 0}, "a joint without in_batch needs negatives of at least 1"),
+        ({"objective": "joint", "reranker": "r", "teacher": "static", "loss": "pointwise"}, "a static teacher does not use loss"),
+        ({"optimizer": "lamb"}, "lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp"),
+        ({"positives": 2}, "objective retriever does not use positives: leave it out"),
         ({"batch_size": 10, "workers": 4}, "batch_size 10 must divide by workers x accumulation"),
         ({"in_batch": False, "negatives": 0}, "needs negatives of at least 1"),
         ({"engine": "ddp", "zero": 2}, "engine ddp does not use zero: leave it out"),
-        ({"objective": "reranker", "temperature": 0.05}, "a reranker does not use temperature: leave it out"),
-        ({"objective": "reranker", "query_length": 8, "in_batch": True}, "a reranker does not use in_batch, query_length: leave them out"),
+        ({"objective": "reranker", "temperature": 0.05}, "objective reranker does not use temperature: leave it out"),
+        (
+            {"objective": "reranker", "query_length": 8, "in_batch": True},
+            "objective reranker does not use in_batch, query_length: leave them out",
+        ),
     ],
 )
 def test_a_bad_setting_is_one_line_with_key_and_mend(change, said):
@@ -89,6 +99,17 @@ def test_artifacts_and_paths_stand_for_folders(tmp_path):
     made = Draft.open(tmp_path / "c", "corpus", {}).finish(0)
     settings = IndexSettings(kind="bm25", corpus=made, output=tmp_path / "i")
     assert (settings.corpus, settings.output) == (str(tmp_path / "c"), str(tmp_path / "i"))
+
+
+def test_what_an_objective_means_by_default():
+    def read(objective, **change):
+        return TrainSettings.read({**TRAIN, "objective": objective, **change})
+
+    assert read("pair").in_batch
+    assert read("pair").loss is None
+    joint = read("joint", reranker="r")
+    assert (joint.in_batch, joint.loss, joint.teacher, joint.direction) == (False, "listwise", "dynamic", "de_ce")
+    assert read("reranker", loss="pointwise").loss == "pointwise"
 
 
 def test_workers_shape_what_each_trains_alone():

@@ -15,8 +15,15 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.settings import TrainSettings
 from raydense.training.batches import Examples, Part, Ragged, Sampler, read_examples
 from raydense.training.prefetch import prefetched
+
+
+def sampler_of(examples: Examples, batch_size: int, accumulation: int, negatives: int, seed: int, positives: int = 1) -> Sampler:
+    given_ = {"batch_size": batch_size, "accumulation": accumulation, "negatives": negatives, "seed": seed, "positives": positives}
+    folders = {"model": "tiny", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
+    return Sampler(examples, TrainSettings(objective="multi-positive", **given_, **folders))  # type: ignore[arg-type]
 
 
 def ragged(lists: list[list[int]]) -> Ragged:
@@ -35,7 +42,7 @@ def samplers(draw: st.DrawFn) -> tuple[Sampler, int]:
         ragged(draw(st.lists(lists, min_size=count, max_size=count))),
         ragged(draw(st.lists(lists, min_size=count, max_size=count))),
     )
-    return Sampler(examples, batch, accumulation, negatives, draw(st.integers(0, 5))), workers
+    return sampler_of(examples, batch, accumulation, negatives, draw(st.integers(0, 5)), draw(st.integers(1, 3))), workers
 
 
 def same(a: Part, b: Part) -> bool:
@@ -43,13 +50,13 @@ def same(a: Part, b: Part) -> bool:
 
 
 def arrays(part: Part) -> list[np.ndarray]:
-    return [part.query, part.positive, part.negatives, part.known.values, part.known.offsets]
+    return [part.query, part.positives, part.negatives, part.known.values, part.known.offsets]
 
 
 @given(samplers(), st.integers(0, 20))
 def test_a_step_is_a_pure_function_of_seed_epoch_and_step(made: tuple[Sampler, int], step: int) -> None:
     sampler, _ = made
-    fresh = Sampler(sampler.examples, sampler.batch_size, sampler.accumulation, sampler.negatives, sampler.seed)
+    fresh = sampler_of(sampler.examples, sampler.batch_size, sampler.accumulation, sampler.negatives, sampler.seed, sampler.positives)
     for other in range(step):
         sampler.step(other)
     assert all(same(a, b) for a, b in zip(sampler.step(step), fresh.step(step), strict=True))
@@ -77,7 +84,10 @@ def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple
             positives, negatives = (
                 lists.take(np.array([query])).values for lists in (sampler.examples.positives, sampler.examples.negatives)
             )
-            assert part.positive[at] in positives
+            drawn = part.positives[at][part.positives[at] >= 0].tolist()
+            assert set(drawn) <= set(positives.tolist())
+            assert len(drawn) == len(set(drawn)) == min(sampler.positives, len(positives))
+            assert part.positives[at, 0] >= 0
             assert set(part.negatives[at].tolist()) <= set(negatives.tolist())
             assert len(set(part.negatives[at].tolist())) == sampler.negatives
             assert np.array_equal(part.known.take(np.array([at])).values, positives)
@@ -85,11 +95,11 @@ def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple
 
 def test_epochs_differ_in_order_and_draw() -> None:
     examples = Examples(np.arange(64), ragged([[i, i + 1000] for i in range(64)]), ragged([list(range(8))] * 64))
-    sampler = Sampler(examples, 64, 1, 2, 3)
+    sampler = sampler_of(examples, 64, 1, 2, 3)
     (first,), (second,) = sampler.step(0), sampler.step(1)
     assert not np.array_equal(first.query, second.query)
     drawn = [
-        dict(zip(p.query.tolist(), zip(p.positive.tolist(), map(tuple, p.negatives.tolist()), strict=True), strict=True))
+        dict(zip(p.query.tolist(), zip(p.positives[:, 0].tolist(), map(tuple, p.negatives.tolist()), strict=True), strict=True))
         for p in (first, second)
     ]
     assert drawn[0] != drawn[1]
@@ -97,14 +107,14 @@ def test_epochs_differ_in_order_and_draw() -> None:
 
 def test_negatives_are_drawn_evenly() -> None:
     examples = Examples(np.arange(100), ragged([[0]] * 100), ragged([[1, 2, 3, 4]] * 100))
-    sampler = Sampler(examples, 100, 1, 1, 0)
+    sampler = sampler_of(examples, 100, 1, 1, 0)
     counts = np.bincount(np.concatenate([sampler.step(s)[0].negatives.ravel() for s in range(40)]), minlength=5)[1:]
     assert (np.abs(counts - 1000) < 150).all()  # five standard deviations are 137
 
 
 def test_run_length() -> None:
     examples = Examples(np.arange(25), ragged([[0]] * 25), ragged([[1]] * 25))
-    sampler = Sampler(examples, 10, 1, 1, 0)
+    sampler = sampler_of(examples, 10, 1, 1, 0)
     assert (sampler.steps(3, 0), sampler.steps(1.5, 0), sampler.steps(0.1, 0), sampler.steps(3, 50)) == (6, 3, 1, 50)
 
 
@@ -150,7 +160,7 @@ def test_examples_of_an_unknown_query_or_none_at_all(data: TrainingData, tmp_pat
 
 def test_fewer_examples_than_a_batch() -> None:
     with pytest.raises(InputError, match="3 examples are fewer than one batch of 4"):
-        Sampler(Examples(np.arange(3), ragged([[0]] * 3), ragged([[1]] * 3)), 4, 1, 1, 0)
+        sampler_of(Examples(np.arange(3), ragged([[0]] * 3), ragged([[1]] * 3)), 4, 1, 1, 0)
 
 
 def test_prefetched_keeps_order_and_hands_errors_over() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
-from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, sharded
+from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, make_optimizer, sharded
 from raydense.training.history import EVENTS, Follower, History, read_history
 
 CPU = torch.device("cpu")
@@ -54,6 +55,31 @@ def test_parts_add_up_to_one_step_of_plain_adamw(clip: float) -> None:
         torch.testing.assert_close(value, bare.state_dict()[name])
 
 
+def test_lamb_is_its_algorithm() -> None:
+    """You et al. 2020, algorithm 2, written out in NumPy in float64; biases keep Adam's own length."""
+    torch.manual_seed(5)
+    model = torch.nn.Linear(4, 3).double()
+    optimizer = make_optimizer(model, settings(optimizer="lamb", engine="ddp", weight_decay=0.1))
+    weights = [p.detach().numpy().copy() for p in model.parameters()]
+    mean, square = [np.zeros_like(w) for w in weights], [np.zeros_like(w) for w in weights]
+    for step in range(1, 5):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / step
+        gradients = [np.random.default_rng(10 * step + i).normal(size=w.shape) for i, w in enumerate(weights)]
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+        for i, g in enumerate(gradients):
+            mean[i], square[i] = 0.9 * mean[i] + 0.1 * g, 0.999 * square[i] + 0.001 * g * g
+            way = mean[i] / (1 - 0.9**step) / (np.sqrt(square[i] / (1 - 0.999**step)) + 1e-6)
+            if weights[i].ndim > 1:
+                way += 0.1 * weights[i]
+                way *= np.linalg.norm(weights[i]) / np.linalg.norm(way)
+            weights[i] = weights[i] - 0.1 / step * way
+    for parameter, weight in zip(model.parameters(), weights, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-9)
+
+
 def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     inputs = torch.randn(8, 4)
 
@@ -92,6 +118,7 @@ def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
     assert config["gradient_clipping"] == 0.0
     assert config["train_micro_batch_size_per_gpu"] == 4
     assert config["gradient_accumulation_steps"] == 3
+    assert deepspeed_config(settings(batch_size=24, accumulation=3), "fp32", 2, pieces=4)["gradient_accumulation_steps"] == 12
     assert (config["fp16"]["enabled"], config["bf16"]["enabled"]) == (True, False)
 
 

@@ -1,0 +1,29 @@
+"""What is trained: a method is one small class in a file of its own, named here, and a recipe.
+
+The loop knows an `Objective` and never which paper it is.
+"""
+
+from __future__ import annotations
+
+from raydense.settings import TrainSettings
+from raydense.training.objectives.joint import JointTraining
+from raydense.training.objectives.multi_positive import MultiPositive
+from raydense.training.objectives.objective import Batch, Metrics, Objective, Outputs, Texts, load_model, pad
+from raydense.training.objectives.pair import Pair
+from raydense.training.objectives.reranker import Reranker
+from raydense.training.objectives.retriever import Retriever
+
+__all__ = ["Batch", "Metrics", "Objective", "Outputs", "Texts", "load_model", "objective_of", "pad"]
+
+_OBJECTIVES: dict[str, type[Objective]] = {
+    "retriever": Retriever,
+    "pair": Pair,
+    "multi-positive": MultiPositive,
+    "reranker": Reranker,
+    "joint": JointTraining,
+}
+
+
+def objective_of(settings: TrainSettings) -> type[Objective]:
+    """The objective that the settings name."""
+    return _OBJECTIVES[settings.objective]

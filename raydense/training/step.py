@@ -1,0 +1,91 @@
+"""Forward and backward of one part of a step: at once, or piece by piece with the same gradients and less memory (gradient caching)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydense.settings import TrainSettings
+from raydense.training.engine import Engine
+from raydense.training.objectives import Batch, Metrics, Objective, Outputs
+
+Texts = dict[str, dict[str, Tensor]]
+
+
+def pieces_of(settings: TrainSettings) -> int:
+    """In how many pieces a worker runs each part of a step, so that none has more than `micro_batch` texts of a kind."""
+    queries = settings.batch_size // (settings.workers * settings.accumulation)
+    others = settings.batch_size // settings.accumulation - 1 if settings.objective == "joint" and settings.in_batch else 0
+    texts = queries * (settings.positives + settings.negatives + others)
+    return math.ceil(texts / settings.micro_batch) if settings.micro_batch else 1
+
+
+def forward_and_backward(engine: Engine, objective: Objective, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
+    """Add the gradient of a part's loss to the model's, and return the loss with the metrics, all detached.
+
+    With several pieces (Gao et al. 2021): run all of them without a graph; from the loss over their outputs take the gradient of
+    each output; run them again, each with its graph, and send these gradients back. `seeds`, one a piece, make dropout draw the
+    same both times.
+    """
+    texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
+    rest = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items() if name not in texts}
+    if pieces == 1:
+        torch.manual_seed(seeds[0])
+        loss, metrics = objective.loss(run(engine, texts), rest)
+        engine.backward(loss)
+        return {"loss": loss.detach(), **metrics}
+    cut = [piece_of(texts, i, pieces) for i in range(pieces)]
+    outputs = _outputs_of_all(engine, cut, seeds)
+    loss, metrics = objective.loss(outputs, rest)
+    loss.backward()
+    gradients = [_cut(output.grad, pieces) for output in outputs]
+    for i, piece in enumerate(cut):
+        torch.manual_seed(seeds[i])
+        again = run(engine, piece)
+        pulled = [(o * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
+        engine.backward(torch.stack(pulled).sum())
+    return {"loss": loss.detach(), **metrics}
+
+
+def run(engine: Engine, texts: Texts) -> Outputs:
+    """The model's outputs for texts on the CPU, a tensor for each kind, None for a kind that is not given."""
+    given = {name: {k: v.to(engine.device, non_blocking=True) for k, v in batch.items()} for name, batch in texts.items()}
+    outputs = engine.forward(**given)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
+    """Rows n * piece // pieces up to the next piece's of each kind of texts, padded no longer than they need; a kind may have none.
+
+    The last piece has a row of every kind: where gradients are summed over workers there, every weight has one.
+    """
+    cut = {}
+    for name, batch in texts.items():
+        n = len(batch["attention_mask"])
+        rows = slice(n * piece // pieces, n * (piece + 1) // pieces)
+        if rows.start < rows.stop:
+            longest = int(batch["attention_mask"][rows].sum(dim=1).max())
+            cut[name] = {key: value[rows, :longest] for key, value in batch.items()}
+    return cut
+
+
+def _outputs_of_all(engine: Engine, cut: list[Texts], seeds: list[int]) -> tuple[Tensor, ...]:
+    """What the model gives for all pieces, as leaves whose gradient can be taken."""
+    found: list[Outputs] = []
+    with torch.no_grad():
+        for piece, seed in zip(cut, seeds, strict=True):
+            torch.manual_seed(seed)
+            found.append(run(engine, piece))
+    kinds: Any = zip(*found, strict=True)
+    return tuple(torch.cat([o for o in outputs if o is not None]).float().requires_grad_() for outputs in kinds)
+
+
+def _cut(gradient: Tensor | None, pieces: int) -> list[Any]:
+    """The rows of each piece, as `piece_of` cuts them; 0 where nothing depends on the output."""
+    if gradient is None:
+        return [0.0] * pieces
+    n = len(gradient)
+    return [gradient[n * i // pieces : n * (i + 1) // pieces] for i in range(pieces)]

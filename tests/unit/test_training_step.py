@@ -1,0 +1,161 @@
+"""A step in pieces is the plain step; and any number of ranks, in plain processes of torch's own, is one rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from training_data import TrainingData, make_training_data
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.settings import TrainSettings
+from raydense.training.batches import Sampler, read_examples
+from raydense.training.engine import make_engine
+from raydense.training.loop import checkpoint_activations
+from raydense.training.objectives import Texts, load_model, objective_of
+from raydense.training.step import forward_and_backward, pieces_of
+
+Outcome = tuple[float, dict[str, torch.Tensor]]
+CPU = torch.device("cpu")
+# Four queries a step, on a slope: temperature, masks, several positives, in-batch queries all bear on the gradient.
+METHODS: dict[str, dict[str, Any]] = {
+    "retriever": {"temperature": 0.05},
+    "separate encoders": {"objective": "retriever", "temperature": 0.05, "shared": False},
+    "pair": {"temperature": 0.05, "alpha": 0.4, "in_batch_queries": True},
+    "multi-positive": {"temperature": 0.05, "positives": 2},
+    "reranker": {"loss": "pointwise"},
+    "joint": {"temperature": 0.05, "in_batch": True},
+    "static": {"objective": "joint", "teacher": "static", "temperature": 0.05},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    made = make_training_data(tmp_path_factory.mktemp("training"))
+    store = PassageStore(made.root / "sample/corpus")
+    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "tiny", 1)
+    torch.manual_seed(4)
+    CrossEncoder.load(made.root / "tiny").save(made.root / "scorer")
+    return made
+
+
+def settings(data: TrainingData, method: str, **changes: Any) -> TrainSettings:
+    short = {} if method == "reranker" else {"normalize": True}  # long vectors have large gradients, whose rounding would hide faults
+    own = {"objective": method, **short, "batch_size": 8, "accumulation": 2, "model": str(data.root / "tiny"), **METHODS[method]}
+    if own["objective"] == "joint":
+        own["reranker"] = str(data.root / "scorer")
+    return data.settings(data.root / "o", **{**own, **changes})
+
+
+def start_of(data: TrainingData, method: str) -> dict[str, torch.Tensor]:
+    asked = settings(data, method)
+    return load_model(asked, objective_of(asked), asked.model).state_dict()
+
+
+def one_step(asked: TrainSettings, rank: int = 0, workers: int = 1) -> Outcome:
+    """The mean loss of the first step over its parts, and the weights after it, by `descent`."""
+    store, queries = PassageStore(asked.corpus), read_table(asked.queries, "queries", ["query_id", "text"])
+    kind = objective_of(asked)
+    model = load_model(asked, kind, asked.model).train()
+    if asked.activation_checkpointing:
+        checkpoint_activations(model)
+    objective = kind(asked, model, Texts(queries, store), rank, workers)
+    pieces = pieces_of(asked)
+    engine: Any = make_engine(model, asked, CPU, "fp32", pieces)
+    parts = Sampler(read_examples(asked.examples, queries, store, asked.negatives), asked).step(0)
+    losses = [
+        forward_and_backward(engine, objective, objective.prepare(p), pieces, list(range(100 * i, 100 * i + pieces)))["loss"]
+        for i, p in enumerate(parts)
+    ]
+    loss = torch.stack(losses).mean()
+    if workers > 1:
+        dist.all_reduce(loss)
+    engine.step(1.0)
+    return float(loss) / workers, engine.weights()
+
+
+def assert_same(one: Outcome, other: Outcome, start: dict[str, torch.Tensor], what: str = "") -> None:
+    """The same loss, and weights whose differences are rounding beside how far they moved from `start`."""
+    assert one[0] == pytest.approx(other[0], rel=1e-5), what
+    moved = max(float((other[1][name] - start[name]).abs().max()) for name in start)
+    assert moved > 1e-3, "nothing to compare"
+    for name, value in one[1].items():
+        assert float((value - other[1][name]).abs().max()) < 5e-4 * moved, f"{what}: {name}"
+
+
+@pytest.fixture
+def steep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that follows the gradient's size, which the first one of AdamW does not."""
+    monkeypatch.setattr("raydense.training.engine.make_optimizer", descent)
+
+
+def descent(model: torch.nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """g / (|g| + 1), of a class that DeepSpeed's ZeRO accepts."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], betas=(0.0, 0.0), eps=1.0, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pieces_give_the_gradients_of_the_whole(data: TrainingData, steep: None, method: str) -> None:
+    whole = one_step(settings(data, method, clip=0.0))
+    for changes in ({"micro_batch": 3}, {"micro_batch": 1}, {"micro_batch": 5, "activation_checkpointing": True}):
+        assert pieces_of(settings(data, method, **changes)) > 1
+        assert_same(one_step(settings(data, method, clip=0.0, **changes)), whole, start_of(data, method), str(changes))
+
+
+def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: None) -> None:
+    """With dropout, the gradient of pieces is that of the loss it reports: a small step along it lowers that loss as it should."""
+    asked = settings(data, "retriever", dropout=0.3, micro_batch=3, clip=0.0, accumulation=1)
+    again, other = one_step(asked), one_step(asked)
+    assert again[0] == other[0]
+    assert all(torch.equal(value, other[1][name]) for name, value in again[1].items())
+
+
+def rank_of_several(rank: int, workers: int, asked: dict[Any, dict[str, Any]], folder: str) -> None:
+    import raydense.training.engine as engine
+
+    engine.make_optimizer = descent
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers))  # DeepSpeed asks for them
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=workers)
+    results = {name: one_step(TrainSettings(**{**given, "workers": workers}), rank, workers) for name, given in asked.items()}
+    if rank == 0:
+        torch.save(results, f"{folder}/result.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: Path, steep: None, workers: int) -> None:
+    """With cross-batch negatives, whole and in pieces."""
+    asked = {
+        (method, micro_batch): settings(data, method, micro_batch=micro_batch, clip=0.0)
+        for method in METHODS
+        for micro_batch in ((0, 2) if workers == 2 else (0,))
+    }
+    given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
+    multiprocessing.spawn(rank_of_several, (workers, given, str(tmp_path)), nprocs=workers)
+    several = torch.load(tmp_path / "result.pt")
+    for name, s in asked.items():
+        assert_same(several[name], one_step(s), start_of(data, name[0]), str(name))
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, zero: int) -> None:
+    asked = {
+        method: settings(data, method, engine="deepspeed", zero=zero, micro_batch=2, clip=0.0)
+        for method in ("retriever", "joint", "static")
+    }
+    given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
+    multiprocessing.spawn(rank_of_several, (2, given, str(tmp_path)), nprocs=2)
+    several = torch.load(tmp_path / "result.pt")
+    for method in asked:
+        assert_same(several[method], one_step(settings(data, method, clip=0.0)), start_of(data, method), method)
