@@ -86,7 +86,7 @@ class Recipe:
 
         InputError names the file and the key.
         """
-        content = load_yaml(file)
+        content = load_recipe(file)
         for key in content.keys() - _KEYS:
             raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
         stages = content.get("stages")
@@ -110,6 +110,37 @@ def recipe_file(name: str) -> Path:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
     raise InputError("no such recipe", name, "give the path of a recipe file")
+
+
+def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
+
+    A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
+    null leaves a key, or a stage, out; a new stage comes last. InputError as `load_yaml`, and where a recipe is its own base.
+    """
+    own = load_yaml(file)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    here = Path(file).resolve()
+    if not isinstance(base, str) or here in twins:
+        raise InputError("is no other recipe's file", f"{file}: base", "give the path of a recipe, from the folder of this one")
+    content = load_recipe(here.parent / base, (*twins, here))
+    for key, values in own.items():
+        merged = _merged_stages(content.get(key) or {}, values) if key == "stages" else values
+        content[key] = {**(content.get(key) or {}), **values} if key == "given" and isinstance(values, dict) else merged
+    return content
+
+
+def _merged_stages(base: dict[str, Any], own: Any) -> Any:
+    if not isinstance(own, dict):
+        return own
+    stages = dict(base)
+    for name, values in own.items():
+        there: Any = base.get(name)
+        same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
+        stages[name] = {k: v for k, v in {**there, **values}.items() if v is not None} if same else values
+    return {name: values for name, values in stages.items() if values is not None}
 
 
 def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:

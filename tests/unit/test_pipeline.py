@@ -84,6 +84,38 @@ def test_a_fault_names_file_and_key(recipe, old, new, said):
     assert str(recipe) in str(caught.value)
 
 
+def test_a_twin_is_its_base_with_other_values(recipe, tmp_path):
+    (tmp_path / "twins").mkdir()
+    twin = tmp_path / "twins" / "small.yaml"
+    twin.write_text("""
+base: ../recipe.yaml
+given: {tau: 0.2}
+stages:
+  data: {passages: 300}
+  words: {do: sample, passages: 100}
+  train: {max_steps: 5, temperature: null}
+  report: null
+  more: {do: sample, passages: 150}
+""")
+    data, words, train, more = Recipe.read(twin, "out").stages
+    assert (data.settings.passages, data.settings.seed) == (300, 7)
+    assert (words.verb, words.settings.passages) == ("sample", 100)
+    assert (train.settings.max_steps, train.settings.model, train.settings.temperature) == (5, "tiny", 1.0)
+    assert (more.name, more.settings.passages) == ("more", 150)
+    assert len(Recipe.read(recipe, "out").stages) == 4
+
+
+@pytest.mark.parametrize(
+    ("base", "said"), [("small.yaml", "small.yaml: base: is no other recipe's file"), ("3", "no other"), ("no.yaml", "no such file")]
+)
+def test_a_base_must_be_another_recipe(tmp_path, base, said):
+    twin = tmp_path / "small.yaml"
+    twin.write_text(f"base: {base}\nstages: {{}}\n")
+    with pytest.raises(InputError) as caught:
+        Recipe.read(twin, "out")
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
 def test_a_change_of_what_is_not_there_is_refused(recipe, change):
     with pytest.raises(InputError):
