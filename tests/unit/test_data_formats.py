@@ -357,6 +357,9 @@ def test_dpr_training_without_a_corpus(tmp_path: Path, indent: int | None) -> No
         ([0], [1, 2], ["hard", "hard"]),
         ([1], [0], ["hard"]),
     ]
+    judged = table(out / "qrels/train", "qrels")
+    assert [(q["passage_id"], q["relevance"]) for q in judged] == [("id-a", 1), ("id-b", 1)]
+    assert [q["query_id"] for q in judged] == [e["query_id"] for e in table(out / "examples/train", "examples")]
     again = exported("dpr", tmp_path / "again.json", corpus=out / "corpus", queries=out / "queries", examples=out / "examples/train")
     entries = json.loads(again.read_text())
     assert entries[0]["hard_negative_ctxs"][0] == {"title": "T", "text": "b", "passage_id": "id-b"}

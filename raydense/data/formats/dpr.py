@@ -59,6 +59,8 @@ def read(source: Path, intake: Intake) -> None:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
         intake.examples(plain(path).stem, rows.table(), rows.at)
+        judged, places = rows.judgements()
+        intake.qrels(plain(path).stem, judged, places.__getitem__)
     for path, (table, places) in runs.items():
         intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", table, places.__getitem__)
 

@@ -128,3 +128,9 @@ class ExampleRows:
         fields += [("positive_scores", floats), ("negative_scores", floats), ("negative_sources", strings)]
         columns = {key: pa.array([row[i] for row in self.rows], kind) for i, (key, kind) in enumerate(fields)}
         return pa.table({key: column for key, column in columns.items() if column.null_count < len(column)})
+
+    def judgements(self) -> tuple[pa.Table, list[str]]:
+        """The positives as qrels of relevance 1, and where each stands."""
+        pairs = [(row[0], positive, at) for row, at in zip(self.rows, self.places, strict=True) for positive in row[1]]
+        columns = {"query_id": [p[0] for p in pairs], "passage_id": [p[1] for p in pairs]}
+        return pa.table({**columns, "relevance": pa.array([1] * len(pairs), pa.int32())}), [p[2] for p in pairs]
