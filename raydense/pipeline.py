@@ -28,6 +28,7 @@ import yaml
 from raydense import settings as s
 from raydense.data.artifact import WORK, Artifact, begun_from, differences, provenance, read_manifest
 from raydense.errors import InputError, did_you_mean
+from raydense.planning import needs_of
 from raydense.progress import duration, say
 
 
@@ -247,41 +248,11 @@ def plan(recipe: Recipe) -> list[dict[str, Any]]:
     """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
     took = _seconds(recipe.output)
     rows = []
-    for stage in recipe.stages:
+    for stage, needs in zip(recipe.stages, needs_of(stage.settings for stage in recipe.stages), strict=True):
         status, words = state(stage)
-        needs = "" if status == "done" else needs_of(stage)
-        rows.append(
-            {"stage": stage.name, "verb": stage.verb, "state": status, "note": words, "needs": needs, "seconds": took.get(stage.name)}
-        )
+        row: dict[str, Any] = {"stage": stage.name, "verb": stage.verb, "state": status, "note": words}
+        rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
     return rows
-
-
-def needs_of(stage: Stage) -> str:
-    """What a stage will need (work, memory, disk), as far as its inputs are there to tell."""
-    settings = stage.settings
-
-    def rows(field: str) -> int | None:
-        folder = getattr(settings, field, None)
-        manifest = read_manifest(Path(folder)) if isinstance(folder, str) else None
-        return manifest["rows"] if manifest else None
-
-    corpus, queries = rows("corpus"), rows("queries")
-    match settings:
-        case s.EncodeSettings() if corpus:
-            return f"{corpus:,} passages to encode"
-        case s.IndexSettings(kind="faiss", embeddings=str(folder)) if rows("embeddings"):
-            size = sum(file.bytes for file in Artifact.open(folder).files) * (2 if settings.factory == "Flat" else 1)
-            return f"about {size / 2**30:.2f} GiB of memory over {settings.shards} shards (float32 Flat), as much disk"
-        case s.IndexSettings() if corpus:
-            return f"{corpus:,} passages to count words of"
-        case s.SearchSettings() if queries:
-            return f"up to {queries:,} queries x {settings.k}"
-        case s.TrainSettings() if rows("examples"):
-            steps = settings.max_steps or int((rows("examples") or 0) // settings.batch_size * settings.epochs)
-            return f"about {steps:,} steps of {settings.batch_size} queries, {settings.workers} worker(s)"
-        case s.RerankSettings() if queries:
-            return f"up to {queries:,} queries x {settings.depth} pairs to score"
-    return ""
 
 
 def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:

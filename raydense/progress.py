@@ -25,6 +25,11 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def size(count: int) -> str:
+    """Bytes as a person says them: 120 MiB, 1.4 GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 class Progress:
     """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` is what an earlier run had committed."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
-from raydense.progress import say
+from raydense.progress import say, size
 
 PROCESS_BYTES = 250 * 2**20
 _BUFFER_BYTES = 64 * 2**20
@@ -26,7 +26,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         actors = len(self.actor_bytes) * self.replicas
-        return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {_size(max(self.actor_bytes))} each, {_size(self.total)} in all"
+        return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {size(max(self.actor_bytes))} each, {size(self.total)} in all"
 
     def check(self, node_bytes: list[int], factory: str | None) -> None:
         """Place every actor on the node with most room left; InputError if one finds none. `node_bytes` is each node's memory."""
@@ -36,7 +36,7 @@ class MemoryPlan:
             if not room or -room[0] < needed:
                 mends = [] if factory != "Flat" else ["factory SQfp16"]
                 mends = ["more shards or nodes", *mends, *(["fewer replicas"] if self.replicas > 1 else [])]
-                have = f"{len(node_bytes)} nodes with {_size(sum(node_bytes))}"
+                have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}"
                 raise InputError(f"the index needs {self}, and there are {have}", "search", f"give {', '.join(mends)}")
             heapq.heapreplace(room, room[0] + needed)
 
@@ -53,7 +53,3 @@ def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:
 def announce(plan: MemoryPlan, index: Artifact) -> None:
     """Print the plan."""
     say(f"search: {index.summary['kind']} {index.summary['factory'] or ''} {index.rows:,} passages, {plan}".replace("  ", " "))
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

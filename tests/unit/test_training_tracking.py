@@ -1,8 +1,9 @@
-"""Trackers of other makers, the real ones where they are installed."""
+"""Trackers of other makers: the real MLflow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def settings(**changes: Any) -> TrainSettings:
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """MLflow with a store of files in `tmp_path`."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    mlflow = pytest.importorskip("mlflow")
+    mlflow: Any = import_module("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # what it stores in by default needs a database
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
@@ -55,11 +56,9 @@ def test_a_training_that_fails_ends_its_run_in_mlflow(client: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed(tracker: str) -> None:
-    if find_spec(tracker):
-        pytest.skip(f"{tracker} is installed")
-    with pytest.raises(InputError, match=f"{tracker} is not installed; pip install {tracker}"), tracking(settings(track=tracker)):
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_tracker_that_is_not_installed() -> None:
+    with pytest.raises(InputError, match="wandb is not installed; pip install wandb"), tracking(settings(track="wandb")):
         raise AssertionError("the block was entered")
 
 
