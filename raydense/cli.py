@@ -23,6 +23,7 @@ from raydense.evaluation.table import comparison_table
 from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
 from raydense.progress import duration, say
 from raydense.settings import EvaluateSettings
+from raydense.sweep import Sweep, plan_sweep, run_sweep, why, write_tables
 
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
@@ -168,10 +169,27 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("recipe")
 @_recipe_options
 @click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
-def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None) -> None:
-    """Run the stages of RECIPE in order, going on where an earlier run stopped."""
+@click.option("--concurrent", default=1, metavar="INT", type=click.IntRange(1), help="trials at once, of a recipe with `sweep:`  [1]")
+def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
+    """Run the stages of RECIPE in order, going on where an earlier run stopped; of a recipe with `sweep:`, every trial's."""
     _join(address)
-    _run(Recipe.read(recipe, output, changes), as_json)
+    sweep = Sweep.read(recipe, output, changes)
+    if sweep is None:
+        _run(Recipe.read(recipe, output, changes), as_json)
+    else:
+        _run_sweep(sweep, concurrent, as_json)
+
+
+def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
+    failed = run_sweep(sweep, concurrent)
+    for name, error in failed.items():
+        say(f"{name}: failed: {why(error)}")
+    if len(failed) < len(sweep.trials):
+        summary, table = write_tables(sweep, failed)
+        print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
+        say(f"table: {sweep.output / 'sweep.md'}")
+    if failed:
+        raise next(iter(failed.values()))
 
 
 def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
@@ -206,15 +224,30 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 @_recipe_options
 def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
     """Say what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it will need."""
-    rows = plan(Recipe.read(recipe, output, changes))
+    sweep = Sweep.read(recipe, output, changes)
+    rows = plan(Recipe.read(recipe, output, changes)) if sweep is None else plan_sweep(sweep)
     if as_json:
-        print(json.dumps({"stages": rows}, ensure_ascii=False))
+        trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
+        print(json.dumps({**trials, "stages": rows}, ensure_ascii=False))
         return
+    if sweep is not None:
+        for number, trial in enumerate(sweep.trials, 1):
+            print(f"trial {number}: {trial.name}")
+        asked = sum(len(trial.recipe.stages) for trial in sweep.trials)
+        print(f"\n{len(rows)} stages to make for the {asked} of {len(sweep.trials)} trials:\n")
     width = max(len(row["stage"]) for row in rows)
     for row in rows:
         took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
-        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
+        words = "; ".join(part for part in (_of_trials(row, sweep), row["note"], row["needs"]) if part)
         print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
+
+
+def _of_trials(row: dict[str, Any], sweep: Sweep | None) -> str:
+    """The trials that share a stage."""
+    if sweep is None:
+        return ""
+    numbers = row["trials"]
+    return "all trials" if len(numbers) == len(sweep.trials) else f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @app.command("demo")

@@ -42,7 +42,7 @@ def mendable(error: BaseException) -> tuple[int, str] | None:
         if link is None or id(link) in seen:
             continue
         seen.add(id(link))
-        if isinstance(link, InputError):
+        if isinstance(link, InputError) and not hasattr(link, "cause"):  # what Ray wraps is of both kinds, and its text is Ray's
             return 2, str(link)
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
             return 1, f"{link.filename or 'disk'}: no space left; free some and run again, {_KEPT}"

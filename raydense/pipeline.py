@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from raydense import settings as s
-from raydense.data.artifact import WORK, Artifact, begun_from, differences, provenance, read_manifest
+from raydense.data.artifact import WORK, Artifact, begun_from, differences, digest_of, provenance, read_manifest
 from raydense.errors import InputError, did_you_mean
 from raydense.planning import needs_of
 from raydense.progress import duration, say
@@ -57,7 +57,7 @@ VERBS: dict[str, Verb] = {
     "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 _REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
-_KEYS = {"seed", "description", "given", "stages"}
+_KEYS = {"seed", "description", "given", "stages", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,18 @@ class Recipe:
 
         InputError names the file and the key.
         """
-        content = load_recipe(file)
-        for key in content.keys() - _KEYS:
-            raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
-        stages = content.get("stages")
-        if not isinstance(stages, dict) or not stages:
-            raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
-        content["given"] = content.get("given") or {}
-        if not isinstance(content["given"], dict):
-            raise InputError("holds no keys", f"{file}: given", "give NAME: VALUE lines")
-        for change in changes:
-            _apply(change, content)
+        return cls.build(recipe_content(file, changes), output, str(file))
+
+    @classmethod
+    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Path | None = None) -> Recipe:
+        """The recipe of `content`; `file` is named in faults.
+
+        Each stage has a folder of its name in `output`, or, where `shared` is given, in a folder of that one which is named by
+        all that shapes the stage: recipes that build it from the same share it.
+        """
         built: dict[str, Stage] = {}
-        for name, values in stages.items():
-            built[name] = _stage(str(name), values, content, Path(output), built, str(file))
+        for name, values in content["stages"].items():
+            built[name] = _stage(str(name), values, content, Path(output), built, file, shared)
         return cls(str(content.get("description", "")).strip(), Path(output), tuple(built.values()))
 
 
@@ -133,6 +131,22 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     return content
 
 
+def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe, its keys looked over, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
+    content = load_recipe(file)
+    for key in content.keys() - _KEYS:
+        raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
+    if not isinstance(content.get("stages"), dict) or not content["stages"]:
+        raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+    content["given"] = content.get("given") or {}
+    if not isinstance(content["given"], dict):
+        raise InputError("holds no keys", f"{file}: given", "give NAME: VALUE lines")
+    for change in changes:
+        key, value = _parsed(change)
+        apply(key, value, content, f"--set {change}")
+    return content
+
+
 def _merged_stages(base: dict[str, Any], own: Any) -> Any:
     if not isinstance(own, dict):
         return own
@@ -158,28 +172,34 @@ def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def _apply(change: str, content: dict[str, Any]) -> None:
+def _parsed(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
     try:
-        value = yaml.safe_load(text) if text else ""
+        return key, yaml.safe_load(text) if text else ""
     except yaml.YAMLError:
         raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
+
+
+def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
+    """Give `stage.key`, a given name or the seed of a recipe's content another value; InputError, at `where`, if it is not there."""
     name, dot, field = key.partition(".")
     if dot:
         if not isinstance(content["stages"].get(name), dict):
-            raise InputError(f"no stage {name!r}", f"--set {change}", did_you_mean(name, content["stages"]))
+            raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
         content["stages"][name][field] = value
     elif key == "seed":
         content["seed"] = value
     elif key in content["given"]:
         content["given"][key] = value
     else:
-        raise InputError(f"the recipe is given no {key!r}", f"--set {change}", did_you_mean(key, [*content["given"], "seed"]))
+        raise InputError(f"the recipe is given no {key!r}", where, did_you_mean(key, [*content["given"], "seed"]))
 
 
-def _stage(name: str, values: Any, recipe: dict[str, Any], output: Path, earlier: dict[str, Stage], file: str) -> Stage:
+def _stage(
+    name: str, values: Any, recipe: dict[str, Any], output: Path, earlier: dict[str, Stage], file: str, shared: Path | None
+) -> Stage:
     where = f"{file}: stages.{name}"
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
         raise InputError("a stage's name has only letters, digits, - and _, and is no given name", where, "rename it")
@@ -191,14 +211,25 @@ def _stage(name: str, values: Any, recipe: dict[str, Any], output: Path, earlier
         raise InputError("its output is a plain file, not a stage's", f"{where}.do", "run `raydense export` after the recipe")
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
-    folders = {stage: str(output / stage) for stage in earlier}
+    folders = {stage: built.settings.output for stage, built in earlier.items()}
     needs: list[str] = []
     values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
     seed = recipe.get("seed")
     if seed is not None and "seed" in VERBS[verb].settings.model_fields:
         values.setdefault("seed", seed)
+    if shared and "output" in values:
+        raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     values.setdefault("output", str(output / name))
-    return Stage(name, verb, VERBS[verb].settings.read(values, f"{where}."), tuple(dict.fromkeys(needs)))
+    settings = VERBS[verb].settings.read(values, f"{where}.")
+    if shared:
+        settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
+    return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
+
+
+def _identity(verb: str, settings: s.Settings, shared: Path) -> str:
+    """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
+    inputs = json.dumps({key: getattr(settings, key) for key in settings.inputs()}, ensure_ascii=False)
+    return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
 
 
 def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: list[str], where: str) -> Any:
@@ -261,25 +292,28 @@ def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
     Stopping anywhere is safe: the next run goes on where this one stopped. InputError where a stage's folder was made from
     something else.
     """
-    took = _seconds(recipe.output)
     for number, stage in enumerate(recipe.stages, 1):
-        label = f"[{number}/{len(recipe.stages)}] {stage.name}"
-        status, words = state(stage)
-        if status == "done":
-            say(f"{label}: done before")
-            yield stage, Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
-            continue
-        if status == "changed":
-            raise InputError(words, f"stage {stage.name}", "or give another --output")
-        say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
-        begun = time.monotonic()
-        try:
-            artifact = stage.run()
-        finally:
-            took[stage.name] = took.get(stage.name, 0.0) + time.monotonic() - begun
-            _keep_seconds(recipe.output, took)
-        say(f"{label}: done in {duration(time.monotonic() - begun)}")
-        yield stage, artifact, took[stage.name]
+        yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
+
+
+def run_stage(stage: Stage, output: Path, label: str) -> tuple[Any, float]:
+    """One stage's artifact and its seconds, which are kept in `output`; see `run`."""
+    took = _seconds(output)
+    status, words = state(stage)
+    if status == "done":
+        say(f"{label}: done before")
+        return Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
+    if status == "changed":
+        raise InputError(words, f"stage {stage.name}", "or give another --output")
+    say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
+    begun = time.monotonic()
+    try:
+        artifact = stage.run()
+    finally:
+        took[stage.name] = took.get(stage.name, 0.0) + time.monotonic() - begun
+        _keep_seconds(output, took)
+    say(f"{label}: done in {duration(time.monotonic() - begun)}")
+    return artifact, took[stage.name]
 
 
 def seconds_behind(recipe: Recipe, name: str) -> float:

@@ -39,10 +39,11 @@ def ensure_ray() -> None:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
         ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
-    _quiet_data()
+    quiet_data()
 
 
-def _quiet_data() -> None:
+def quiet_data() -> None:
+    """Keep Ray Data's bars and notes out of the way in this process: the stages show how far they are."""
     import ray.data
 
     context = ray.data.DataContext.get_current()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from raydense.errors import InputError
 from raydense.evaluation.answers import answers_of, first_answer_ranks, matchers_of
 from raydense.evaluation.metrics import Judgements, Measured, trec_order
 from raydense.evaluation.report import write_report
-from raydense.evaluation.significance import SAMPLES, compare, holm
+from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.progress import say
 from raydense.settings import EvaluateSettings
 
@@ -131,16 +131,12 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
 def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
     """Each run against the first, by each metric; the randomisation p-values are corrected together, by Holm."""
     first = runs[0].measured.per_query
-    pairs = [(run, metric) for run in runs[1:] for metric in first]
-    compared = [compare(run.measured.per_query[metric], first[metric]) for run, metric in pairs]
-    corrected = holm([c.p_randomisation for c in compared])
-    found: dict[str, Any] = {run.name: {} for run in runs[1:]}
-    for (run, metric), comparison, p_holm in zip(pairs, compared, corrected, strict=True):
-        found[run.name][metric] = asdict(comparison) | {"p_holm": p_holm}
+    found = compare_all({run.name: {m: (run.measured.per_query[m], first[m]) for m in first} for run in runs[1:]})
     return {
         "compared_with": runs[0].name,
         "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES:,} sign flips",
-        "correction": f"Corrected p (p_holm): that of the randomisation test, corrected by Holm for {len(pairs)} comparisons",
+        "correction": "Corrected p (p_holm): that of the randomisation test, corrected by Holm for"
+        f" {len(first) * (len(runs) - 1)} comparisons",
         "runs": found,
     }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,20 @@ def compare(values: NDArray[np.float64], first: NDArray[np.float64]) -> Comparis
     spread = len(gaps) > 1 and float(np.ptp(gaps)) > 0
     t_test = float(stats.ttest_rel(values, first).pvalue) if spread else None
     return Comparison(float(gaps.mean()), wins, int(same.sum()), losses, t_test, sign_flip(gaps[~same]))
+
+
+Values = NDArray[np.float64]
+
+
+def compare_all(pairs: Mapping[str, Mapping[str, tuple[Values, Values]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """`compare` for each name and metric of `pairs`, with `p_holm`: the randomisation p-values are corrected together, by Holm."""
+    keys = [(name, metric) for name, of in pairs.items() for metric in of]
+    compared = [compare(*pairs[name][metric]) for name, metric in keys]
+    corrected = holm([c.p_randomisation for c in compared])
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in pairs}
+    for (name, metric), comparison, p_holm in zip(keys, compared, corrected, strict=True):
+        found[name][metric] = asdict(comparison) | {"p_holm": p_holm}
+    return found
 
 
 def sign_flip(gaps: NDArray[np.float64]) -> float:

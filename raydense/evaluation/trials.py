@@ -1,0 +1,120 @@
+"""The reports of several trials in one table: a row a variant, the mean and spread of each metric over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from raydense.data.artifact import Artifact
+from raydense.evaluation.report import significance_mark
+from raydense.evaluation.significance import SAMPLES, compare_all
+
+Reports = Mapping[str, Mapping[str, Artifact]]
+
+TESTS = (
+    f"Against the first variant: paired, two-sided randomisation test over queries ({SAMPLES:,} sign flips), the values of a query"
+    " averaged over the seeds that both have, and corrected by Holm for all variants and metrics of a run. It tells whether these"
+    " models differ on queries like these; how much another seed would change them, the spread tells."
+)
+
+
+_LEGEND = "Mean ± sample standard deviation over the seeds; ▲ ▼ better or worse than the first row at 0.05, doubled at 0.01."
+
+
+def summarise(reports: Reports) -> dict[str, Any]:
+    """What reports, by variant and by seed, say together: {"compared_with", "tests", "runs": {run: {variant: row}}}.
+
+    A row has its `seeds`, by each metric `mean`, `spread` (the sample standard deviation over the seeds; None for one seed) and
+    `values` (one a seed), and for all variants but the first a `significance` as that of a report: {metric: comparison}.
+
+    The seeds of one query are no independent observations: pooled, they would make any difference significant. So the values
+    of a query are averaged over the seeds before the test, which has a pair a query.
+    """
+    per_query = {variant: _per_query(of) for variant, of in reports.items() if of}
+    first = next(iter(per_query), "")
+    runs: dict[str, dict[str, Any]] = {}
+    for run in dict.fromkeys(run for values in per_query.values() for run in values["run"].unique()):
+        rows = {variant: values[values["run"] == run].drop(columns="run") for variant, values in per_query.items()}
+        rows = {variant: values for variant, values in rows.items() if len(values)}
+        runs[run] = {variant: _row(variant, run, reports[variant]) for variant in rows}
+        if first in rows:
+            pairs = {variant: _pairs(values, rows[first]) for variant, values in rows.items() if variant != first}
+            for variant, found in compare_all(pairs).items():
+                runs[run][variant]["significance"] = found
+    return {"compared_with": first, "tests": TESTS, "runs": runs}
+
+
+def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:
+    """A row for each seed, run and query, with the value of each metric."""
+    frames = [pq.read_table(report.path / "per_query.parquet").to_pandas().assign(seed=seed) for seed, report in of.items()]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
+    each = {seed: found for seed, report in of.items() if (found := _metrics(report).get(run))}
+    shared = [m for m in next(iter(each.values())) if all(m in found for found in each.values())]
+    values = {m: [found[m] for found in each.values()] for m in shared}
+    metrics: dict[str, dict[str, Any]] = {
+        m: {"mean": float(np.mean(v)), "spread": float(np.std(v, ddof=1)) if len(v) > 1 else None, "values": v} for m, v in values.items()
+    }
+    return {"seeds": list(each), "metrics": metrics}
+
+
+def _metrics(report: Artifact) -> dict[str, dict[str, float]]:
+    """The metrics of each run of a report."""
+    result = report.summary["result"]
+    if "runs" in result:
+        return {run: measured["metrics"] for run, measured in result["runs"].items()}
+    return {report.manifest["made_from"]["names"][0]: result["metrics"]}
+
+
+def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
+    """By metric, the values of each query and those of the first variant, both averaged over the seeds that both have."""
+    both = values.merge(first, on=["seed", "query_id"], suffixes=("", " of the first"))
+    means = both.drop(columns="seed").groupby("query_id").mean()
+    shared = [m for m in values.columns if m not in ("seed", "query_id") and f"{m} of the first" in means]
+    return {m: (means[m].to_numpy(), means[f"{m} of the first"].to_numpy()) for m in shared} if len(means) else {}
+
+
+def text_table(summary: dict[str, Any], once: Collection[str]) -> str:
+    """The summary for a terminal: for each run, a line a variant; one line for a run that was made `once` for all of them."""
+    blocks = []
+    for run, lines in _cells(summary, once).items():
+        lines[0][0] = run
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        blocks.append("\n".join([rows[0], "-" * max(map(len, rows)), *rows[1:]]))
+    return "\n\n".join([*blocks, f"{_LEGEND} {summary['tests']}"])
+
+
+def markdown_table(summary: dict[str, Any], once: Collection[str]) -> str:
+    """The same as a Markdown page."""
+    parts = []
+    for run, lines in _cells(summary, once).items():
+        rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+        parts.append("\n".join([f"## {run}\n", rows[0], "|" + " --- |" * len(lines[0]), *rows[1:]]))
+    return "\n\n".join([*parts, f"{_LEGEND} {summary['tests']}"]) + "\n"
+
+
+def _cells(summary: dict[str, Any], once: Collection[str]) -> dict[str, list[list[str]]]:
+    """The words of each run's table, its head first."""
+    tables = {}
+    for run, rows in summary["runs"].items():
+        metrics = list(dict.fromkeys(m for row in rows.values() for m in row["metrics"]))
+        lines = [["", "seeds", *metrics]]
+        for variant, row in rows.items():
+            cells = [_cell(row["metrics"].get(m), row.get("significance", {}).get(m)) for m in metrics]
+            lines.append(["(all)" if run in once else variant, str(len(row["seeds"])), *cells])
+        tables[run] = lines[:2] if run in once else lines
+    return tables
+
+
+def _cell(measured: dict[str, Any] | None, comparison: dict[str, Any] | None) -> str:
+    if measured is None:
+        return "-"
+    spread = "" if measured["spread"] is None else f" ± {measured['spread']:.4f}"
+    return f"{measured['mean']:.4f}{spread} {significance_mark(comparison)}".rstrip()

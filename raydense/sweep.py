@@ -1,0 +1,312 @@
+"""A recipe swept over a grid: trials that share the stages that are the same in them, run by Ray Tune.
+
+sweep:
+  seed: [1, 2, 3]                  # a key as `--set` takes it, with the values to try
+  retriever.temperature: [0.05, 1]
+  variants:                        # and, crossed with them, named sets of changes
+    complete: {}
+    without hard negatives: {retriever.negatives: 0}
+
+A trial is the recipe with the changes of one point of the grid. Its stages lie in OUTPUT/stages, in folders named by all that
+shapes them: what is the same in several trials is the same folder, and is made once. `evaluation.trials` makes the table.
+"""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from raydense.data.artifact import Artifact, named_folder
+from raydense.errors import InputError, did_you_mean, mendable
+from raydense.pipeline import VERBS, Recipe, Stage, apply, plan, recipe_content, run_stage, state
+from raydense.progress import duration, say
+from raydense.ray_session import ensure_ray, quiet_data
+from raydense.settings import EvaluateSettings
+
+_ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The recipe at one point of the grid; trials of one variant differ only in their seed."""
+
+    variant: str
+    seed: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in (self.variant, self.seed) if part)
+
+    @property
+    def report(self) -> Stage:
+        """The last evaluate stage."""
+        return [stage for stage in self.recipe.stages if isinstance(stage.settings, EvaluateSettings)][-1]
+
+    def open_stages(self) -> list[Stage]:
+        """The stages that are not done; InputError where a folder holds something made from something else."""
+        states = [(stage, *state(stage)) for stage in self.recipe.stages]
+        for stage, status, words in states:
+            if status == "changed":
+                raise InputError(words, f"{self.name}: stage {stage.name}", "or give another --output")
+        return [stage for stage, status, _ in states if status != "done"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of a recipe, those of a variant one after another, and the folder that holds all of it."""
+
+    output: Path
+    trials: tuple[Trial, ...]
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Sweep | None:
+        """The sweep in a recipe's file, or None where it has none; `changes` as for `Recipe.read`. InputError names file and key."""
+        content = recipe_content(file, changes)
+        grid = content.pop("sweep", None)
+        if grid is None:
+            return None
+        where = f"{file}: sweep"
+        variants = _variants(grid, content, where)
+        for change in changes:
+            if change.partition("=")[0] in grid:
+                raise InputError("is swept", f"--set {change}", f"change it in {file}")
+        rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
+        trials = []
+        for (variant, by_hand), (point, of_row), (seed, of_seed) in product(variants.items(), *rows):
+            named = ", ".join(part for part in (variant, point) if part) or _ONLY
+            trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, Path(output), file))
+        _refuse_same(trials, where)
+        return cls(Path(output), tuple(trials))
+
+
+def _is_seed(key: object) -> bool:
+    return key == "seed" or str(key).endswith(".seed")
+
+
+def _variants(grid: Any, content: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The named variants, one without a name where there are none; looks over every key and list of the grid."""
+    if not isinstance(grid, dict) or not grid:
+        raise InputError("is empty", where, "give KEY: [VALUES] lines, or `variants:`, or both")
+    for key, values in grid.items():
+        if key != "variants":
+            _check_key(str(key), content, where)
+            if not isinstance(values, list) or not values:
+                raise InputError("holds no values", f"{where}.{key}", "give a list of them, as [1, 2, 3]")
+    variants = grid.get("variants", {"": {}})
+    if not isinstance(variants, dict) or not variants:
+        raise InputError("holds no variants", f"{where}.variants", "give NAME: {KEY: VALUE} lines")
+    variants = {str(name): changes or {} for name, changes in variants.items()}
+    for name, changes in variants.items():
+        if not isinstance(changes, dict):
+            raise InputError("holds no keys", f"{where}.variants.{name}", "give {KEY: VALUE}, or {} for no change")
+        for key in changes:
+            _check_key(str(key), content, f"{where}.variants.{name}")
+    return variants
+
+
+def _check_key(key: str, content: dict[str, Any], where: str) -> None:
+    """InputError where `--set` would not take a key, or the stage does not have it."""
+    apply(key, None, copy.deepcopy(content), f"{where}.{key}")
+    stage, dot, field = key.partition(".")
+    verb = content["stages"][stage].get("do") if dot else None
+    fields = VERBS[verb].settings.model_fields.keys() | {"do"} if verb in VERBS else {field}
+    if dot and field not in fields:
+        raise InputError("unknown key", f"{where}.{key}", did_you_mean(field, fields))
+
+
+def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The points of a part of the grid, each with its name."""
+    points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key] for key in keys))]
+    return [(", ".join(f"{key}={_word(value)}" for key, value in point.items()), point) for point in points]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, Any], output: Path, file: Any) -> Trial:
+    own = copy.deepcopy(content)
+    for key, value in changes.items():
+        apply(key, value, own, f"{file}: sweep.{key}")
+    folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
+    trial = Trial(variant, seed, Recipe.build(own, output / "trials" / folder, str(file), shared=output / "stages"))
+    if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):
+        raise InputError("a swept recipe has no evaluate stage", file, "end it with one: the table is made of what it measures")
+    return trial
+
+
+def _refuse_same(trials: list[Trial], where: str) -> None:
+    made: dict[tuple[str, ...], Trial] = {}
+    called: dict[Path, Trial] = {}
+    for trial in trials:
+        other = made.setdefault(tuple(stage.settings.output for stage in trial.recipe.stages), trial)
+        if other is not trial:
+            raise InputError(f"({trial.name}) makes the same as ({other.name})", where, "leave one of them out, or mend its changes")
+        if called.setdefault(trial.recipe.output, trial) is not trial:
+            raise InputError(f"two trials are called {trial.recipe.output.name!r}", where, "give variants other names")
+
+
+def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row for each distinct stage, as `pipeline.plan` makes it, with its folder and the numbers (from 1) of its trials."""
+    rows: dict[str, dict[str, Any]] = {}
+    for number, trial in enumerate(sweep.trials, 1):
+        for stage, row in zip(trial.recipe.stages, plan(trial.recipe), strict=True):
+            there = rows.setdefault(stage.settings.output, row | {"output": stage.settings.output, "trials": [], "seconds": 0.0})
+            there["trials"].append(number)
+            there["seconds"] += row["seconds"] or 0.0
+    return list(rows.values())
+
+
+def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
+    """Run what is not done of the trials, as trials of Ray Tune, `concurrent` at once; returns what went wrong, by trial's name.
+
+    A trial that fails does not stop the others. Stopping anywhere is safe: the next call goes on where this one stopped. What
+    the stages of a trial say goes to its folder's `log`. InputError where a stage's folder was made from something else.
+    """
+    for trial in sweep.trials:
+        _describe(trial)
+    left = [trial for trial in sweep.trials if trial.open_stages()]
+    say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
+    return _tune(sweep, left, concurrent) if left else {}
+
+
+def _describe(trial: Trial) -> None:
+    """Say in the trial's folder what it is made of."""
+    folder = trial.recipe.output
+    folder.mkdir(parents=True, exist_ok=True)
+    stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
+    (folder / "trial.json").write_text(json.dumps({"variant": trial.variant, "seed": trial.seed, "stages": stages}, indent=1) + "\n")
+
+
+def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
+    # Ctrl-C ends the command, as everywhere; Tune would go on to tidy up, and print an account of its own.
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    ensure_ray()
+    import logging
+
+    import ray
+    from ray import tune
+
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    here = _Here(ray.get_runtime_context().get_node_id(), os.getcwd(), os.environ.get("RAY_ADDRESS"))
+    tuner = tune.Tuner(
+        # Of no CPU: a trial only waits for its stages, and these need the CPUs. Tune does not take a trial that needs nothing.
+        tune.with_resources(lambda point: _trainable(left[point["trial"]], here), {"CPU": 0, "memory": 1}),
+        param_space={"trial": tune.grid_search(list(range(len(left))))},
+        tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
+        run_config=tune.RunConfig(
+            name="tune", storage_path=str(sweep.output.resolve()), callbacks=[_listener([trial.name for trial in left])], verbose=0
+        ),
+    )
+    results = tuner.fit()
+    return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
+
+
+def _listener(names: list[str]) -> Any:
+    """Tune's callback that says each stage that a trial has done."""
+    from ray import tune
+
+    class Listener(tune.Callback):
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            say(f"{names[trial.config['trial']]}: begins")
+
+        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+            say(f"{names[trial.config['trial']]}: {result['said']}")
+
+    return Listener()
+
+
+@dataclass(frozen=True)
+class _Here:
+    """Where the command runs: stages are begun from there too, with the same relative paths."""
+
+    node: str
+    folder: str
+    address: str | None
+
+
+def _trainable(trial: Trial, here: _Here) -> None:
+    """What Tune runs. The stages run in a task of its own: all that this process itself starts is held to the trial's resources."""
+    import ray
+    from ray import tune
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(here.node, soft=False)
+    task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place)
+    said: Any
+    for said in task.remote(trial, here):  # type: ignore[attr-defined]
+        tune.report({"said": ray.get(said)})
+
+
+def _stages(trial: Trial, here: _Here) -> Iterator[str]:
+    """Run the stages of a trial in order, yielding a few words on each that was not done before."""
+    os.chdir(here.folder)
+    if here.address:
+        os.environ["RAY_ADDRESS"] = here.address  # this process has joined already; stages ask whether Ray is theirs alone
+    ensure_ray()
+    quiet_data()
+    stages = trial.recipe.stages
+    with open(trial.recipe.output / "log", "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
+        for number, stage in enumerate(stages, 1):
+            label = f"[{number}/{len(stages)}] {stage.name}"
+            with _alone(Path(stage.settings.output).parent):
+                if state(stage)[0] != "done":
+                    _, seconds = run_stage(stage, trial.recipe.output, label)
+                    yield f"{label}: done in {duration(seconds)}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other trial is at work on the stage in `folder`; the end of a process, however it comes, lets it go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
+    """Put what the finished trials measured into sweep.json and sweep.md; returns the object of sweep.json, and the table as text."""
+    from raydense.evaluation.trials import markdown_table, summarise, text_table
+
+    reports: dict[str, dict[str, Artifact]] = {trial.variant: {} for trial in sweep.trials}
+    for trial in sweep.trials:
+        if state(trial.report)[0] == "done":
+            reports[trial.variant][trial.seed] = Artifact.open(trial.report.settings.output, "report")
+    summary = summarise(reports)
+    summary["trials"] = [{"name": t.name, "variant": t.variant, "seed": t.seed, "report": t.report.settings.output} for t in sweep.trials]
+    summary["failed"] = {name: why(error) for name, error in failed.items()}
+    once = _made_once(sweep)
+    _write(sweep.output / "sweep.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    _write(sweep.output / "sweep.md", markdown_table(summary, once))
+    return summary, text_table(summary, once)
+
+
+def _made_once(sweep: Sweep) -> set[str]:
+    """The runs of the report that are the same in all trials, as that of BM25 where only training is swept."""
+    runs = [{named_folder(item) for item in trial.report.settings.run} for trial in sweep.trials]  # type: ignore[attr-defined]
+    return {name for name, _ in set.intersection(*runs)} if len(runs) > 1 else set()
+
+
+def _write(file: Path, text: str) -> None:
+    aside = file.with_name(f"{file.name}.aside")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+def why(error: Exception) -> str:
+    """One line on what went wrong in a trial."""
+    found = mendable(error)
+    return found[1] if found else str(error).strip().splitlines()[-1]
