@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import typing
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -229,25 +230,32 @@ def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bo
     if as_json:
         trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
         print(json.dumps({**trials, "stages": rows}, ensure_ascii=False))
-        return
-    if sweep is not None:
-        for number, trial in enumerate(sweep.trials, 1):
-            print(f"trial {number}: {trial.name}")
-        asked = sum(len(trial.recipe.stages) for trial in sweep.trials)
-        print(f"\n{len(rows)} stages to make for the {asked} of {len(sweep.trials)} trials:\n")
+    elif sweep is None:
+        _print_stages(rows)
+    else:
+        _print_trials(sweep, rows)
+
+
+def _print_stages(rows: list[dict[str, Any]]) -> None:
     width = max(len(row["stage"]) for row in rows)
     for row in rows:
         took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
-        words = "; ".join(part for part in (_of_trials(row, sweep), row["note"], row["needs"]) if part)
+        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
         print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
 
 
-def _of_trials(row: dict[str, Any], sweep: Sweep | None) -> str:
-    """The trials that share a stage."""
-    if sweep is None:
-        return ""
-    numbers = row["trials"]
-    return "all trials" if len(numbers) == len(sweep.trials) else f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
+    """A line a trial, then a line a stage of the recipe: how many different ones the trials share, and how far these are."""
+    for number, trial in enumerate(sweep.trials, 1):
+        done = sum(row["state"] == "done" for row in rows if number in row["trials"])
+        print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
+    print(f"\n{len(rows)} stages for all {len(sweep.trials)} trials, where trials share those that are the same:\n")
+    names = list(dict.fromkeys(row["stage"] for row in rows))
+    for name in names:
+        of = [row for row in rows if row["stage"] == name]
+        states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
+        needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
+        print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
 
 
 @app.command("demo")

@@ -53,6 +53,7 @@ VERBS: dict[str, Verb] = {
     "index": Verb(s.IndexSettings, "raydense.search.index:index"),
     "search": Verb(s.SearchSettings, "raydense.search.search:search"),
     "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
+    "label": Verb(s.LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),
     "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
@@ -183,12 +184,15 @@ def _parsed(change: str) -> tuple[str, Any]:
 
 
 def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
-    """Give `stage.key`, a given name or the seed of a recipe's content another value; InputError, at `where`, if it is not there."""
+    """Give `stage.key`, a given name or the seed of a recipe's content another value; null leaves the key of a stage out.
+
+    InputError, at `where`, if there is no such stage or name.
+    """
     name, dot, field = key.partition(".")
     if dot:
         if not isinstance(content["stages"].get(name), dict):
             raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
-        content["stages"][name][field] = value
+        content["stages"][name] = {k: v for k, v in (content["stages"][name] | {field: value}).items() if v is not None}
     elif key == "seed":
         content["seed"] = value
     elif key in content["given"]:

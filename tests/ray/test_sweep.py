@@ -28,8 +28,8 @@ stages:
 sweep:
   reranker.seed: [1, 2]
   variants:
-    listwise: {}
-    pointwise: {reranker.loss: pointwise}
+    shallow: {}
+    deep: {reranked.depth: 10}
 """
 
 
@@ -49,8 +49,9 @@ def kill_once_trained(folder: Path) -> None:
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.05)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
@@ -64,12 +65,12 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     assert sweep is not None
     assert run_sweep(sweep, concurrent=2) == {}
     said = capfd.readouterr().err
-    assert said.count("reranker: done in") == 3
+    assert (said.count("reranker: done in"), said.count("reranked: done in")) == (1, 4)
     assert "negatives: done in" not in said, "made before the kill"
     after = manifests(tmp_path / "out")
     assert before.items() <= after.items(), "what was done is not made again"
     distinct = {stage.settings.output for trial in sweep.trials for stage in trial.recipe.stages}
-    assert len(distinct) == 4 + 4 * 3
+    assert len(distinct) == 4 + 2 + 4 * 2
     assert {str(Path(file).parent.relative_to(tmp_path)) for file in after} >= distinct
     assert {row["state"] for row in plan_sweep(sweep)} == {"done"}
 
@@ -81,7 +82,7 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == summary
     rows = summary["runs"]["re-ranked"]
     seeds = ["reranker.seed=1", "reranker.seed=2"]
-    assert {name: row["seeds"] for name, row in rows.items()} == {"listwise": seeds, "pointwise": seeds}
+    assert {name: row["seeds"] for name, row in rows.items()} == {"shallow": seeds, "deep": seeds}
     for trial in sweep.trials:
         of = json.loads((Path(trial.report.settings.output) / "metrics.json").read_text())["runs"]["re-ranked"]["metrics"]
         row = rows[trial.variant]
@@ -89,7 +90,7 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
             assert row["metrics"][metric]["values"][row["seeds"].index(trial.seed)] == value
         assert state(trial.report)[0] == "done"
     assert "(all)" in table, "BM25 is the same in all trials"
-    assert "| pointwise | 2 |" in (tmp_path / "out" / "sweep.md").read_text()
+    assert "| deep | 2 |" in (tmp_path / "out" / "sweep.md").read_text()
 
 
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):

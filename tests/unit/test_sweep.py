@@ -36,6 +36,9 @@ sweep:
 """
 
 
+SWEPT = [file for file in (Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml") if "\nsweep:" in file.read_text()]
+
+
 def write(folder: Path, text: str = RECIPE) -> Path:
     file = folder / "recipe.yaml"
     file.write_text(text)
@@ -64,6 +67,16 @@ def test_variants_are_crossed_with_the_grid_and_seeds(tmp_path):
     assert {trial.variant for trial in sweep.trials[:2]} == {"complete, tau=0.05"}
     found = {(train.alpha, train.temperature, train.seed) for t in sweep.trials for train in [t.recipe.stages[1].settings]}
     assert found == {(a, tau, seed) for a in (0.1, 0) for tau in (0.05, 1) for seed in (1, 2)}
+
+
+def test_a_variant_leaves_a_key_out_and_names_other_stages(tmp_path):
+    recipe = RECIPE.replace("temperature: $tau", "temperature: $tau, alpha: 0.2")
+    change = "without passage-centric: {train.objective: retriever, train.alpha: null}\n    zero-shot: {vectors.model: $base}"
+    trials = read(write(tmp_path, recipe.replace("without passage-centric: {train.alpha: 0}", change))).trials
+    settings = [{stage.name: stage.settings for stage in trial.recipe.stages} for trial in trials]
+    assert [(s["train"].objective, s["train"].alpha) for s in settings[::2]] == [("pair", 0.2), ("retriever", 0.1), ("pair", 0.2)]
+    assert settings[4]["vectors"].model == "tiny"
+    assert settings[4]["train"] == settings[0]["train"]
 
 
 def test_a_grid_alone_and_seeds_alone(tmp_path):
@@ -110,6 +123,11 @@ def test_the_plan_has_each_distinct_stage_once(tmp_path):
     assert [row["state"] for row in rows if row["stage"] in ("data", "train")] == ["ready", *["waits"] * 4]
     assert len(rows) == 1 + 4 * 5 + 2 * 2
     assert not (tmp_path / "out").exists(), "a plan makes nothing"
+
+
+@pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
+def test_every_sweep_of_ours_is_valid(file):
+    assert len(read(file).trials) > 1
 
 
 def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp_path):
