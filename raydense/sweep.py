@@ -295,9 +295,11 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
 
 
 def _made_once(sweep: Sweep) -> set[str]:
-    """The runs of the report that are the same in all trials, as that of BM25 where only training is swept."""
-    runs = [{named_folder(item) for item in trial.report.settings.run} for trial in sweep.trials]  # type: ignore[attr-defined]
-    return {name for name, _ in set.intersection(*runs)} if len(runs) > 1 else set()
+    """The runs that all trials share and measure in the same way, as that of BM25 where only training is swept."""
+    settings: list[Any] = [trial.report.settings for trial in sweep.trials]
+    if len(settings) == 1 or len({(each.qrels, *each.metrics) for each in settings}) > 1:
+        return set()
+    return {name for name, _ in set.intersection(*({named_folder(item) for item in each.run} for each in settings))}
 
 
 def _write(file: Path, text: str) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+from raydense.cli import main
 from raydense.data.artifact import Artifact, Draft
 from raydense.errors import InputError
 from raydense.evaluation.trials import markdown_table, summarise, text_table
@@ -123,6 +124,20 @@ def test_the_plan_has_each_distinct_stage_once(tmp_path):
     assert [row["state"] for row in rows if row["stage"] in ("data", "train")] == ["ready", *["waits"] * 4]
     assert len(rows) == 1 + 4 * 5 + 2 * 2
     assert not (tmp_path / "out").exists(), "a plan makes nothing"
+
+
+def test_the_plan_of_the_command_line(tmp_path, capsys):
+    command = ["plan", str(write(tmp_path)), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="0"):
+        main(command)
+    said = capsys.readouterr().out
+    assert "without passage-centric, seed=2: 0 of 8 stages done" in said
+    assert "25 stages for all 4 trials" in said
+    assert "words    index       2 for 4: 2 waits; each about 200 passages to count words of" in said
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["trials"]), len(found["stages"])) == (4, 25)
 
 
 @pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
