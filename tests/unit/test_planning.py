@@ -92,7 +92,7 @@ def test_what_was_told_holds_for_what_is_made(tmp_path: Path) -> None:
     write_run(tmp_path / "run", queries.slice(0, 60), store, depth=20)
     found = mine(mining)
     assert found.rows <= 90
-    sampler = Sampler(read_examples(found.path, queries, store, train.negatives), train.batch_size, 1, train.negatives, train.seed)
+    sampler = Sampler(read_examples(found.path, queries, store, train.negatives), train)
     steps = sampler.steps(train.epochs, train.max_steps)
     assert steps < 27
     judged: Any = Artifact.open(data / "qrels/train").rows
