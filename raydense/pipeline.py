@@ -53,6 +53,7 @@ VERBS: dict[str, Verb] = {
     "index": Verb(s.IndexSettings, "raydense.search.index:index"),
     "search": Verb(s.SearchSettings, "raydense.search.search:search"),
     "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
+    "label": Verb(s.LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),
     "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }

@@ -57,7 +57,7 @@ def _fewest(*counts: Count | None) -> Count | None:
     return Count(min(known), "at most") if (known := [count.number for count in counts if count]) else None
 
 
-def _queries(settings: s.SearchSettings | s.MineSettings | s.RerankSettings, of: Of) -> Count | None:
+def _queries(settings: s.SearchSettings | s.MineSettings | s.LabelSettings | s.RerankSettings, of: Of) -> Count | None:
     """The queries that a stage takes."""
     match settings:
         case s.SearchSettings(qrels=None):
@@ -80,7 +80,7 @@ def _makes(settings: s.Settings, of: Of) -> dict[str, Count | None]:
             return {output: of(settings.corpus)}
         case s.IndexSettings():
             return {output: of(settings.embeddings)}
-        case s.SearchSettings() | s.MineSettings() | s.RerankSettings():
+        case s.SearchSettings() | s.MineSettings() | s.LabelSettings() | s.RerankSettings():
             return {output: _fewest(_queries(settings, of))}
     return {}
 
@@ -104,7 +104,9 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"{queries} queries x {settings.negatives} negatives"
         case s.TrainSettings():
             return _steps(settings, of(settings.examples))
-        case s.RerankSettings() if queries := _queries(settings, of):
+        case s.LabelSettings(model=None) if queries := _queries(settings, of):
+            return f"{queries} queries to label"
+        case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.depth} pairs to score"
         case s.EvaluateSettings() if queries := of(settings.qrels):
             return f"{len(settings.run)} run(s) over {queries} queries"

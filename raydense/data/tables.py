@@ -25,12 +25,13 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("negatives", pa.list_(pa.int64())),
             ("positive_scores", pa.list_(pa.float32())),
             ("negative_scores", pa.list_(pa.float32())),
+            ("positive_sources", pa.list_(pa.string())),
             ("negative_sources", pa.list_(pa.string())),
         ]
     ),
     "run": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("rank", pa.int32()), ("score", pa.float32())]),
 }
-_OPTIONAL = {"answers", "positive_scores", "negative_scores", "negative_sources"}
+_OPTIONAL = {"answers", "positive_scores", "negative_scores", "positive_sources", "negative_sources"}
 
 
 def commit_table(draft: Draft, name: str, table: pa.Table, **note: Any) -> File:

@@ -65,11 +65,16 @@ class Positives:
         """How many positives each query has, int64 [queries]."""
         return np.diff(self.offsets)
 
+    def counts_of(self, queries: Rows) -> Rows:
+        """How many positives each of some queries has, int64 [n]; none where its number is -1."""
+        return np.append(self.counts, 0)[queries]
+
     def lists(self, queries: Rows) -> tuple[Rows, Rows]:
-        """The positives of some queries one after another, int64, and where those of each begin, int64 [queries + 1]."""
-        ends = np.append(0, np.cumsum(self.counts[queries]))
-        within = np.arange(ends[-1]) - np.repeat(ends[:-1], self.counts[queries])
-        return self.rows[np.repeat(self.offsets[queries], self.counts[queries]) + within], ends
+        """The positives of some queries one after another, int64, and the position in `queries` of the query of each, int64."""
+        counts = self.counts_of(queries)
+        owner = np.repeat(np.arange(len(queries)), counts)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self.rows[np.repeat(self.offsets[queries], counts) + within], owner
 
     @cached_property
     def _hashes(self) -> NDArray[np.uint64]:
@@ -108,12 +113,31 @@ def repeats(query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
     return again
 
 
-def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows) -> NDArray[np.uint64]:
+def among(query: Rows, key: NDArray[np.generic], of_query: Rows, of_key: NDArray[np.generic]) -> Flags:
+    """Whether each pair of a query and a key (a text's hash) is one of the pairs of `of_query` and `of_key`; bool [n]."""
+    keys, codes = np.unique(np.concatenate([key, of_key]), return_inverse=True)
+    pairs = np.concatenate([query, of_query]) * len(keys) + codes
+    return np.isin(pairs[: len(key)], pairs[len(key) :])
+
+
+def scores_of(query: Rows, row: Rows, scored: Candidates) -> NDArray[np.float32]:
+    """The score that each passage of a query has among `scored`, or NaN; float32 [n]."""
+    if not len(scored):
+        return np.full(len(row), np.nan, dtype=np.float32)
+    width = 1 + max(int(row.max(initial=0)), int(scored.row.max()))
+    pairs = scored.query * width + scored.row
+    order = np.argsort(pairs, kind="stable")
+    at = order[np.minimum(np.searchsorted(pairs[order], query * width + row), len(order) - 1)]
+    return np.where(pairs[at] == query * width + row, scored.score[at], np.nan).astype(np.float32)
+
+
+def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) -> NDArray[np.uint64]:
     """The lot of each candidate, uint64 [n]: a function of seed, query and passage alone, whatever else the run holds.
 
-    Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014), which passes the usual tests of randomness.
+    Another `stream` gives lots that do not depend on these. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014),
+    which passes the usual tests of randomness.
     """
-    start = np.uint64(seed * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+    start = np.uint64((seed * 0x9E3779B97F4A7C15 + stream) & 0xFFFFFFFFFFFFFFFF)
     return _mix(_mix(query_hash + start) ^ row.astype(np.uint64))
 
 

@@ -134,7 +134,7 @@ def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart:
 
 def _short(scores: list[float] | None) -> list[float] | None:
     """float32 scores as the numbers of fewest digits that read back as the same float32: 0.98, not 0.9800000190734863."""
-    return None if scores is None else [float(str(np.float32(score))) for score in scores]
+    return None if scores is None or None in scores else [float(str(np.float32(score))) for score in scores]
 
 
 def exact(scores: pa.ChunkedArray) -> list[str]:

@@ -1,0 +1,80 @@
+"""Hybrid augmentation (RocketQAv2, section 3.3): a list of undenoised and of denoised instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.artifact import Artifact
+from raydense.data.store import Rows, hash_strings
+from raydense.errors import InputError
+from raydense.mining.labels import Labels
+from raydense.mining.lists import Listed
+from raydense.mining.miner import Miner
+from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
+from raydense.settings import MineSettings
+
+_DENOISED = 2  # the stream of the draw: other lots than those of the undenoised negatives, and of `label`
+
+
+class HybridMiner(Miner):
+    """Joins two parts into one example a query, and keeps the source of each passage.
+
+    The undenoised part: the positives of the qrels, and negatives drawn from the ranks of the run. The denoised part: the
+    pseudo-positives and `denoised` of the confident negatives of the labels, which are drawn first. Each part has its own
+    number of negatives, and a shortage of one is not filled from the other. No text is twice among the positives and negatives of a
+    query, but positives of the qrels all stay.
+
+    A passage of the run that the labels call positive is left out of the undenoised negatives, and counted: that part has noise
+    since it is not known which of its passages are false negatives, and there is no use in noise that is known to be such.
+    Scores are the teacher's probabilities; the undenoised negatives, and positives that the teacher did not see, have none.
+    """
+
+    left_out = ()
+
+    def __init__(self, settings: MineSettings, run: Artifact) -> None:
+        super().__init__(settings, run)
+        if settings.labels is None or settings.denoised is None:
+            raise InputError("missing", "labels", "strategy hybrid needs the examples that `raydense label` made")
+        self.labels, self.denoised = Labels(settings.labels, self.store), settings.denoised
+
+    def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
+        """As `Miner.lists`; short is a query with too few negatives of either part."""
+        positives, negatives, labelled = self.labels.of(ids)
+        denoised = self._denoised(positives, negatives, ids, wanted)
+        text = self.store.text_hash
+        positive = among(found.query, text[found.row], positives.query, text[positives.row])
+        taken = ~positive & among(found.query, text[found.row], denoised.query, text[denoised.row])
+        found = found.at(~positive & ~taken)
+        drawn = found.at(self.pick(found, ids, self.settings.negatives - self.denoised))
+        unscored = np.full(len(drawn), np.nan, dtype=np.float32)
+        few_drawn = np.bincount(drawn.query, minlength=len(ids)) < self.settings.negatives - self.denoised
+        few_denoised = np.bincount(denoised.query, minlength=len(ids)) < self.denoised
+        counts["hybrid_removed"] = {"positive by the labels": int(positive.sum()), "in the denoised part": int(taken.sum())}
+        counts["hybrid"] = {
+            "queries not in the labels": len(ids) - labelled,
+            "queries short of undenoised negatives": int(few_drawn.sum()),
+            "queries short of denoised negatives": int(few_denoised.sum()),
+        }
+        undenoised = Listed.of(drawn.query, drawn.row, unscored, self.source)
+        together = undenoised.then(Listed.of(denoised.query, denoised.row, denoised.score, "denoised"))
+        return self._positives(positives, wanted), together, few_drawn | few_denoised
+
+    def _positives(self, labelled: Candidates, wanted: Rows) -> Listed:
+        """The positives of the qrels, with the scores that the labels have of them, and then those of the labels alone."""
+        row, query = self.positives.lists(wanted)
+        gold = Listed.of(query, row, scores_of(query, row, labelled), "gold")
+        text = self.store.text_hash[labelled.row]
+        fresh = labelled.at(~self.positives.hold_text(wanted[labelled.query], text) & ~repeats(labelled.query, text))
+        return gold.then(Listed.of(fresh.query, fresh.row, fresh.score, "pseudo"))
+
+    def _denoised(self, positives: Candidates, negatives: Candidates, ids: pa.Array, wanted: Rows) -> Candidates:
+        """`denoised` of the labels' negatives of each query: no positive of the qrels nor of the labels, and no text twice."""
+        text = self.store.text_hash
+        known = self.positives.hold_text(wanted[negatives.query], text[negatives.row])
+        known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
+        free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
+        lots = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
+        return free.at(first_of_each(free.query, lots, self.denoised))

@@ -1,0 +1,219 @@
+"""Pseudo-labels (RocketQA; PAIR, section 3.3): a re-ranker as the teacher tells positives and negatives among candidates.
+
+The candidates are scored by `rerank` in the work folder of the output; then each block of the scored run becomes one
+committed file of examples, with what was counted in its note.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import Rows, hash_strings
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+from raydense.inference.rerank import rerank
+from raydense.mining.blocks import BLOCK_ROWS, Judged, query_blocks
+from raydense.mining.counts import added, added_sources, listed
+from raydense.mining.label_report import write_report
+from raydense.mining.lists import Listed, examples_table
+from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
+from raydense.models.cross_encoder import refuse_untrained
+from raydense.progress import say
+from raydense.settings import LabelSettings, RerankSettings
+
+BINS = 20
+REPORT = "report.md"
+_STREAM = 1  # of the draw: other lots than those of `mine`, which may draw from the same candidates
+
+
+def label(settings: LabelSettings) -> Artifact:
+    """Examples for training from the teacher's probability (the sigmoid of its score) of each candidate at ranks 1..depth.
+
+    Above `s_pos` it is a pseudo-positive, below `s_neg` a confident negative, and the rest is left out. Where the qrels have
+    positives of the query (relevance >= 1) these stay, all of them and whatever the teacher says, and neither they nor a passage
+    of the same text come back as anything else. Other queries have their pseudo-positives alone; one without any is dropped.
+    Equal texts count once, and none is on both sides. Examples come in the order of the run; positives of the qrels by relevance
+    falling, then pseudo-positives by probability falling; negatives in the order of the draw. `report.md` has the counts, a
+    histogram of the probabilities and a sample to read. Raises InputError on a folder that holds no trained re-ranker, on an
+    unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
+    """
+    made_from = provenance("label", settings)
+    if settings.model is None:
+        _refuse_unscored(settings.run)
+    else:
+        refuse_untrained(settings.model)
+    draft = Draft.open(settings.output, "examples", made_from)
+    if draft.done:
+        return draft.done
+    labeller = _Labeller(settings)
+    scored = Artifact.open(settings.run, "run") if settings.model is None else rerank(_scoring(settings, draft.work / "scores"))
+    done = draft.committed()
+    for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):
+        name = f"examples-{number:05d}.parquet"
+        queries = labeller.judged.queries_of(block)
+        if name not in done:
+            table, counts = labeller.examples(block, *queries)
+            commit_table(draft, name, table, counts=counts)
+    parts = [file for file in draft.committed().values() if file.path != REPORT]
+    summary = _sum_up(settings, labeller.judged, [file.note["counts"] for file in parts])
+    summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint}
+    files = [draft.folder / file.path for file in parts]
+    draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
+    _say(settings, summary)
+    return draft.finish(summary["kept"], **summary)
+
+
+def _refuse_unscored(run: str) -> None:
+    if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
+        raise InputError("has no scores of a re-ranker", run, "give the teacher as --model, or a run that `raydense rerank` made")
+
+
+def _scoring(settings: LabelSettings, output: Path) -> RerankSettings:
+    """The settings of `rerank` for the scores of the teacher."""
+    shared = RerankSettings.model_fields.keys() & LabelSettings.model_fields.keys() - {"output"}
+    return RerankSettings(output=str(output), **{name: getattr(settings, name) for name in shared})
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The candidates of a block with the probability of each in float64, and what they are."""
+
+    found: Candidates
+    probability: NDArray[np.float64]
+    gold: Flags
+    gold_or_like: Flags
+
+
+class _Labeller:
+    """Makes the examples of one block of the scored run after another, and counts what it finds and leaves out."""
+
+    def __init__(self, settings: LabelSettings) -> None:
+        self.settings = settings
+        self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+
+    def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
+        """The examples of one block, and what was counted; its queries as `Judged.queries_of` gives them."""
+        scored = self._scored(block, numbers, lengths)
+        pseudo, negatives, counts = self._thresholded(scored)
+        row, query = self.judged.positives.lists(numbers)
+        gold = Listed.of(query, row, scores_of(query, row, scored.found.at(scored.gold)), "gold")
+        positives = gold.then(Listed.of(pseudo.query, pseudo.row, pseudo.score, "pseudo"))
+        lots = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
+        chosen = negatives.at(first_of_each(negatives.query, lots, self.settings.negatives))
+        drawn = Listed.of(chosen.query, chosen.row, chosen.score, "denoised")
+        some = positives.counts(len(ids)) > 0
+        short = some & (drawn.counts(len(ids)) < self.settings.negatives)
+        kept = some & ~short if self.settings.shortage == "drop" else some
+        counts["queries"] = _query_counts(self.judged.positives.counts_of(numbers) > 0, some, short, kept)
+        counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None
+        counts["sources"] = {"positives": positives.sources(kept), "negatives": drawn.sources(kept)}
+        counts["sizes"] = np.bincount(drawn.counts(len(ids))[kept], minlength=self.settings.negatives + 1).tolist()
+        return examples_table(ids, positives, drawn, kept), counts
+
+    def _scored(self, block: pa.Table, numbers: Rows, lengths: Rows) -> _Scored:
+        rank = block["rank"].to_numpy()
+        taken = rank <= self.settings.depth
+        query = np.repeat(np.arange(len(lengths)), lengths)[taken]
+        row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
+        score = block["score"].to_numpy()[taken].astype(np.float64)
+        probability = 0.5 * (1 + np.tanh(score / 2))  # the sigmoid, which so never overflows
+        gold = self.judged.positives.hold(numbers[query], row)
+        like = self.judged.positives.hold_text(numbers[query], self.judged.store.text_hash[row])
+        return _Scored(Candidates(query, row, rank[taken], probability.astype(np.float32)), probability, gold, gold | like)
+
+    def _thresholded(self, scored: _Scored) -> tuple[Candidates, Candidates, dict[str, Any]]:
+        """Pseudo-positives and confident negatives, each in the order of the run, and what was counted."""
+        found, probability, free = scored.found, scored.probability, ~scored.gold_or_like
+        text = self.judged.store.text_hash[found.row]
+        above, below = free & (probability > self.settings.s_pos), free & (probability < self.settings.s_neg)
+        pseudo = above.copy()
+        pseudo[above] = ~repeats(found.query[above], text[above])
+        like_pseudo = below.copy()
+        like_pseudo[below] = among(found.query[below], text[below], found.query[pseudo], text[pseudo])
+        negative = below & ~like_pseudo
+        once = negative.copy()
+        once[negative] = ~repeats(found.query[negative], text[negative])
+        bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
+        counts = {
+            "candidates": {
+                "gold positives": int(scored.gold.sum()),
+                "text of a gold positive": int((scored.gold_or_like & ~scored.gold).sum()),
+                "pseudo-positives": int(pseudo.sum()),
+                "confident negatives": int(once.sum()),
+                "between the thresholds": int((free & ~above & ~below).sum()),
+                "text of a pseudo-positive": int(like_pseudo.sum()),
+                "repeated text": int((above & ~pseudo).sum() + (negative & ~once).sum()),
+            },
+            "gold_below_s_neg": int((scored.gold & (probability < self.settings.s_neg)).sum()),
+            "gold_bins": np.bincount(bins[scored.gold], minlength=BINS).tolist(),
+            "other_bins": np.bincount(bins[~scored.gold], minlength=BINS).tolist(),
+        }
+        return found.at(pseudo), found.at(once), counts
+
+
+def _query_counts(labelled: Flags, some: Flags, short: Flags, kept: Flags) -> dict[str, int]:
+    counts = {
+        "labelled": labelled,
+        "unlabelled": ~labelled,
+        "without": ~some,
+        "short": short,
+        "kept": kept,
+        "kept_labelled": kept & labelled,
+    }
+    return {name: int(flags.sum()) for name, flags in counts.items()}
+
+
+def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary from the notes of the files; InputError on a shortage that must fail, or when nothing is left."""
+    queries = added(block["queries"] for block in blocks)
+    candidates = added(block["candidates"] for block in blocks)
+    unmet = int(judged.unmet.sum())
+    if settings.shortage == "fail" and queries.get("short"):
+        first = next(block["first_short"] for block in blocks if block["first_short"] is not None)
+        what = f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives, the first is {first!r}"
+        raise InputError(what, settings.run, "give a greater depth, fewer negatives, or shortage keep or drop")
+    if not queries.get("kept"):
+        raise InputError("no example is left", settings.run, "give qrels, a lower s_pos, or a teacher that is surer")
+    dropped = {
+        "no positive": queries["without"],
+        "not in the run": unmet,
+        "too few negatives": queries["short"] if settings.shortage == "drop" else 0,
+    }
+    return {
+        "queries": queries["labelled"] + queries["unlabelled"] + unmet,
+        "labelled": queries["labelled"] + unmet,
+        "unlabelled": queries["unlabelled"],
+        "kept": queries["kept"],
+        "kept_labelled": queries["kept_labelled"],
+        "dropped": dropped,
+        "short": queries["short"],
+        "candidates": candidates,
+        "gold_below_s_neg": sum(block["gold_below_s_neg"] for block in blocks),
+        "sources": added_sources(blocks),
+        "negatives": np.sum([block["sizes"] for block in blocks], axis=0).tolist(),
+        "scores": {part: np.sum([block[f"{part}_bins"] for block in blocks], axis=0).tolist() for part in ("gold", "other")},
+    }
+
+
+def _say(settings: LabelSettings, summary: dict[str, Any]) -> None:
+    say(
+        f"label: {summary['kept']:,} of {summary['queries']:,} queries kept, {summary['kept_labelled']:,} of them labelled;"
+        f" dropped: {listed(summary['dropped'])}"
+    )
+    say(f"label: {sum(summary['candidates'].values()):,} candidates scored: {listed(summary['candidates'])}")
+    seen = summary["candidates"]["gold positives"]
+    if summary["gold_below_s_neg"]:
+        share = 100 * summary["gold_below_s_neg"] / seen
+        say(
+            f"label: the teacher is sure that {summary['gold_below_s_neg']:,} of {seen:,} gold positives are none ({share:.0f}%); they stay"
+        )
+    if summary["short"]:
+        say(f"label: {summary['short']:,} queries have fewer than {settings.negatives} confident negatives; nothing was filled in")

@@ -1,0 +1,84 @@
+"""Hard negatives of a block of queries: DPR's, RocketQA's and ANCE's draw from the ranks of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.artifact import Artifact
+from raydense.data.store import Rows, hash_strings
+from raydense.errors import InputError
+from raydense.mining.blocks import Judged
+from raydense.mining.lists import Listed, examples_table
+from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats
+from raydense.settings import MineSettings
+
+_SOURCES = {"bm25": "bm25", "faiss": "dense", "dense": "dense"}
+
+
+class Miner:
+    """Makes the examples of one block of a run after another, and counts what it leaves out."""
+
+    left_out: tuple[str, ...] = ("positive_scores", "positive_sources")  # nothing scored them, and all are gold
+
+    def __init__(self, settings: MineSettings, run: Artifact) -> None:
+        self.settings = settings
+        self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+        self.positives, self.store = self.judged.positives, self.judged.store
+        if not len(self.positives.rows):
+            raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
+        self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
+
+    def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
+        """The examples of one block of the run, and what was counted; its queries as `Judged.queries_of` gives them."""
+        wanted = np.flatnonzero(self.positives.counts_of(numbers) > 0)
+        place = np.full(len(ids), -1, dtype=np.int64)
+        place[wanted] = np.arange(len(wanted))
+        ids, wanted = ids.take(pa.array(wanted)), numbers[wanted]
+        counts: dict[str, Any] = {"unjudged": int((numbers < 0).sum())}
+        found = self.candidates(block, np.repeat(place, lengths), wanted, counts)
+        positives, negatives, short = self.lists(found, ids, wanted, counts)
+        kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
+        counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None
+        counts |= {"short": int(short.sum()), "kept": int(kept.sum())}
+        sizes = negatives.counts(len(wanted))[kept]
+        counts["histogram"] = np.bincount(sizes, minlength=self.settings.negatives + 1).tolist()
+        counts["sources"] = {"positives": positives.sources(kept), "negatives": negatives.sources(kept)}
+        return examples_table(ids, positives, negatives, kept).drop_columns(list(self.left_out)), counts
+
+    def candidates(self, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
+        """What may be drawn for each query, in the order of the run; counts what is left out, by cause."""
+        rank = block["rank"].to_numpy()
+        inside = (query >= 0) & (rank <= self.settings.depth)
+        taken = inside & (rank > self.settings.skip)
+        counts |= {"candidates": int(inside.sum()), "skipped": int(inside.sum() - taken.sum())}
+        row = self.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
+        found = Candidates(query[taken], row, rank[taken], block["score"].to_numpy()[taken])
+        text_hash = self.store.text_hash[found.row]
+        positive = self.positives.hold(wanted[found.query], found.row)
+        like_positive = self.positives.hold_text(wanted[found.query], text_hash)
+        free = ~positive & ~like_positive
+        repeated = np.zeros(len(found), dtype=bool)
+        repeated[free] = repeats(found.query[free], text_hash[free])
+        counts |= {"positives": int(positive.sum()), "same_text": int((like_positive & ~positive).sum()), "repeated": int(repeated.sum())}
+        return found.at(free & ~repeated)
+
+    def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
+        """Positives and negatives of each query, and whether it has fewer negatives than asked."""
+        chosen = found.at(self.pick(found, ids, self.settings.negatives))
+        negatives = Listed.of(chosen.query, chosen.row, chosen.score, self.source)
+        return self.gold(wanted), negatives, negatives.counts(len(wanted)) < self.settings.negatives
+
+    def gold(self, wanted: Rows) -> Listed:
+        """All positives of the qrels."""
+        row, query = self.positives.lists(wanted)
+        return Listed.of(query, row, np.full(len(row), np.nan, dtype=np.float32), "gold")
+
+    def pick(self, found: Candidates, ids: pa.Array, count: int) -> Rows:
+        """The positions of `count` chosen candidates of each query, by query."""
+        if self.settings.pick == "top":
+            return first_of_each(found.query, found.rank, count)
+        lots = draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
+        return first_of_each(found.query, lots, count)

@@ -1,0 +1,208 @@
+"""label(): against a slow reading of its rules in plain Python, on runs of a re-ranker (its scoring is tested in tests/ray)."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raydense.mining.label as labelling
+from raydense.data.artifact import Artifact
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.mining.label import label
+from raydense.settings import LabelSettings
+from tests.mining_world import Run, examples_of, worlds, write_world
+
+LOGITS = [-1000.0, -6.0, -2.5, -2.0, -0.5, 0.0, 1.5, 2.0, 2.5, 7.0, 1000.0]
+
+
+def label_world(root: Path, output: str = "labels", qrels: bool = True, **more: object) -> Artifact:
+    folders = {name: str(root / name) for name in ("run", "corpus", "queries") + (("qrels",) if qrels else ())}
+    return label(LabelSettings.read({**folders, "output": str(root / output), **more}))
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: LabelSettings) -> dict[str, dict[str, list]]:
+    """Gold and pseudo-positives and every confident negative of each query, read off the rules one passage at a time."""
+    found = {}
+    for query, hits in run.items():
+        gold = [row for _, row in sorted((-r, int(p[1:])) for q, p, r in qrels if q == query and r >= 1)]
+        scored = [(int(p[1:]), sigmoid(score)) for p, score in hits[: s.depth]]
+        seen = {texts[row] for row in gold}
+        pseudo, negatives = [], []
+        for row, probability in scored:
+            if probability > s.s_pos and texts[row] not in seen:
+                seen.add(texts[row])
+                pseudo.append(row)
+        for row, probability in scored:
+            if probability < s.s_neg and texts[row] not in seen:
+                seen.add(texts[row])
+                negatives.append(row)
+        found[query] = {"gold": gold, "pseudo": pseudo, "negatives": negatives, "scores": dict(scored)}
+    return found
+
+
+@given(
+    world=worlds(),
+    data=st.data(),
+    thresholds=st.sampled_from([(0.9, 0.1), (0.8, 0.2), (0.6, 0.4), (1.0, 0.0)]),
+    negatives=st.integers(1, 5),
+    depth=st.integers(1, 20),
+    shortage=st.sampled_from(["keep", "drop"]),
+    judged=st.booleans(),
+    cuts=st.tuples(st.integers(1, 4), st.integers(1, 30)),
+)
+@settings(max_examples=40, deadline=None)
+def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shortage, judged, cuts):
+    texts, qrels, run = world
+    drawn = {q: sorted((data.draw(st.sampled_from(LOGITS)) for _ in hits), reverse=True) for q, hits in run.items()}
+    run = {q: [(p, score) for (p, _), score in zip(hits, drawn[q], strict=True)] for q, hits in run.items()}
+    asked = {"s_pos": thresholds[0], "s_neg": thresholds[1], "negatives": negatives, "depth": depth, "shortage": shortage}
+    s = LabelSettings(output="x", run="x", corpus="x", queries="x", **asked)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labelling, "BLOCK_ROWS", cuts[1])
+        root = Path(folder)
+        write_world(root, texts, qrels, run, cuts[0], stage="rerank", model="m")
+        expected = slowly(texts, qrels if judged else [], run, s)
+        some = {q: e for q, e in expected.items() if e["gold"] or e["pseudo"]}
+        short = [q for q, e in some.items() if len(e["negatives"]) < negatives]
+        kept = {q: e for q, e in some.items() if shortage == "keep" or q not in short}
+        if not kept:
+            with pytest.raises(InputError, match="no example is left"):
+                label_world(root, qrels=judged, **asked)
+            return
+        artifact = label_world(root, qrels=judged, **asked)
+        found = examples_of(artifact)
+        assert list(found) == list(kept)
+        for query, e in kept.items():
+            example = found[query]
+            assert example["positives"] == e["gold"] + e["pseudo"]
+            assert example["positive_sources"] == ["gold"] * len(e["gold"]) + ["pseudo"] * len(e["pseudo"])
+            assert example["positive_scores"] == [
+                None if r not in e["scores"] else pytest.approx(e["scores"][r]) for r in example["positives"]
+            ]
+            assert len(example["negatives"]) == len(set(example["negatives"])) == min(negatives, len(e["negatives"]))
+            assert set(example["negatives"]) <= set(e["negatives"])
+            assert example["negative_scores"] == [pytest.approx(e["scores"][r], abs=1e-7) for r in example["negatives"]]
+            assert example["negative_sources"] == ["denoised"] * len(example["negatives"])
+        told = artifact.summary
+        unmet = {q for q, _, r in qrels if judged and r >= 1} - set(run)
+        assert told["dropped"] == {
+            "no positive": len(expected) - len(some),
+            "not in the run": len(unmet),
+            "too few negatives": len(short) if shortage == "drop" else 0,
+        }
+        assert told["queries"] == told["labelled"] + told["unlabelled"] == told["kept"] + sum(told["dropped"].values())
+        assert told["unlabelled"] == sum(not e["gold"] for e in expected.values())
+        assert told["short"] == len(short)
+        assert told["candidates"]["pseudo-positives"] == sum(len(e["pseudo"]) for e in expected.values())
+        assert told["candidates"]["confident negatives"] == sum(len(e["negatives"]) for e in expected.values())
+        scored = [(q, row, p) for q, e in expected.items() for row, p in e["scores"].items()]
+        assert sum(told["candidates"].values()) == len(scored) == sum(map(sum, told["scores"].values()))
+        bins = Counter((row in expected[q]["gold"], min(int(p * 20), 19)) for q, row, p in scored)
+        assert told["scores"] == {"gold": [bins[True, i] for i in range(20)], "other": [bins[False, i] for i in range(20)]}
+        assert told["gold_below_s_neg"] == sum(p < s.s_neg for q, row, p in scored if row in expected[q]["gold"])
+
+
+TEXTS = ["gold", "silver", "gold", "lead", "tin", "lead", "iron", "zinc"]
+QRELS = [("q", "p0", 2), ("q", "p7", 1)]
+RUN: Run = {"q": [("p1", 5.0), ("p2", 4.0), ("p6", 0.0), ("p3", -3.0), ("p5", -4.0), ("p0", -5.0), ("p4", -6.0)]}
+FREE: Run = {"free": [("p3", 3.0), ("p5", 2.5), ("p4", -9.0)], "unsure": [("p6", 1.0), ("p4", -9.0)]}
+
+
+def test_gold_stays_whatever_the_teacher_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", model="m")
+    artifact = label_world(tmp_path, negatives=2)
+    example = examples_of(artifact)["q"]
+    assert example["positives"] == [0, 7, 1]
+    assert example["positive_sources"] == ["gold", "gold", "pseudo"]
+    assert example["positive_scores"] == [pytest.approx(sigmoid(-5.0)), None, pytest.approx(sigmoid(5.0))]
+    assert sorted(example["negatives"]) == [3, 4]
+    assert artifact.summary["candidates"] == {
+        "gold positives": 1,
+        "text of a gold positive": 1,
+        "pseudo-positives": 1,
+        "confident negatives": 2,
+        "between the thresholds": 1,
+        "text of a pseudo-positive": 0,
+        "repeated text": 1,
+    }
+    assert artifact.summary["gold_below_s_neg"] == 1
+    assert "1 of 1 gold positives are none (100%)" in capsys.readouterr().err
+
+
+def test_a_query_without_labels_has_what_the_teacher_finds_or_is_dropped(tmp_path: Path) -> None:
+    write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
+    for name, qrels in (("with", True), ("without", False)):
+        artifact = label_world(tmp_path, name, qrels=qrels)
+        found = examples_of(artifact)
+        assert list(found) == ["q", "free"]
+        assert found["free"]["positives"] == [3]
+        assert found["free"]["negatives"] == [4]
+        assert artifact.summary["dropped"]["no positive"] == 1
+        assert artifact.summary["unlabelled"] == (2 if qrels else 3)
+
+
+def test_shortage(tmp_path: Path) -> None:
+    write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
+    assert label_world(tmp_path, negatives=2).summary["short"] == 1
+    assert list(examples_of(label_world(tmp_path, "dropped", negatives=2, shortage="drop"))) == ["q"]
+    with pytest.raises(InputError, match="1 queries have fewer than 2 confident negatives, the first is 'free'"):
+        label_world(tmp_path, "failed", negatives=2, shortage="fail")
+    assert not (tmp_path / "failed" / "manifest.json").exists()
+
+
+def test_the_report_can_be_read(tmp_path: Path) -> None:
+    write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
+    page = (label_world(tmp_path).path / "report.md").read_text()
+    for line in (
+        "| kept | 2 |",
+        "| gold positives that the teacher puts below 0.1 | 1 |",
+        "### q: q",
+        "- gold, 0.007, p0: gold",
+        "- gold, not scored, p7: zinc",
+        "- pseudo, 0.993, p1: silver",
+        "- denoised, 0.002, p4: tin",
+    ):
+        assert line in page.splitlines()
+    bars = [line for line in page.splitlines() if line.startswith("| 0.00 to 0.05")]
+    assert bars == [f"| 0.00 to 0.05 | 1 | 5 | {'█' * 40} |"]
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"s_neg 0.9 must be below s_pos 0.9"):
+        LabelSettings.read({"output": "x", "run": "x", "corpus": "x", "queries": "x", "s_neg": 0.9})
+    write_world(tmp_path, TEXTS, QRELS, RUN)
+    with pytest.raises(InputError, match="has no scores of a re-ranker"):
+        label_world(tmp_path)
+    write_world(tmp_path / "other", TEXTS, QRELS, {**RUN, "more": [("p1", 1.0)]}, stage="rerank", model="m")
+    with pytest.raises(InputError, match="names query 'more', which the queries do not have"):
+        label_world(tmp_path / "other", queries=str(tmp_path / "queries"))
+    write_world(tmp_path / "small", TEXTS[:5], [("q", "p1", 1)], {"q": [("p1", 1.0)]})
+    with pytest.raises(InputError, match="names passage 'p6'"):
+        label_world(tmp_path / "other", corpus=str(tmp_path / "small" / "corpus"), qrels=False)
+
+
+def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {i % 90}" for i in range(100)]
+    run = {f"q{q}": [(f"p{(i * 7 + q) % 100}", 5.0 - 0.2 * i) for i in range(60)] for q in range(9)}
+    made: list[pa.Table] = []
+    for cuts, rows in ((1, 1 << 18), (4, 70), (3, 200)):
+        monkeypatch.setattr(labelling, "BLOCK_ROWS", rows)
+        write_world(tmp_path / str(cuts), texts, [("q1", "p5", 1)], run, cuts, stage="rerank", model="m")
+        made.append(read_table(label_world(tmp_path / str(cuts)).path, "examples"))
+    assert made[0].num_rows == 9
+    assert made[0].equals(made[1])
+    assert made[0].equals(made[2])
+    reports = {(tmp_path / name / "labels" / "report.md").read_text() for name in ("1", "3", "4")}
+    assert len(reports) == 1
