@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
 SMALL = ["data.passages=700", "data.shard_rows=350", "data.train_queries=300", "data.dev_queries=20", "data.test_queries=30"]
-SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker.max_steps=4", "reranked.depth=5"]
+SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker-1.max_steps=4", "reranker.max_steps=4", "reranked.depth=5"]
 
 
 @pytest.fixture
