@@ -74,7 +74,7 @@ def _metavar(field: FieldInfo) -> str:
     annotation = field.annotation
     choices = [a for a in _literals(annotation) if isinstance(a, str)]
     if choices:
-        return "|".join(choices)
+        return "|".join([*choices, "INT"] if _holds(annotation, int) else choices)
     for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
         if _holds(annotation, kind):
             return word

@@ -103,7 +103,7 @@ def _need(settings: s.Settings, of: Of) -> str:
         case s.MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
         case s.TrainSettings():
-            return _steps(settings, of(settings.examples))
+            return ", ".join(part for part in (_steps(settings, of(settings.examples)), _worker(settings)) if part)
         case s.LabelSettings(model=None) if queries := _queries(settings, of):
             return f"{queries} queries to label"
         case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
@@ -125,6 +125,15 @@ def _steps(settings: s.TrainSettings, examples: Count | None) -> str:
     else:
         return ""
     return f"{steps} steps of {batch:,} queries, {settings.workers} worker(s)"
+
+
+def _worker(settings: s.TrainSettings) -> str:
+    """The memory of a training's worker, where its start models are there."""
+    if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, settings.reranker)):
+        return ""
+    from raydense.training.memory import told  # only here: importing torch takes seconds
+
+    return told(settings)
 
 
 def _memory(settings: s.IndexSettings) -> str:

@@ -34,8 +34,16 @@ def _words(value: object) -> object:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _number_or_auto(value: object) -> object:
+    whole = str(value).isdigit() and not isinstance(value, bool)
+    if value != "auto" and not whole:
+        raise ValueError("must be a whole number of at least 0, or auto")
+    return value
+
+
 Words = Annotated[list[str], BeforeValidator(_words)]
 Pair = Annotated[tuple[int, int], BeforeValidator(_words)]
+NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 
 
 class Settings(BaseModel):
@@ -230,11 +238,10 @@ class TrainSettings(Settings):
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
-    micro_batch: int = resource(
+    micro_batch: NumberOrAuto = resource(
         0,
-        "texts that one worker sends through the model at once, 0 for all: fewer need less memory and more time, and give the same"
-        " gradients, but for what dropout draws",
-        ge=0,
+        "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"
+        " memory and more time, and give the same gradients, but for what dropout draws",
     )
     activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
     checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)

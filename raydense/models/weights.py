@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ _DROPOUTS = (
     "classifier_dropout",
     "seq_classif_dropout",
 )
+_reads = ContextVar("reads", default=True)
+
+
+@contextmanager
+def without_reading() -> Iterator[None]:
+    """Inside, `load_encoder` and `load_scorer` make the model that a folder's config tells of, and read no weights: to be measured, not used."""
+    token = _reads.set(False)
+    try:
+        yield
+    finally:
+        _reads.reset(token)
 
 
 def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
@@ -89,6 +101,8 @@ def _without_pooler(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
+    if not _reads.get():
+        return auto.from_config(config, dtype=torch.float32, **kwargs), []
     try:
         with _quiet():
             model, told = auto.from_pretrained(

@@ -22,7 +22,7 @@ from raydense.settings import TrainSettings
 from raydense.training.lamb import Lamb
 
 Precision = Literal["fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_LOSS_SCALE = 2.0**14
 
 
@@ -109,7 +109,7 @@ class TorchEngine(Engine):
         self.module, self.device, self.settings = model.to(device), device, settings
         self.optimizer = make_optimizer(self.module, settings)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
-        self._mixed = None if precision == "fp32" else _DTYPES[precision]
+        self._mixed = None if precision == "fp32" else DTYPES[precision]
         self._run: nn.Module = self.module
         self._distributed: nn.parallel.DistributedDataParallel | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:

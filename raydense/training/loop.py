@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
@@ -24,10 +24,12 @@ from raydense.training.checkpoints import State, load_checkpoint, save_checkpoin
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.history import History, Line
+from raydense.training.micro_batch import find_micro_batch
 from raydense.training.objectives import Batch, Texts, load_model, objective_of
 from raydense.training.prefetch import prefetched
-from raydense.training.step import forward_and_backward, pieces_of
+from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
+FOUND = "micro_batch.txt"
 _MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 
@@ -81,6 +83,10 @@ class Loop:
         model = load_model(s, objective, job.start)
         if s.activation_checkpointing:
             checkpoint_activations(model)
+            if place.device.type == "cpu":
+                give_memory_back()
+        if s.micro_batch == "auto":
+            s = self.settings = self._with_micro_batch(model)
         self.objective = objective(s, model, texts, place.rank, place.workers)
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
@@ -88,6 +94,15 @@ class Loop:
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = s.dev_every or math.ceil(job.steps / 10)
+
+    def _with_micro_batch(self, model: nn.Module) -> TrainSettings:
+        """The settings with the micro-batch that fits; the driver says the line that worker 0 leaves in `FOUND`."""
+        texts, line = find_micro_batch(self.settings, self.job.start, model, self.place.device, self.place.on_machine)
+        if self.place.rank == 0:
+            aside = self.job.storage / f"{FOUND}.aside"
+            aside.write_text(line)
+            os.replace(aside, self.job.storage / FOUND)
+        return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; returns what the driver puts into the summary."""
@@ -190,10 +205,3 @@ def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Plac
         dist.all_reduce(wrong)
     if wrong.item():
         raise InputError(f"the weights are not finite numbers after step {step}", "train", _MEND)
-
-
-def checkpoint_activations(model: nn.Module) -> None:
-    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            part.gradient_checkpointing_enable({"use_reentrant": False})

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from raydense.settings import TrainSettings
 from raydense.training.engine import Engine
 from raydense.training.objectives import Batch, Metrics, Objective, Outputs
 
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]
+
+
+def texts_of(settings: TrainSettings) -> dict[str, int]:
+    """How many texts of each kind a worker has in a part of a step, at most; a passage in several lists counts once."""
+    part = settings.batch_size // settings.accumulation
+    queries = part // settings.workers
+    others = part - 1 if settings.objective == "joint" and settings.in_batch else 0
+    lists = queries * (settings.positives + settings.negatives)
+    if settings.objective == "reranker":
+        return {"pairs": lists}
+    if settings.objective == "joint":
+        passages = lists + (part - queries if settings.in_batch else 0)
+        return {"queries": queries, "passages": passages, "pairs": lists + queries * others}
+    return {"queries": queries, "passages": lists}
 
 
 def pieces_of(settings: TrainSettings) -> int:
     """In how many pieces a worker runs each part of a step, so that none has more than `micro_batch` texts of a kind."""
-    queries = settings.batch_size // (settings.workers * settings.accumulation)
-    others = settings.batch_size // settings.accumulation - 1 if settings.objective == "joint" and settings.in_batch else 0
-    texts = queries * (settings.positives + settings.negatives + others)
-    return math.ceil(texts / settings.micro_batch) if settings.micro_batch else 1
+    assert isinstance(settings.micro_batch, int), "micro_batch auto is found first"
+    return math.ceil(max(texts_of(settings).values()) / settings.micro_batch) if settings.micro_batch else 1
 
 
 def forward_and_backward(engine: Engine, objective: Objective, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
@@ -70,6 +86,22 @@ def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
             longest = int(batch["attention_mask"][rows].sum(dim=1).max())
             cut[name] = {key: value[rows, :longest] for key, value in batch.items()}
     return cut
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def give_memory_back() -> None:
+    """Let glibc return each freed tensor of a mebibyte or more to the system at once, for a third more time.
+
+    Else its heap keeps holes between the few activations that are kept, as large as all those that are not.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _outputs_of_all(engine: Engine, cut: list[Texts], seeds: list[int]) -> tuple[Tensor, ...]:

@@ -19,14 +19,15 @@ from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.joint import JointModel
-from raydense.progress import Progress
+from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray
 from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
 from raydense.training.dev import METRIC, read_dev_sets
 from raydense.training.history import EVENTS, Follower, read_history
-from raydense.training.loop import Job, train_worker
+from raydense.training.loop import FOUND, Job, train_worker
+from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
 
@@ -72,17 +73,23 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
         refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
     with tracking(settings) as send:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
+        if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
+            refuse_too_little(settings, start)
         fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
         return _follow(fit, storage, steps, state.step if state else 0, send)
 
 
 def _follow(fit: _Fit, storage: Path, steps: int, done_before: int, send: Send) -> dict[str, Any]:
     """Start the workers, show and `send` what they write into the history, and return the outcome."""
-    follower, sent = Follower(storage / "history.jsonl"), 0
+    follower, sent, found = Follower(storage / "history.jsonl"), 0, storage / FOUND
+    found.unlink(missing_ok=True)
     with Progress("train", steps, "steps", done_before) as progress:
         fit.start()
         while fit.is_alive():
             fit.join(_SHOWN_EVERY_S)
+            if found.is_file():
+                say(f"train: {found.read_text()}")
+                found.unlink()
             for line in follower.new_lines():
                 progress.set(line["step"], f"loss {line['loss']:.4f}")
                 if line["step"] > sent:

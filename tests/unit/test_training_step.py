@@ -20,9 +20,8 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.engine import make_engine
-from raydense.training.loop import checkpoint_activations
 from raydense.training.objectives import Texts, load_model, objective_of
-from raydense.training.step import forward_and_backward, pieces_of
+from raydense.training.step import checkpoint_activations, forward_and_backward, pieces_of
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
 CPU = torch.device("cpu")

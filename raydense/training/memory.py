@@ -1,0 +1,243 @@
+"""What memory one training worker needs at its fullest moment, told from the start model's config before any weight is read.
+
+The model goes forward and backward in torch's FakeTensorMode, where tensors have shapes and no memory: what autograd would hold is
+counted, for any family of encoders. What engine and optimiser hold follows from the number of weights.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from raydense.errors import InputError
+from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.models.weights import without_reading
+from raydense.settings import TrainSettings
+from raydense.training.engine import DTYPES, choose_precision
+from raydense.training.objectives import load_model, objective_of
+from raydense.training.step import checkpoint_activations, pieces_of, texts_of
+
+# What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.
+_PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
+# glibc's heap keeps holes between the tensors of a step: 1.1 to 1.6 times what is alive was seen on CPUs.
+_HOLES = 1.3
+# Copies of the scores that a loss and its gradient hold at once: scores, logits, shares, and the gradients of these.
+_COPIES = 6
+Batch = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one worker, by what they are for.
+
+    `activations` is what its fullest moment holds beyond the rest: forward and backward of a piece, the update of the weights, or
+    the copy of them that is saved. `outputs` are the vectors and scores of all texts with their gradients; `process` is Python,
+    torch and Ray (0 on a GPU).
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    outputs: int
+    process: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{size / 2**30:.1f} {name}" for name, size in asdict(self).items() if size >= 0.05 * 2**30)
+        return f"{self.total / 2**30:.1f} GiB a worker ({parts})"
+
+
+class Outline:
+    """A training whose model has shapes and no memory; tells what each `micro_batch` needs."""
+
+    def __init__(self, settings: TrainSettings, folder: str | Path, device: torch.device) -> None:
+        """InputError where the folder cannot be used; it is checked, and its weights are not read."""
+        self.settings, self._gpu = settings, device.type == "cuda"
+        self.precision = choose_precision(settings.precision, device)
+        self._fake = FakeTensorMode()
+        with self._fake, torch.random.fork_rng(devices=[]), without_reading():
+            self.model = load_model(settings, objective_of(settings), str(folder)).train()
+            if settings.engine == "deepspeed" and self.precision != "fp32":
+                _cast(self.model, DTYPES[self.precision])
+        if settings.activation_checkpointing:
+            checkpoint_activations(self.model)
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def here(self) -> int:
+        """Bytes of the model as it is loaded, in float32, and of its gradients."""
+        return 4 * (_count(self.model.parameters()) + _count(self._trained))
+
+    def memory(self, micro_batch: int) -> Memory:
+        """What a worker needs that sends at most so many texts of a kind through the model at once; 0 means all."""
+        settings = self.settings.model_copy(update={"micro_batch": micro_batch})
+        pieces = pieces_of(settings)
+        weights, gradients, optimizer, updating = self._held()
+        running = int(self.running(pieces) * (1.0 if self._gpu else _HOLES))
+        saving = 4 * _count(self.model.parameters()) - gradients
+        process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine == "deepspeed" else 0)
+        return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
+
+    def running(self, pieces: int) -> int:
+        """The most bytes that forward and backward of a piece hold at once beside weights and gradients.
+
+        Gradients are there from the start: those of earlier pieces are, and those of a first one come to lie in what activations
+        have left, which no allocator gives back in time.
+        """
+        mixed = DTYPES[self.precision] if self.settings.engine == "ddp" and self.precision != "fp32" else None
+        with self._fake, torch.random.fork_rng(devices=[]):
+            for weight in self._trained:
+                weight.grad = torch.empty_like(weight)
+            held = [*self.model.parameters(), *self.model.buffers(), *(weight.grad for weight in self._trained)]
+            batch = longest_batch(self.model, texts_of(self.settings), pieces)
+            with _Tally(held) as tally, _KernelDropout(self._gpu), torch.autocast("cpu", mixed, enabled=mixed is not None):
+                forward_and_back(self.model, batch)
+        return tally.peak
+
+    def _held(self) -> tuple[int, int, int, int]:
+        """Bytes of weights, of gradients, of the optimiser, and of what comes on top when it updates the weights.
+
+        DeepSpeed's are what its 0.19 was seen to hold, as multiples of the weights.
+        """
+        s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
+        trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), DTYPES[self.precision].itemsize
+        if s.engine == "ddp" or (s.zero == 0 and self.precision == "fp32"):
+            # Adam makes two tensors of a weight's size, weight by weight, on a GPU of all weights at once; LAMB makes five
+            updating = 5 * largest if s.optimizer == "lamb" else trained if self._gpu else 2 * largest
+            summed = trained if s.engine == "deepspeed" else 0  # over workers, from one flat copy
+            return 4 * whole, 4 * trained, 8 * trained, 4 * max(updating, summed)
+        if s.zero == 0:
+            return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
+        if s.zero == 3:
+            optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
+            return int(each * whole * share), int(each * trained * (1 + share)), int(trained * optimizer), int(trained * updating)
+        return each * whole, each * trained, int((12 + each) * share * trained), max(0, int((16 * share - each) * trained))
+
+    def _outputs(self) -> int:
+        """Vectors and scores of all texts of a part, in float32, with their gradients."""
+        s, texts = self.settings, texts_of(self.settings)
+        if s.objective == "reranker":
+            return 4 * _COPIES * texts["pairs"]
+        everyone = s.workers if s.objective != "joint" and s.in_batch and s.cross_batch else 1
+        # in joint training each place of a list holds the vector of its passage; else each query meets each passage
+        gathered = texts["pairs"] if s.objective == "joint" else texts["passages"] * everyone
+        scores = texts["pairs"] if s.objective == "joint" else texts["queries"] * gathered * (2 if s.objective == "pair" else 1)
+        dimension = next(m.dimension for m in self.model.modules() if isinstance(m, DualEncoder))
+        return 4 * (2 * dimension * (texts["queries"] + texts["passages"] + gathered) + _COPIES * scores)
+
+
+def longest_batch(model: nn.Module, texts: dict[str, int], pieces: int, device: str | torch.device = "cpu") -> Batch:
+    """A batch of the largest of `pieces`, every text as long as the model's lengths allow."""
+    lengths: dict[str, int] = {}
+    for part in model.modules():
+        if isinstance(part, DualEncoder):
+            lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
+        elif isinstance(part, CrossEncoder):
+            lengths["pairs"] = part.length
+    shapes = {name: (-(-count // pieces), lengths[name]) for name, count in texts.items()}
+    return {
+        name: {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
+        for name, shape in shapes.items()
+    }
+
+
+def forward_and_back(model: nn.Module, batch: Batch) -> None:
+    """Outputs of the batch, and a gradient of each weight."""
+    outputs = model(**batch)
+    given = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o is not None and o.requires_grad]
+    torch.stack([o.sum() for o in given]).sum().backward()
+
+
+def told(settings: TrainSettings) -> str:
+    """What a worker will need, in words; empty where a start model is not there (yet), or is none.
+
+    For this machine's kind of device: a GPU where torch sees one. Of micro_batch auto, what it can choose from.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as aside:
+        if settings.model == "tiny":
+            make_tiny_encoder(many_words(), aside, 0)
+        try:
+            outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
+        except InputError:
+            return ""
+    if isinstance(settings.micro_batch, int):
+        return f"about {outline.memory(settings.micro_batch)}"
+    least, most = outline.memory(1), outline.memory(0)
+    return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once"
+
+
+def many_words() -> Iterator[str]:
+    """Texts that fill the vocabulary of `tiny`: a corpus gives it as many pieces, or fewer."""
+    return (f"{i * i * 7919:o} {i * 104729:o}" for i in range(5_000))
+
+
+class _Tally(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, but for those `held` before; `peak` is the most there were at once."""
+
+    def __init__(self, held: list[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: dict[int, Any] = {}
+        for tensor in held:
+            self._count(tensor.untyped_storage(), 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
+        return out
+
+    def _count(self, storage: Any, size: int) -> None:
+        key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(storage, lambda _: self._forget(key, size))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int, size: int) -> None:
+        del self._alive[key]
+        self.now -= size
+
+
+class _KernelDropout(TorchFunctionMode):
+    """On a GPU attention draws dropout inside its kernel, and keeps no shares of tokens for it; a CPU's kernel cannot."""
+
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self._on = on
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._on and func is scaled_dot_product_attention:
+            kwargs = {**(kwargs or {}), "dropout_p": 0.0}
+        return func(*args, **(kwargs or {}))
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """As `model.to(dtype)`, which cannot swap weights that have no memory."""
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad))
+
+
+def _count(weights: Any) -> int:
+    return sum(weight.numel() for weight in weights)

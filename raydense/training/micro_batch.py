@@ -1,0 +1,122 @@
+"""`micro_batch: auto`: the most texts at once that every worker's memory takes, found before the first step.
+
+On a CPU by what memory.py tells, against what the machine has free; on a GPU by trying the longest batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from raydense.errors import InputError
+from raydense.settings import TrainSettings
+from raydense.training.engine import DTYPES
+from raydense.training.memory import Outline, forward_and_back, longest_batch
+from raydense.training.step import pieces_of, texts_of
+
+# The rest stays free: the estimate is within a fifth of the truth, and Ray ends workers when a machine is nearly full.
+_SHARE = 0.8
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def find_micro_batch(settings: TrainSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
+    """The most texts at once that fit on every worker, and a line that says so; every worker calls this, with its `model` loaded.
+
+    InputError, on all alike, where not even one text fits. `on_machine`: the workers of this machine.
+    """
+    together = dist.is_initialized() and dist.get_world_size() > 1
+    outline = Outline(settings, start, device)
+    if together:
+        dist.barrier()  # so that no worker takes for free what another is about to load its model into
+    if device.type == "cuda":
+        mine = largest_by_trial(model.to(device).train(), outline, device)
+    else:
+        mine = largest_by_estimate(outline, room_of(on_machine) + psutil.Process().memory_info().rss)
+    found = torch.tensor(mine, device=device)
+    if together:
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    if not found:
+        raise too_little(outline, settings)
+    texts = int(found)
+    return texts, f"micro_batch {texts} of {max(texts_of(settings).values())} texts: about {outline.memory(texts)}"
+
+
+def refuse_too_little(settings: TrainSettings, start: str) -> None:
+    """InputError where workers on this machine's CPUs have no memory for even one text at a time."""
+    outline = Outline(settings, start, torch.device("cpu"))
+    if outline.memory(1).total > room_of(settings.workers):
+        raise too_little(outline, settings)
+
+
+def too_little(outline: Outline, settings: TrainSettings) -> InputError:
+    """What to say where not even one text fits."""
+    checkpointing = "" if settings.activation_checkpointing else ", --activation-checkpointing"
+    return InputError(
+        f"even one text at a time needs about {outline.memory(1)}, which is more than {settings.workers} worker(s) have here",
+        "micro_batch",
+        f"give fewer workers, a smaller model, shorter texts{checkpointing}, or more memory",
+    )
+
+
+def choices(settings: TrainSettings) -> list[int]:
+    """What auto chooses from: all texts at once, then the powers of two below."""
+    most = max(texts_of(settings).values())
+    return [most, *(2**power for power in reversed(range((most - 1).bit_length())))]
+
+
+def room_of(workers: int) -> int:
+    """Bytes for each of so many workers that start on this machine: most of what is available in it, or in its container."""
+    return int(_SHARE * min(psutil.virtual_memory().available, *_free_in_containers()) / workers)
+
+
+def _free_in_containers() -> Iterator[int]:
+    yield 2**63
+    for limit, used in _CGROUPS:
+        if Path(limit).is_file() and (most := Path(limit).read_text().strip()).isdigit():
+            yield max(0, int(most) - int(Path(used).read_text()))
+
+
+def largest_by_estimate(outline: Outline, room: int) -> int:
+    """The largest choice that needs no more than `room` bytes; 0 where none does."""
+    return _first(choices(outline.settings), lambda texts: outline.memory(texts).total <= room)
+
+
+def largest_by_trial(model: nn.Module, outline: Outline, device: torch.device) -> int:
+    """The largest choice whose longest batch goes forward and back on a GPU, beside what the engine will hold; 0 where none does."""
+    return _first(choices(outline.settings), lambda texts: _goes(model, outline, texts, device))
+
+
+def _goes(model: nn.Module, outline: Outline, texts: int, device: torch.device) -> bool:
+    settings = outline.settings.model_copy(update={"micro_batch": texts})
+    needed = outline.memory(texts)
+    mixed = DTYPES[outline.precision]
+    try:
+        # the model and its gradients are here in float32; what is on top of them is set aside
+        held = torch.empty(max(0, needed.total - needed.activations - outline.here), dtype=torch.uint8, device=device)
+        with torch.autocast(device.type, mixed, enabled=outline.precision != "fp32"):
+            forward_and_back(model, longest_batch(model, texts_of(settings), pieces_of(settings), device))
+        del held
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        model.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return True
+
+
+def _first(falling: list[int], fits: Callable[[int], bool]) -> int:
+    """The first that fits, in a list of which all fit from some place on; 0 where none does."""
+    low, high = 0, len(falling)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(falling[middle]) else (middle + 1, high)
+    return falling[low] if low < len(falling) else 0

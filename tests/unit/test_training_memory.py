@@ -1,0 +1,225 @@
+"""What a training is told to need is what its modules hold, and `micro_batch: auto` takes what fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from training_data import TrainingData, make_training_data
+from transformers import BertConfig, BertModel
+
+from raydense.data.store import PassageStore
+from raydense.errors import InputError
+from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.settings import TrainSettings
+from raydense.training import micro_batch
+from raydense.training.memory import Outline, longest_batch, many_words, told
+from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
+from raydense.training.objectives import load_model, objective_of
+from raydense.training.step import checkpoint_activations, pieces_of, texts_of
+
+CPU = torch.device("cpu")
+METHODS: dict[str, dict[str, Any]] = {
+    "retriever": {},
+    "separate encoders": {"objective": "retriever", "shared": False},
+    "pair": {},
+    "multi-positive": {"positives": 2},
+    "reranker": {},
+    "joint": {},
+    "static": {"objective": "joint", "teacher": "static"},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    """With a start model of fourteen layers, and a re-ranker made from it."""
+    made = make_training_data(tmp_path_factory.mktemp("training"))
+    store = PassageStore(made.root / "sample/corpus")
+    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "fourteen", 1)
+    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 14, "num_attention_heads": 6, "intermediate_size": 384}
+    BertModel(BertConfig(vocab_size=5_000, **shape), add_pooling_layer=False).save_pretrained(made.root / "fourteen")
+    CrossEncoder.load(made.root / "fourteen").save(made.root / "scorer")
+    return made
+
+
+def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> TrainSettings:
+    own = {"objective": method, "model": str(data.root / "fourteen"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
+    if own["objective"] != "reranker":
+        own |= {"query_length": 16, "passage_length": 64}
+    if own["objective"] in ("reranker", "joint"):
+        own["pair_length"] = 64
+    if own["objective"] == "joint":
+        own["reranker"] = str(data.root / "scorer")
+    return data.settings(data.root / "o", **{**own, **changes})
+
+
+def outline(asked: TrainSettings) -> Outline:
+    return Outline(asked, asked.model, CPU)
+
+
+def loaded(asked: TrainSettings) -> torch.nn.Module:
+    return load_model(asked, objective_of(asked), asked.model).train()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_gradients_and_moments_are_those_of_the_model(data: TrainingData, method: str) -> None:
+    model, memory = loaded(settings(data, method)), outline(settings(data, method)).memory(2)
+    assert memory.weights == sum(p.nbytes for p in model.parameters())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert memory.gradients == sum(p.nbytes for p in trained)
+    optimizer = torch.optim.AdamW(trained)
+    for weight in trained:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert memory.optimizer == sum(value.nbytes for state in optimizer.state.values() for key, value in state.items() if key != "step")
+
+
+def saved_for_backward(model: torch.nn.Module, batch: Any) -> int:
+    """The bytes of what autograd saves in a forward, weights apart, a storage counted once."""
+    weights, saved = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = model(**batch)
+    assert outputs is not None
+    return sum(storage.nbytes() for address, storage in saved.items() if address not in weights)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("method", ["retriever", "separate encoders", "reranker", "joint", "static"])
+def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dropout: float) -> None:
+    asked = settings(data, method, dropout=dropout)
+    model = loaded(asked)
+    saved = saved_for_backward(model, longest_batch(model, texts_of(asked), 1))
+    assert saved > 2**20
+    assert saved <= outline(asked).running(1) <= 1.1 * saved
+
+
+def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: TrainingData) -> None:
+    asked = settings(data, "joint")
+    running = [outline(asked).running(pieces) for pieces in (1, 2, 4)]
+    assert running[0] > 1.5 * running[1] > 2 * running[2]
+    again = settings(data, "joint", activation_checkpointing=True)
+    model = loaded(again)
+    checkpoint_activations(model)
+    assert outline(again).running(1) < running[0] / 2
+
+
+def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
+    told_of = {(z, w): outline(settings(data, engine="deepspeed", zero=z, workers=w)).memory(2) for z in (1, 3) for w in (1, 4)}
+    assert told_of[1, 4].optimizer == pytest.approx(told_of[1, 1].optimizer / 4, abs=4)
+    assert told_of[1, 4].weights == told_of[1, 1].weights
+    assert told_of[3, 4].weights == pytest.approx(told_of[3, 1].weights / 4, abs=4)
+
+
+def test_half_precision_holds_half(data: TrainingData) -> None:
+    whole, half = (outline(settings(data, "retriever", precision=p, engine="deepspeed")) for p in ("fp32", "bf16"))
+    assert half.memory(2).weights == whole.memory(2).weights / 2
+    assert half.running(1) < 0.8 * whole.running(1)
+
+
+def test_the_largest_that_fits_is_a_power_of_two_or_all(data: TrainingData) -> None:
+    found = outline(settings(data, batch_size=12, negatives=3, passage_length=128))  # 48 passages
+    needed = {texts: found.memory(texts).total for texts in (1, 2, 4, 8, 16, 32, 48)}
+    assert sorted(needed.values()) == list(needed.values())
+    assert largest_by_estimate(found, needed[48]) == 48
+    assert largest_by_estimate(found, needed[48] - 1) == 32
+    assert largest_by_estimate(found, needed[16] + 1) == 16
+    assert largest_by_estimate(found, min(needed.values()) - 1) == 0
+
+
+@pytest.mark.parametrize("most", [0, 1, 9, 48])
+def test_a_trial_halves_until_nothing_runs_out(data: TrainingData, most: int) -> None:
+    """A GPU that has room for `most` passages at once, as torch tells where there is no more."""
+    asked = settings(data, batch_size=12, negatives=3)
+    model = loaded(asked)
+
+    def runs_out(module: Any, args: Any, given: Any) -> None:
+        if len(given["passages"]["input_ids"]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.register_forward_pre_hook(runs_out, with_kwargs=True)
+    assert largest_by_trial(model, outline(asked), CPU) == {0: 0, 1: 1, 9: 8, 48: 48}[most]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_room_is_what_the_container_leaves_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, used = tmp_path / "max", tmp_path / "current"
+    used.write_text(f"{100 * 2**20}\n")
+    monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(limit), str(used)), (str(tmp_path / "none"), "")))
+    limit.write_text("max\n")
+    assert room_of(1) > 200 * 2**20
+    limit.write_text(f"{300 * 2**20}\n")
+    assert room_of(1) == int(0.8 * 200 * 2**20)
+    assert room_of(4) == int(0.8 * 50 * 2**20)
+    limit.write_text("0")
+    assert room_of(1) == 0
+
+
+def test_auto_is_found_and_said(data: TrainingData) -> None:
+    asked = settings(data, micro_batch="auto")
+    texts, line = find_micro_batch(asked, asked.model, loaded(asked), CPU, 1)
+    assert texts == 12
+    assert line.startswith("micro_batch 12 of 12 texts: about ")
+    assert pieces_of(asked.model_copy(update={"micro_batch": texts})) == 1
+
+
+def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = settings(data, micro_batch="auto")
+    refuse_too_little(asked, asked.model)
+    monkeypatch.setattr(micro_batch, "_SHARE", 1e-9)
+    with pytest.raises(InputError, match=r"even one text at a time needs about .* GiB a worker") as caught:
+        refuse_too_little(asked, asked.model)
+    assert "micro_batch" in str(caught.value)
+    assert "--activation-checkpointing" in str(caught.value)
+
+
+def rank_with_room(rank: int, given: dict[str, Any], folder: str) -> None:
+    """Worker 1 shares its machine with so many others that nothing is left for it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    asked = TrainSettings(**given)
+    try:
+        find_micro_batch(asked, asked.model, loaded(asked), CPU, 10**9 if rank else 1)
+    except InputError as error:
+        Path(folder, f"refused-{rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_workers_agree_on_what_fits_the_one_with_least(data: TrainingData, tmp_path: Path) -> None:
+    given = settings(data, micro_batch="auto", workers=2, batch_size=4).model_dump(exclude_unset=True)
+    given["accumulation"] = 1
+    multiprocessing.spawn(rank_with_room, (given, str(tmp_path)), nprocs=2)
+    refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
+    assert refused[0] == refused[1]
+
+
+def test_plan_tells_it(data: TrainingData) -> None:
+    assert told(settings(data, "static")).startswith("about ")
+    assert "activations" in told(settings(data, model="tiny"))
+    assert told(settings(data, micro_batch="auto")).startswith("from ")
+    assert told(settings(data, model=str(data.root / "not there"))) == ""
+
+
+def test_tiny_is_told_with_its_vocabulary_full(tmp_path: Path) -> None:
+    """A corpus gives it as many pieces, or fewer."""
+    make_tiny_encoder(many_words(), tmp_path, 0)
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 8_192
+
+
+@pytest.mark.parametrize("wrong", [-1, "many", 1.5])
+def test_a_micro_batch_that_is_none_is_refused(data: TrainingData, wrong: Any) -> None:
+    values = {**settings(data).model_dump(exclude_unset=True), "micro_batch": wrong}
+    with pytest.raises(InputError, match="auto") as caught:
+        TrainSettings.read(values, "--")
+    assert str(caught.value).count("--micro-batch") == 1
