@@ -18,12 +18,25 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import ray
+from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.ray_session import ensure_ray, physical_cpus
 from raydense.search.memory import announce, plan_memory
-from raydense.search.merge import MARGIN, Hits, Scores, contenders, merge_hits, no_hits, order_hits, rounding_bound
+from raydense.search.merge import (
+    MARGIN,
+    Hits,
+    Rows,
+    Scores,
+    contenders,
+    first_share,
+    merge_hits,
+    no_hits,
+    order_hits,
+    rounding_bound,
+    widened,
+)
 
 NAMESPACE = "raydense"
 _BLOCK = 2_048
@@ -43,7 +56,7 @@ class PoolPlan:
 
 
 class ShardActor:
-    """Holds one shard; `call` answers for its methods."""
+    """Holds one shard: `search` asks it, and `settle` asks what a block's ties still need while the next block is searched."""
 
     def __init__(self, plan: PoolPlan, shard: int) -> None:
         self.plan = plan
@@ -59,7 +72,11 @@ class ShardActor:
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
             self.shard = FaissShard(f"{plan.index}/shard-{shard:05d}.faiss", start, threads, plan.gpu, plan.search_params)
 
-    def call(self, method: str, *args: Any) -> Any:
+    def search(self, *args: Any) -> Hits:
+        return self.shard.nearest(*args)
+
+    @ray.method(concurrency_group="settle")
+    def settle(self, method: str, *args: Any) -> Any:
         return getattr(self.shard, method)(*args)
 
     def describe(self) -> tuple[dict[str, Any], int]:
@@ -201,10 +218,11 @@ class _Block:
         self.actors = pool.next_replicas()
         self.prepared = pool.prepare(queries)
         self.refs = [ray.put(part) for part in self.prepared]
-        self.found = self._fan_out("nearest", *self.refs, k if pool.largest_norm is None else k + MARGIN)
+        self.asked = k if pool.largest_norm is None else first_share(k, len(self.actors))
+        self.found = [actor.search.remote(*self.refs, self.asked) for actor in self.actors]
 
-    def _fan_out(self, method: str, *args: Any) -> list[Any]:
-        return [actor.call.remote(method, *args) for actor in self.actors]
+    def _settle(self, method: str, *args: Any) -> list[Any]:
+        return ray.get([actor.settle.remote(method, *args) for actor in self.actors])
 
     def hits(self) -> Hits:
         """The merged best k; for an exact index with scores that depend on nothing but query and passage."""
@@ -213,14 +231,27 @@ class _Block:
             return merge_hits(parts, self.k)
         queries = self.prepared[0]
         bound = rounding_bound(queries, self.pool.largest_norm)
-        complete = [p[0].shape[1] >= rows for p, rows in zip(parts, self.pool.shard_rows, strict=True)]
-        rows, open_ = contenders(parts, complete, self.k, bound)
-        scores = np.maximum.reduce(ray.get(self._fan_out("rescore", self.refs[0], ray.put(rows))))
+        rows, open_ = self._contenders(parts, bound)
+        if open_.any() and self.asked < self.k + MARGIN:
+            rows, open_ = self._contenders(self._widen(parts, open_), bound)
+        scores = np.maximum.reduce(self._settle("rescore", self.refs[0], ray.put(rows)))
         best = order_hits(scores, rows, self.k)
-        if open_.any():
-            exact = ray.get(self._fan_out("exact", ray.put(queries[open_]), self.k, ray.put(bound[open_])))
-            best[0][open_], best[1][open_] = merge_hits(exact, self.k)
+        unsettled = open_.any(axis=0)
+        if unsettled.any():
+            exact = self._settle("exact", ray.put(queries[unsettled]), self.k, ray.put(bound[unsettled]))
+            best[0][unsettled], best[1][unsettled] = merge_hits(exact, self.k)
         return best
+
+    def _contenders(self, parts: list[Hits], bound: Scores) -> tuple[Rows, NDArray[np.bool_]]:
+        complete = [p[0].shape[1] >= rows for p, rows in zip(parts, self.pool.shard_rows, strict=True)]
+        return contenders(parts, complete, self.k, bound)
+
+    def _widen(self, parts: list[Hits], open_: NDArray[np.bool_]) -> list[Hits]:
+        """The hits with k + MARGIN of each shard for the queries that are open there ([shards, n])."""
+        again = {shard: np.flatnonzero(line) for shard, line in enumerate(open_) if line.any()}
+        calls = [self.actors[s].settle.remote("nearest", self.prepared[0][which], self.k + MARGIN) for s, which in again.items()]
+        wider = dict(zip(again, ray.get(calls), strict=True))
+        return [widened(part, again[s], wider[s]) if s in again else part for s, part in enumerate(parts)]
 
 
 def _cut(queries: Queries, block: int) -> Iterator[Queries]:
@@ -239,6 +270,7 @@ def _start_actor(plan: PoolPlan, shard: int, replica: int, name: str | None, mem
         "max_restarts": -1,
         "max_task_retries": -1,
         "scheduling_strategy": "SPREAD",
+        "concurrency_groups": {"settle": 1},
     }
     if name:
         options |= {"name": _actor_name(name, shard, replica), "namespace": NAMESPACE, "lifetime": "detached"}

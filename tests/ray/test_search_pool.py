@@ -16,7 +16,9 @@ from embeddings import write_embeddings
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.search.index import index
+from raydense.search.merge import first_share
 from raydense.search.pool import SearchPool
+from raydense.search.tasks import shard_ranges
 from raydense.settings import IndexSettings
 
 ROWS, K, DIMENSION = 3_000, 20, 385
@@ -76,7 +78,7 @@ def test_sharded_search_is_one_flat_index_with_duplicates(make_index: MakeIndex,
         np.testing.assert_array_equal(alone[0], scores[3:4])
 
 
-@pytest.mark.parametrize(("factory", "shards"), [("Flat", 1), ("Flat", 3), ("SQfp16", 2)])
+@pytest.mark.parametrize(("factory", "shards"), [("Flat", 1), ("Flat", 7), ("SQfp16", 2)])
 def test_ties_of_hundreds_of_rows(make_index: MakeIndex, factory: str, shards: int) -> None:
     """Small whole numbers: exact in any order of summing, and so many ties that every margin is too small; a zero query ties all."""
     rng = np.random.default_rng(5)
@@ -87,6 +89,37 @@ def test_ties_of_hundreds_of_rows(make_index: MakeIndex, factory: str, shards: i
     true = queries @ vectors.T
     np.testing.assert_array_equal(rows, best_rows(true, K))
     np.testing.assert_array_equal(scores, np.take_along_axis(true, rows, axis=1))
+
+
+def test_all_the_best_in_one_shard_and_ties_across_two(make_index: MakeIndex) -> None:
+    """7 topics, each a shard of its own, and a vector that stands 30 times on each side of a border: a shard's first share is too small."""
+    rng = np.random.default_rng(3)
+    ranges, k = shard_ranges(ROWS, 7), 50
+    topics = np.linalg.qr(rng.standard_normal((64, 7)))[0].T
+    vectors = np.vstack([10 * topic + rng.standard_normal((stop - start, 64)) for topic, (start, stop) in zip(topics, ranges, strict=True)])
+    border = ranges[2][1]
+    vectors[border - 30 : border + 30] = 20 * (topics[2] + topics[3])
+    vectors = vectors.astype(np.float16).astype(np.float32)
+    queries = np.vstack([topics + 0.1 * rng.standard_normal((7, 64)), 2 * (topics[2] + topics[3])[None]]).astype(np.float32)
+    with SearchPool.start(make_index(vectors, "Flat", 7)) as pool:
+        scores, rows = pool.search(np.tile(queries, (5, 1)), k)
+    true = best_rows(queries.astype(np.float64) @ vectors.T.astype(np.float64), k)
+    of_shard = np.stack([((true >= start) & (true < stop)).sum(axis=1) for start, stop in ranges])
+    assert (of_shard.max(axis=0) > first_share(k, 7)).sum() >= 5
+    assert (true[-1] == np.arange(border - 30, border + 20)).all()
+    np.testing.assert_array_equal(rows, np.tile(true, (5, 1)))
+    assert (scores[-1] == scores[-1, 0]).all()
+
+
+def test_a_block_is_settled_while_the_next_is_searched(make_index: MakeIndex) -> None:
+    vectors, _ = duplicated_vectors(DIMENSION)
+    with SearchPool.start(make_index(vectors, "Flat", 1), threads=1) as pool:
+        [[actor]] = pool.actors
+        ray.get(actor.search.remote(queries_of(DIMENSION), K))
+        searched = actor.search.remote(queries_of(DIMENSION, 20_000), K)
+        settled = actor.settle.remote("rescore", queries_of(DIMENSION), np.zeros((40, K), np.int64))
+        assert ray.wait([searched, settled], num_returns=1)[0] == [settled]
+        ray.get(searched)
 
 
 @pytest.mark.parametrize(("factory", "search_params"), [("IVF16,Flat", "nprobe=16"), ("HNSW16", "efSearch=400"), ("PCA8,SQ8", "")])

@@ -41,7 +41,8 @@ def curve(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Curve
         key = (engine, workers, zero)
         if key not in done:
             stage = {"zero": zero} if engine == "deepspeed" else {}
-            wanted = steady(data, tmp_path_factory.mktemp("curve") / "model", engine=engine, workers=workers, **stage)
+            output = tmp_path_factory.mktemp("curve") / "model"
+            wanted = steady(data, output, engine=engine, workers=workers, checkpoint_every=STEPS, **stage)
             done[key] = read_history(train(wanted).path / "history.jsonl")
         return done[key]
 
@@ -66,7 +67,7 @@ def losses(history: list[Line]) -> np.ndarray:
     return np.array([line["loss"] for line in history])
 
 
-@pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), ("deepspeed", 2, 1)])
+@pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), ("deepspeed", 2, 1), ("ddp", 4, 1), ("deepspeed", 4, 1)])
 def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int, zero: int) -> None:
     one = curve("ddp", 1)
     assert [line["step"] for line in one] == list(range(1, STEPS + 1))

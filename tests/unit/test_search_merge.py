@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from raydense.errors import InputError
 from raydense.search.memory import MemoryPlan
-from raydense.search.merge import contenders, merge_hits, order_hits, rounding_bound, top_k
+from raydense.search.merge import MARGIN, contenders, first_share, merge_hits, order_hits, rounding_bound, top_k, widened
 from raydense.search.tasks import shard_ranges
 
 Corpus = tuple[np.ndarray, int, int]
@@ -55,21 +55,40 @@ def test_fillers_and_given_order_do_not_matter(corpus: Corpus, random: object) -
     assert np.isneginf(best[0][best[1] < 0]).all()
 
 
-@given(corpora(), st.integers(0, 5))
-def test_contenders_hold_the_best_of_the_true_scores(corpus: Corpus, seed: int) -> None:
-    """Shards give k + 2 hits with scores off by less than the bound; the true best k contend, or the query is said to be open."""
+@given(corpora(), st.integers(1, 8), st.integers(0, 5))
+def test_contenders_hold_the_best_of_the_true_scores(corpus: Corpus, share: int, seed: int) -> None:
+    """Shards give a few hits, then k + 2 where they are open, with scores off by less than the bound: the true best k contend, or the query is open."""
     true, shards, k = corpus
     bound = np.full(len(true), 0.3, np.float32)
     rough = true + np.random.default_rng(seed).uniform(-0.29, 0.29, true.shape).astype(np.float32)
-    parts, complete = [], []
-    for start, stop in shard_ranges(true.shape[1], shards):
-        width = min(k + 2, stop - start)
-        order = np.argsort(-rough[:, start:stop], axis=1)[:, :width]
-        parts.append((np.take_along_axis(rough[:, start:stop], order, axis=1), order + start))
-        complete.append(width == stop - start)
-    rows, open_ = contenders(parts, complete, k, bound)
-    for line, wanted, is_open in zip(rows, sort_everything(true, k), open_, strict=True):
-        assert is_open or {row for _, row in wanted} <= set(line.tolist())
+    ranges = shard_ranges(true.shape[1], shards)
+
+    def ask(shard: int, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        start, stop = ranges[shard]
+        scores = rough[queries, start:stop]
+        order = np.argsort(-scores, axis=1)[:, :width]
+        return np.take_along_axis(scores, order, axis=1), order + start
+
+    def contend(parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        complete = [part[0].shape[1] == stop - start for part, (start, stop) in zip(parts, ranges, strict=True)]
+        rows, open_ = contenders(parts, complete, k, bound)
+        for line, wanted, is_open in zip(rows, sort_everything(true, k), open_.any(axis=0), strict=True):
+            assert is_open or {row for _, row in wanted} <= set(line.tolist())
+        return open_
+
+    parts = [ask(shard, np.arange(len(true)), min(share, k + 2)) for shard in range(shards)]
+    first = contend(parts)
+    for shard in np.flatnonzero(first.any(axis=1)):
+        again = np.flatnonzero(first[shard])
+        parts[shard] = widened(parts[shard], again, ask(shard, again, k + 2))
+    assert not (contend(parts) & ~first).any()
+
+
+@given(st.integers(1, 3_000), st.integers(1, 64))
+def test_at_most_half_of_the_shards_are_asked_twice(k: int, shards: int) -> None:
+    share = first_share(k, shards)
+    assert share <= k + MARGIN
+    assert share == k + MARGIN or k // share <= shards / 2
 
 
 def test_rounding_bound_holds_for_two_ways_of_summing() -> None:
