@@ -124,6 +124,7 @@ class Draft:
         manifest = read_manifest(folder)
         if manifest is not None:
             draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
+            shutil.rmtree(draft.work, ignore_errors=True)  # where its maker was killed on its last lines
             draft.done = Artifact.open(folder, kind)
             return draft
         begun = begun_from(folder)
@@ -217,7 +218,7 @@ class Draft:
             "files": files,
             "versions": versions(),
         }
-        _write_json(self.folder / MANIFEST, manifest)
+        _write_json(self.folder / MANIFEST, manifest, aside_in=self.work)
         shutil.rmtree(self.work, ignore_errors=True)
         self.close()
         return Artifact.open(self.folder, self.kind)
@@ -298,8 +299,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _write_json(path: Path, value: object) -> None:
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.aside")
+def _write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
+    aside = (aside_in or path.parent) / f"{path.name}.{uuid.uuid4().hex}.aside"
     try:
         with open(aside, "w") as stream:
             json.dump(value, stream, indent=1, ensure_ascii=False)
