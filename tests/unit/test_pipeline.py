@@ -12,6 +12,7 @@ from raydense.evaluation.evaluate import evaluate
 from raydense.pipeline import Recipe, Stage, plan, recipe_file, state
 from raydense.settings import EvaluateSettings
 
+RECIPES = recipe_file("quickstart").parent
 RECIPE = """
 seed: 7
 given:
@@ -158,3 +159,10 @@ def test_a_report_that_is_done_stays_done(tmp_path):
     assert state(Stage("report", "evaluate", settings, ())) == ("done", "1 rows")
     renamed = settings.model_copy(update={"run": [f"other={tmp_path}/bm25"]})
     assert state(Stage("report", "evaluate", renamed, ()))[0] == "changed"
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path) -> None:
+    recipe = Recipe.read(file, tmp_path)
+    assert [row["stage"] for row in plan(recipe)] == [stage.name for stage in recipe.stages]
+    assert recipe.description
