@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,24 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
 from raydense.errors import InputError
 from raydense.evaluation.answers import answers_of, first_answer_ranks, matchers_of
-from raydense.evaluation.metrics import Judgements, Measured, trec_order
+from raydense.evaluation.depths import by_depth
+from raydense.evaluation.metrics import Judgements, trec_order
 from raydense.evaluation.report import write_report
+from raydense.evaluation.runs import MeasuredRun
 from raydense.evaluation.significance import SAMPLES, compare_all
+from raydense.evaluation.similarity import similarities
 from raydense.progress import say
 from raydense.settings import EvaluateSettings
 
 _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """One run under its name: the hits of the judged queries (in trec_eval's order) and what was measured."""
-
-    name: str
-    artifact: Artifact
-    hits: pa.Table
-    measured: Measured
-    answers: dict[str, Any] | None
-
-
 def evaluate(settings: EvaluateSettings) -> Artifact:
     """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, a row a judged query.
 
     Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. `summary["result"]` is the object
-    of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. The same inputs
-    give the same bytes. Raises InputError on an unknown metric, a name used twice, or what answers need and is missing.
+    of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
+    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
     folders = named_folders(settings.run, "run")
     models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}
@@ -55,7 +46,7 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     if queries is not None:
         query_positions(qrels["query_id"], queries, settings.qrels)
     runs = [_measure(name, folder, judgements, queries, settings) for name, folder in folders.items()]
-    result = result_of(runs, len(judgements.query_ids))
+    result = result_of(runs, len(judgements.query_ids)) | _analysis(settings, runs, judgements, queries, models)
     draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
     draft.commit(
         "per_query.parquet",
@@ -126,6 +117,16 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
     if len(runs) == 1:
         return each[runs[0].name]
     return {"runs": each, "significance": significance_of(runs)}
+
+
+def _analysis(
+    settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements, queries: pa.Table | None, models: dict[str, Path]
+) -> dict[str, Any]:
+    """What only some inputs tell of."""
+    found = {"depths": by_depth(runs, judgements)}
+    if queries is not None and settings.corpus is not None:
+        found["similarity"] = similarities(runs, models, judgements, queries, PassageStore(settings.corpus))
+    return {name: of for name, of in found.items() if of}
 
 
 def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:

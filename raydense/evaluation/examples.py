@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,23 +13,12 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
-from raydense.evaluation.metrics import Measured
+from raydense.evaluation.runs import MeasuredRun
 
 SHOWN_HITS = 5
 SHOWN_QUERIES = 3
 TEXT_LENGTH = 280
 _SEARCH_S = 1.0
-
-
-class Run(Protocol):
-    """What is read of a run: its name, the hits in order, and the values of each query."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def hits(self) -> pa.Table: ...
-    @property
-    def measured(self) -> Measured: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Reader:
     def __init__(self, judged: dict[str, dict[str, float]], queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
         self.judged, self.queries, self.store, self.as_regex = judged, queries, store, as_regex
 
-    def example(self, query_id: str, position: int, runs: Sequence[Run], metric: str) -> Example:
+    def example(self, query_id: str, position: int, runs: Sequence[MeasuredRun], metric: str) -> Example:
         """One query with what each run found."""
         text, answers = self._query(query_id)
         marks = answer_pattern(answers, self.as_regex)
@@ -97,7 +85,7 @@ class Reader:
         row = self.queries.filter(pc.equal(self.queries["query_id"], query_id)).slice(0, 1).to_pylist()[0]
         return row["text"], [a for a in row.get("answers") or [] if a and a.strip()]
 
-    def _hits(self, run: Run, query_id: str, value: float, marks: regex.Pattern[str] | None) -> Hits:
+    def _hits(self, run: MeasuredRun, query_id: str, value: float, marks: regex.Pattern[str] | None) -> Hits:
         ids = run.hits.filter(pc.equal(run.hits["query_id"], query_id))["passage_id"].to_pylist()
         judged = self.judged[query_id]
         first_relevant = next((rank for rank, p in enumerate(ids, 1) if judged.get(p, 0) >= 1), 0)

@@ -13,8 +13,9 @@ from markupsafe import Markup
 from raydense.data.artifact import fingerprint_of, read_manifest
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
-from raydense.evaluation.examples import Reader, Run, choose
+from raydense.evaluation.examples import Reader, choose
 from raydense.evaluation.metrics import Judgements
+from raydense.evaluation.runs import MeasuredRun
 from raydense.settings import EvaluateSettings
 
 _DEEPEST = 12
@@ -23,7 +24,7 @@ _DEEPEST = 12
 def write_report(
     path: Path,
     settings: EvaluateSettings,
-    runs: list[Any],
+    runs: list[MeasuredRun],
     judgements: Judgements,
     queries: pa.Table | None,
     models: dict[str, Path],
@@ -38,6 +39,8 @@ def write_report(
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
         "significance": result.get("significance"),
+        "depths": result.get("depths", {}),
+        "similarity": result.get("similarity", {}),
         "curves": curves_of(models),
         "examples": examples_of(settings, runs, judgements, queries),
         "provenance": provenance_of(settings, runs, models),
@@ -91,7 +94,7 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
     return found
 
 
-def examples_of(settings: EvaluateSettings, runs: list[Run], judgements: Judgements, queries: pa.Table | None) -> dict[str, Any]:
+def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements, queries: pa.Table | None) -> dict[str, Any]:
     """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
     reader = Reader(judgements.judged, queries, store, settings.answers == "regex")
@@ -108,7 +111,7 @@ def examples_of(settings: EvaluateSettings, runs: list[Run], judgements: Judgeme
     return {"metric": metric, "groups": [g for g in groups if g["examples"]]}
 
 
-def provenance_of(settings: EvaluateSettings, runs: list[Any], models: dict[str, Path]) -> list[dict[str, Any]]:
+def provenance_of(settings: EvaluateSettings, runs: list[MeasuredRun], models: dict[str, Path]) -> list[dict[str, Any]]:
     """A tree for each run and model: what it was made from, as far as the folders given here tell."""
     folders = [(run.name, run.artifact.path) for run in runs] + list(models.items())
     folders += [(name, Path(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]

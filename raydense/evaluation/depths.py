@@ -1,0 +1,52 @@
+"""A re-ranked run beside its candidates, by how many of these the re-ranker is given (RocketQAv2, section 4.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.evaluation.metrics import Judgements
+from raydense.evaluation.runs import MeasuredRun
+
+_STEPS = (1, 2, 5)
+_PAIR = ["query_id", "passage_id"]
+
+
+def by_depth(runs: list[MeasuredRun], judgements: Judgements) -> dict[str, dict[str, Any]]:
+    """For each run that is another of `runs` re-ranked: {"candidates": name, "depths": [{"depth", "candidates", "reranked"}]}.
+
+    At depth d both hold the first d candidates of each query, in the retriever's order and in the re-ranker's; both have the
+    means of the metrics over all judged queries. Depths are 1, 2, 5, 10 .. and the one that the run was made with.
+    """
+    of = {run.artifact.fingerprint: run for run in runs}
+    found = {}
+    for run in runs:
+        made_from = run.artifact.manifest["made_from"]
+        candidates = of.get(made_from["inputs"]["run"]) if made_from.get("stage") == "rerank" else None
+        if candidates is not None:
+            depths = _depths(int(made_from["settings"]["depth"]))
+            rows = [_row(depth, run.hits, candidates.hits, judgements, run.artifact) for depth in depths]
+            found[run.name] = {"candidates": candidates.name, "depths": rows}
+    return found
+
+
+def _depths(most: int) -> list[int]:
+    return [*(d for power in range(len(str(most))) for d in (step * 10**power for step in _STEPS) if d < most), most]
+
+
+def _row(depth: int, reranked: pa.Table, candidates: pa.Table, judgements: Judgements, where: object) -> dict[str, Any]:
+    first = candidates.filter(pc.less_equal(candidates["rank"], depth))
+    among = reranked.select([*_PAIR, "score"]).join(first.select(_PAIR), _PAIR, join_type="left semi")
+    return {
+        "depth": depth,
+        "candidates": judgements.measure(_by_rank(first), where).means,
+        "reranked": judgements.measure(among, where).means,
+    }
+
+
+def _by_rank(run: pa.Table) -> pa.Table:
+    """With scores that follow the ranks, which is the order that the re-ranker took them in, ties included."""
+    return run.select(_PAIR).append_column("score", pa.array(-run["rank"].to_numpy().astype(np.float64)))
