@@ -39,18 +39,18 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
-    """With a start model of fourteen layers, and a re-ranker made from it."""
+    """With a start model of eight layers, and a re-ranker made from it."""
     made = make_training_data(tmp_path_factory.mktemp("training"))
     store = PassageStore(made.root / "sample/corpus")
-    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "fourteen", 1)
-    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 14, "num_attention_heads": 6, "intermediate_size": 384}
-    BertModel(BertConfig(vocab_size=5_000, **shape), add_pooling_layer=False).save_pretrained(made.root / "fourteen")
-    CrossEncoder.load(made.root / "fourteen").save(made.root / "scorer")
+    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "eight", 1)
+    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 384}
+    BertModel(BertConfig(vocab_size=5_000, **shape), add_pooling_layer=False).save_pretrained(made.root / "eight")
+    CrossEncoder.load(made.root / "eight").save(made.root / "scorer")
     return made
 
 
 def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> TrainSettings:
-    own = {"objective": method, "model": str(data.root / "fourteen"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
+    own = {"objective": method, "model": str(data.root / "eight"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
     if own["objective"] != "reranker":
         own |= {"query_length": 16, "passage_length": 64}
     if own["objective"] in ("reranker", "joint"):
@@ -102,7 +102,7 @@ def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dr
     model = loaded(asked)
     saved = saved_for_backward(model, longest_batch(model, texts_of(asked), 1))
     assert saved > 2**20
-    assert saved <= outline(asked).running(1) <= 1.1 * saved
+    assert saved <= outline(asked).running(1) <= 1.15 * saved  # and one layer on the way back
 
 
 def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: TrainingData) -> None:
@@ -130,7 +130,7 @@ def test_half_precision_holds_half(data: TrainingData) -> None:
 
 def test_the_largest_that_fits_is_a_power_of_two_or_all(data: TrainingData) -> None:
     found = outline(settings(data, batch_size=12, negatives=3, passage_length=128))  # 48 passages
-    needed = {texts: found.memory(texts).total for texts in (1, 2, 4, 8, 16, 32, 48)}
+    needed = {texts: found.memory(texts).total for texts in (1, 16, 32, 48)}
     assert sorted(needed.values()) == list(needed.values())
     assert largest_by_estimate(found, needed[48]) == 48
     assert largest_by_estimate(found, needed[48] - 1) == 32
@@ -206,7 +206,7 @@ def test_workers_agree_on_what_fits_the_one_with_least(data: TrainingData, tmp_p
 
 def test_plan_tells_it(data: TrainingData) -> None:
     assert told(settings(data, "static")).startswith("about ")
-    assert "activations" in told(settings(data, model="tiny"))
+    assert "activations" in told(settings(data, model="tiny", batch_size=64))
     assert told(settings(data, micro_batch="auto")).startswith("from ")
     assert told(settings(data, model=str(data.root / "not there"))) == ""
 
