@@ -116,7 +116,7 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
 
     A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
-    null leaves a key, or a stage, out; a new stage comes last. InputError as `load_yaml`, and where a recipe is its own base.
+    null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
     """
     own = load_yaml(file)
     base = own.pop("base", None)
@@ -156,7 +156,26 @@ def _merged_stages(base: dict[str, Any], own: Any) -> Any:
         there: Any = base.get(name)
         same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
         stages[name] = {k: v for k, v in {**there, **values}.items() if v is not None} if same else values
-    return {name: values for name, values in stages.items() if values is not None}
+    order = _order(list(base), [name for name in own if name not in base], stages)
+    return {name: stages[name] for name in order if stages[name] is not None}
+
+
+def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
+    """`names` with each of `new` before the first stage that names it, or else after all, in their given order."""
+    order, last = list(names), len(names)
+    for name in reversed(new):
+        users = (place for place, other in enumerate(order) if name in _named_in(stages[other]))
+        place = next(users, last)
+        order.insert(place, name)
+        last += place < last
+    return order
+
+
+def _named_in(value: Any) -> list[str]:
+    """The names that a stage refers to."""
+    if isinstance(value, dict | list):
+        return [name for inner in (value.values() if isinstance(value, dict) else value) for name in _named_in(inner)]
+    return _REFERENCE.findall(value) if isinstance(value, str) else []
 
 
 def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:

@@ -106,6 +106,23 @@ stages:
     assert len(Recipe.read(recipe, "out").stages) == 4
 
 
+def test_a_new_stage_comes_before_the_first_that_names_it(recipe, tmp_path):
+    twin = tmp_path / "twin.yaml"
+    twin.write_text("""
+base: recipe.yaml
+stages:
+  last: {do: sample, passages: 100}
+  first: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: x}
+  second: {do: train, objective: retriever, model: $first, corpus: $data/corpus, queries: $data/queries, examples: x}
+  train: {model: $second}
+  ran: {do: search, index: $words, queries: $data/queries}
+  report: {run: [BM25=$words, dense=$ran]}
+  later: {do: sample, passages: 100}
+""")
+    names = [stage.name for stage in Recipe.read(twin, "out").stages]
+    assert names == ["data", "words", "first", "second", "train", "ran", "report", "last", "later"]
+
+
 @pytest.mark.parametrize(
     ("base", "said"), [("small.yaml", "small.yaml: base: is no other recipe's file"), ("3", "no other"), ("no.yaml", "no such file")]
 )
