@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -50,6 +50,7 @@ def label(settings: LabelSettings) -> Artifact:
         _refuse_unscored(settings.run)
     else:
         refuse_untrained(settings.model)
+        _warn_of_listwise(settings.model)
     draft = Draft.open(settings.output, "examples", made_from)
     if draft.done:
         return draft.done
@@ -74,6 +75,13 @@ def label(settings: LabelSettings) -> Artifact:
 def _refuse_unscored(run: str) -> None:
     if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
         raise InputError("has no scores of a re-ranker", run, "give the teacher as --model, or a run that `raydense rerank` made")
+
+
+def _warn_of_listwise(model: str) -> None:
+    """The listwise loss is the same for scores that are all higher by any number, so it does not say where 0 is."""
+    trained = ((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}
+    if trained.get("loss") == "listwise":
+        say(f"label: {model} was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so")
 
 
 def _scoring(settings: LabelSettings, output: Path) -> RerankSettings:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raydense.mining.label as labelling
-from raydense.data.artifact import Artifact
+from raydense.data.artifact import Artifact, Draft
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.label import label
@@ -206,3 +206,12 @@ def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch:
     assert made[0].equals(made[2])
     reports = {(tmp_path / name / "labels" / "report.md").read_text() for name in ("1", "3", "4")}
     assert len(reports) == 1
+
+
+@pytest.mark.parametrize(("loss", "told"), [("listwise", True), ("pointwise", False)])
+def test_a_listwise_teacher_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str, told: bool) -> None:
+    draft = Draft.open(tmp_path / "teacher", "model", {"stage": "train", "settings": {"loss": loss}})
+    draft.commit("config.json", lambda path: path.write_text("{}"), 0)
+    draft.finish(0)
+    labelling._warn_of_listwise(str(tmp_path / "teacher"))
+    assert ("are no probabilities" in capsys.readouterr().err) == told
