@@ -15,6 +15,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions
 from raydense.evaluation.metrics import Judgements
 from raydense.evaluation.runs import MeasuredRun
+from raydense.progress import say
 
 if TYPE_CHECKING:
     from raydense.models.dual_encoder import DualEncoder
@@ -40,6 +41,7 @@ def similarities(
         folder = retrievers.get(made_from["inputs"].get("model", "")) if made_from.get("stage") == "search" else None
         triples = _triples(run, judgements, store) if folder else []
         if folder and triples:
+            say(f"evaluate: {run.name}: encoding the positives and negatives of {len(triples):,} queries")
             found[run.name] = _similarity(folder, triples, queries, store)
     return found
 
