@@ -30,7 +30,7 @@ def similarities(
 ) -> dict[str, dict[str, Any]]:
     """For each run that one of `models` found: what its s(p+, q) and s(p+, p-) are, mean and standard deviation over the pairs.
 
-    Over at most 100 judged queries, evenly chosen; p+ is the positive of the highest grade, p- each of the first 10 passages of
+    A sample of what the paper has, which takes the first 100 passages: over at most 100 judged queries, evenly chosen; p+ is the positive of the highest grade, p- each of the first 10 passages of
     the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where s(p+, q) is above s(p+, p-),
     which is what the passage-centric loss asks for (eq. 4).
     """
@@ -80,10 +80,15 @@ def _similarity(folder: Path, triples: list[tuple[str, int, NDArray[np.int64]]],
     return {
         "queries": len(triples),
         "pairs": len(of),
-        "s(p+,q)": {"mean": float(to_query.mean()), "spread": float(to_query.std())},
-        "s(p+,p-)": {"mean": float(to_negative.mean()), "spread": float(to_negative.std())},
+        "s(p+,q)": {"mean": _figure(to_query.mean()), "spread": _figure(to_query.std())},
+        "s(p+,p-)": {"mean": _figure(to_negative.mean()), "spread": _figure(to_negative.std())},
         "nearer": float(np.mean(to_query[of] > to_negative)),
     }
+
+
+def _figure(value: np.floating) -> float:
+    """Rounded, since another processor adds up in another order."""
+    return float(f"{value:.5g}")
 
 
 def _vectors(model: DualEncoder, texts: list[str], side: str) -> NDArray[np.float32]:
@@ -91,12 +96,10 @@ def _vectors(model: DualEncoder, texts: list[str], side: str) -> NDArray[np.floa
 
     from raydense.models.tokens import batches_by_token_budget
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)
     tokens = model.tokenize_queries(texts) if side == "queries" else model.tokenize_passages(texts)
     found = np.empty((len(texts), model.dimension), np.float32)
     encode = model.encode_queries if side == "queries" else model.encode_passages
     for batch in batches_by_token_budget(tokens.lengths, _TOKENS):
         with torch.inference_mode():
-            found[batch] = encode(tokens.select(batch).pad(model.tokenizer.pad_id, device)).cpu().numpy()
+            found[batch] = encode(tokens.select(batch).pad(model.tokenizer.pad_id)).numpy()
     return found

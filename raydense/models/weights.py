@@ -101,9 +101,9 @@ def _without_pooler(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
-    if not _reads.get():
-        return auto.from_config(config, dtype=torch.float32, **kwargs), []
     try:
+        if not _reads.get():
+            return auto.from_config(config, dtype=torch.float32, **kwargs), []
         with _quiet():
             model, told = auto.from_pretrained(
                 str(inner),

@@ -68,7 +68,14 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return Lamb(groups, lr=settings.lr) if settings.optimizer == "lamb" else torch.optim.AdamW(groups, lr=settings.lr)
+    if settings.optimizer == "lamb":
+        return Lamb([{**group, "scaled": scaled} for group, scaled in zip(groups, (True, False), strict=True)], lr=settings.lr)
+    return torch.optim.AdamW(groups, lr=settings.lr)
+
+
+def frozen(model: nn.Module) -> set[str]:
+    """The names of the weights that training leaves as they are."""
+    return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
 
 class Engine(ABC):
@@ -98,8 +105,8 @@ class Engine(ABC):
         """Read a checkpoint that all workers' files are in."""
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights in full, fp32 where trained so, on the CPU (whole on worker 0 at least)."""
-        return {name: value.detach().cpu() for name, value in self.module.state_dict().items()}
+        """What is trained, in full, fp32 where trained so, on the CPU (whole on worker 0 at least); frozen weights are those of the start."""
+        return {name: value.detach().cpu() for name, value in self.module.state_dict().items() if name not in frozen(self.module)}
 
 
 class TorchEngine(Engine):
@@ -199,9 +206,10 @@ class DeepSpeedEngine(Engine):
 
         state = self.module.state_dict()
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            full = safe_get_full_fp32_param(parameter)
-            state[name] = parameter if full is None else full
-        return {name: value.detach().cpu() for name, value in state.items()}
+            if parameter.requires_grad:
+                full = safe_get_full_fp32_param(parameter)
+                state[name] = parameter if full is None else full
+        return {name: value.detach().cpu() for name, value in state.items() if name not in frozen(self.module)}
 
 
 def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from torch import Tensor
 class Lamb(torch.optim.Optimizer):
     """Adam's direction r plus decay, as long for each weight as the weight itself: w -= lr |w| / |r + decay w| (r + decay w).
 
-    As in the authors' code, groups without weight decay (biases and norms) take Adam's own length; so does a weight or a
-    direction of length 0.
+    As in the authors' code, groups that are not `scaled` (biases and norms) take Adam's own length; so does a weight or a direction of
+    length 0.
     """
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "scaled": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -38,8 +38,8 @@ class Lamb(torch.optim.Optimizer):
         steps = state["step"].item()
         mean, square = state["mean"] / (1 - first**steps), state["square"] / (1 - second**steps)
         direction = mean / (square.sqrt() + group["eps"])
-        if group["weight_decay"]:
-            direction.add_(weight, alpha=group["weight_decay"])
+        direction.add_(weight, alpha=group["weight_decay"])
+        if group["scaled"]:
             ours, theirs = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(direction)
             direction.mul_(torch.where((ours > 0) & (theirs > 0), ours / theirs, torch.ones_like(ours)))
         weight.add_(direction, alpha=-group["lr"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from raydense.errors import InputError
 from raydense.settings import TrainSettings
 from raydense.training.engine import Engine
 from raydense.training.objectives import Batch, Metrics, Objective, Outputs
@@ -54,14 +54,14 @@ def forward_and_backward(engine: Engine, objective: Objective, batch: Batch, pie
         engine.backward(loss)
         return {"loss": loss.detach(), **metrics}
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
-    outputs = _outputs_of_all(engine, cut, seeds)
+    outputs = _outputs_of_all(engine, texts, cut, seeds)
     loss, metrics = objective.loss(outputs, rest)
     loss.backward()
-    gradients = [_cut(output.grad, pieces) for output in outputs]
+    gradients = [[o.grad[_rows(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
     for i, piece in enumerate(cut):
         torch.manual_seed(seeds[i])
         again = run(engine, piece)
-        pulled = [(o * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
+        pulled = [(o[: len(g[i])] * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
         engine.backward(torch.stack(pulled).sum())
     return {"loss": loss.detach(), **metrics}
 
@@ -74,24 +74,34 @@ def run(engine: Engine, texts: Texts) -> Outputs:
 
 
 def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
-    """Rows n * piece // pieces up to the next piece's of each kind of texts, padded no longer than they need; a kind may have none.
+    """The `_rows` of each kind of texts, padded no longer than they need.
 
-    The last piece has a row of every kind: where gradients are summed over workers there, every weight has one.
+    Of a kind that has none there the first row comes instead, and counts nothing: with ZeRO the workers work on each weight together,
+    so every piece must need every weight, on every worker.
     """
     cut = {}
     for name, batch in texts.items():
-        n = len(batch["attention_mask"])
-        rows = slice(n * piece // pieces, n * (piece + 1) // pieces)
-        if rows.start < rows.stop:
-            longest = int(batch["attention_mask"][rows].sum(dim=1).max())
-            cut[name] = {key: value[rows, :longest] for key, value in batch.items()}
+        rows = _rows(len(batch["attention_mask"]), piece, pieces)
+        rows = rows if rows.start < rows.stop else slice(0, 1)
+        longest = int(batch["attention_mask"][rows].sum(dim=1).max())
+        cut[name] = {key: value[rows, :longest] for key, value in batch.items()}
     return cut
 
 
+def _rows(n: int, piece: int, pieces: int) -> slice:
+    return slice(n * piece // pieces, n * (piece + 1) // pieces)
+
+
 def checkpoint_activations(model: nn.Module) -> None:
-    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back."""
+    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back.
+
+    InputError where an encoder's family cannot.
+    """
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
+            if not part.supports_gradient_checkpointing:
+                mend = "leave it out; micro_batch saves memory too"
+                raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", mend)
             part.gradient_checkpointing_enable({"use_reentrant": False})
 
 
@@ -104,20 +114,15 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
-def _outputs_of_all(engine: Engine, cut: list[Texts], seeds: list[int]) -> tuple[Tensor, ...]:
+def _outputs_of_all(engine: Engine, texts: Texts, cut: list[Texts], seeds: list[int]) -> tuple[Tensor, ...]:
     """What the model gives for all pieces, as leaves whose gradient can be taken."""
-    found: list[Outputs] = []
+    counts = [len(batch["attention_mask"]) for batch in texts.values()]
+    found: list[list[Tensor]] = [[] for _ in counts]
     with torch.no_grad():
-        for piece, seed in zip(cut, seeds, strict=True):
+        for i, (piece, seed) in enumerate(zip(cut, seeds, strict=True)):
             torch.manual_seed(seed)
-            found.append(run(engine, piece))
-    kinds: Any = zip(*found, strict=True)
-    return tuple(torch.cat([o for o in outputs if o is not None]).float().requires_grad_() for outputs in kinds)
-
-
-def _cut(gradient: Tensor | None, pieces: int) -> list[Any]:
-    """The rows of each piece, as `piece_of` cuts them; 0 where nothing depends on the output."""
-    if gradient is None:
-        return [0.0] * pieces
-    n = len(gradient)
-    return [gradient[n * i // pieces : n * (i + 1) // pieces] for i in range(pieces)]
+            for outputs, output, n in zip(found, run(engine, piece), counts, strict=True):
+                rows = _rows(n, i, len(cut))
+                assert output is not None, "every kind is in every piece"
+                outputs.append(output[: rows.stop - rows.start])
+    return tuple(torch.cat(outputs).float().requires_grad_() for outputs in found)

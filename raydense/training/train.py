@@ -185,7 +185,7 @@ def _finish(settings: TrainSettings, draft: Draft, storage: Path, result: dict[s
     """Commit the best weights as model folders, and what was measured."""
     start = str(storage / "tiny") if settings.model == "tiny" else settings.model
     model = load_model(settings, objective_of(settings), start)
-    model.load_state_dict(load_weights(storage, result["best_step"]))
+    model.load_state_dict({**model.state_dict(), **load_weights(storage, result["best_step"])})  # frozen weights are those of the start
     if isinstance(model, JointModel):
         for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
             part = Draft.open(draft.folder / name, "model", {**draft.made_from, "part": name})

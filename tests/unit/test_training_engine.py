@@ -55,11 +55,12 @@ def test_parts_add_up_to_one_step_of_plain_adamw(clip: float) -> None:
         torch.testing.assert_close(value, bare.state_dict()[name])
 
 
-def test_lamb_is_its_algorithm() -> None:
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_lamb_is_its_algorithm(decay: float) -> None:
     """You et al. 2020, algorithm 2, written out in NumPy in float64; biases keep Adam's own length."""
     torch.manual_seed(5)
     model = torch.nn.Linear(4, 3).double()
-    optimizer = make_optimizer(model, settings(optimizer="lamb", engine="ddp", weight_decay=0.1))
+    optimizer = make_optimizer(model, settings(optimizer="lamb", engine="ddp", weight_decay=decay))
     weights = [p.detach().numpy().copy() for p in model.parameters()]
     mean, square = [np.zeros_like(w) for w in weights], [np.zeros_like(w) for w in weights]
     for step in range(1, 5):
@@ -73,7 +74,7 @@ def test_lamb_is_its_algorithm() -> None:
             mean[i], square[i] = 0.9 * mean[i] + 0.1 * g, 0.999 * square[i] + 0.001 * g * g
             way = mean[i] / (1 - 0.9**step) / (np.sqrt(square[i] / (1 - 0.999**step)) + 1e-6)
             if weights[i].ndim > 1:
-                way += 0.1 * weights[i]
+                way += decay * weights[i]
                 way *= np.linalg.norm(weights[i]) / np.linalg.norm(way)
             weights[i] = weights[i] - 0.1 / step * way
     for parameter, weight in zip(model.parameters(), weights, strict=True):

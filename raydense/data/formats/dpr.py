@@ -96,7 +96,8 @@ def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
         positives = [_context(c, gathered, own, at) for c in objects(entry, "positive_ctxs", at)]
         hard = [_context(c, gathered, own, at) for c in objects(entry, "hard_negative_ctxs", at, [])]
         easy = [_context(c, gathered, own, at) for c in objects(entry, "negative_ctxs", at, [])]
-        rows.add(at, query, positives, hard + easy, sources=["hard"] * len(hard) + ["negative"] * len(easy))
+        # passages of `negative_ctxs` are drawn from the whole corpus, and DPR itself trains on none of them
+        rows.add(at, query, positives, hard or easy, sources=["hard"] * len(hard) if hard else ["negative"] * len(easy))
     return rows
 
 
