@@ -170,7 +170,13 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("recipe")
 @_recipe_options
 @click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
-@click.option("--concurrent", default=1, metavar="INT", type=click.IntRange(1), help="trials at once, of a recipe with `sweep:`  [1]")
+@click.option(
+    "--concurrent",
+    default=1,
+    metavar="INT",
+    type=click.IntRange(1),
+    help="trials at once, of a recipe with `sweep:`; each trains on all cores, so more than one only on a cluster  [1]",
+)
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
     """Run the stages of RECIPE in order, going on where an earlier run stopped; of a recipe with `sweep:`, every trial's."""
     _join(address)

@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 from training_data import TrainingData, make_training_data
+from transformers import MPNetConfig, MPNetModel
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
+from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
@@ -175,3 +177,9 @@ def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, ze
     several = torch.load(tmp_path / "result.pt")
     for method in asked:
         assert_same(several[method], one_step(settings(data, method, clip=0.0)), start_of(data, method), method)
+
+
+def test_a_family_without_activation_checkpointing_is_refused() -> None:
+    small = MPNetConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    with pytest.raises(InputError, match="activation_checkpointing: MPNetModel has none"):
+        checkpoint_activations(torch.nn.ModuleList([MPNetModel(small)]))
