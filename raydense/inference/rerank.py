@@ -7,6 +7,7 @@ from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
@@ -53,11 +54,17 @@ def rerank(settings: RerankSettings) -> Artifact:
         queries=sum(b["queries"] for b in blocks),
         depth=settings.depth,
         model=made_from["inputs"]["model"],
+        loss=loss_of(settings.model),
         corpus=made_from["inputs"]["corpus"],
         tokens=tokens,
         padding_share=round(1 - tokens / padded, 4) if padded else 0.0,
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
+
+
+def loss_of(model: str) -> str | None:
+    """The loss that a re-ranker was trained with, where raydense trained it."""
+    return (((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
 
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
+from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.inference.rerank import rerank
+from raydense.inference.rerank import loss_of, rerank
 from raydense.mining.blocks import BLOCK_ROWS, Judged, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.label_report import write_report
@@ -48,9 +48,10 @@ def label(settings: LabelSettings) -> Artifact:
     made_from = provenance("label", settings)
     if settings.model is None:
         _refuse_unscored(settings.run)
+        _warn_of(Artifact.open(settings.run).summary.get("loss"))
     else:
         refuse_untrained(settings.model)
-        _warn_of_listwise(settings.model)
+        _warn_of(loss_of(settings.model))
     draft = Draft.open(settings.output, "examples", made_from)
     if draft.done:
         return draft.done
@@ -77,11 +78,12 @@ def _refuse_unscored(run: str) -> None:
         raise InputError("has no scores of a re-ranker", run, "give the teacher as --model, or a run that `raydense rerank` made")
 
 
-def _warn_of_listwise(model: str) -> None:
+def _warn_of(loss: str | None) -> None:
     """The listwise loss is the same for scores that are all higher by any number, so it does not say where 0 is."""
-    trained = ((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}
-    if trained.get("loss") == "listwise":
-        say(f"label: {model} was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so")
+    if loss == "listwise":
+        say(
+            "label: the teacher was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so"
+        )
 
 
 def _scoring(settings: LabelSettings, output: Path) -> RerankSettings:

@@ -16,6 +16,7 @@ import raydense.mining.label as labelling
 from raydense.data.artifact import Artifact, Draft
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.inference.rerank import loss_of
 from raydense.mining.label import label
 from raydense.settings import LabelSettings
 from tests.mining_world import Run, examples_of, worlds, write_world
@@ -208,10 +209,11 @@ def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch:
     assert len(reports) == 1
 
 
-@pytest.mark.parametrize(("loss", "told"), [("listwise", True), ("pointwise", False)])
-def test_a_listwise_teacher_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str, told: bool) -> None:
+@pytest.mark.parametrize(("loss", "told"), [("listwise", True), ("pointwise", False), (None, False)])
+def test_a_listwise_teacher_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str | None, told: bool) -> None:
     draft = Draft.open(tmp_path / "teacher", "model", {"stage": "train", "settings": {"loss": loss}})
     draft.commit("config.json", lambda path: path.write_text("{}"), 0)
     draft.finish(0)
-    labelling._warn_of_listwise(str(tmp_path / "teacher"))
+    assert loss_of(str(tmp_path / "teacher")) == loss
+    labelling._warn_of(loss)
     assert ("are no probabilities" in capsys.readouterr().err) == told
