@@ -96,12 +96,18 @@ class Loop:
         self.dev_every = s.dev_every or math.ceil(job.steps / 10)
 
     def _with_micro_batch(self, model: nn.Module) -> TrainSettings:
-        """The settings with the micro-batch that fits; the driver says the line that worker 0 leaves in `FOUND`."""
-        texts, line = find_micro_batch(self.settings, self.job.start, model, self.place.device, self.place.on_machine)
-        if self.place.rank == 0:
-            aside = self.job.storage / f"{FOUND}.aside"
-            aside.write_text(line)
-            os.replace(aside, self.job.storage / FOUND)
+        """The settings with the micro-batch that fits; the driver says the line that worker 0 leaves in `FOUND`.
+
+        It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
+        """
+        place, kept = self.place, self.job.storage / f"micro_batch-{self.place.workers}.txt"
+        if kept.is_file():
+            texts, line = int(kept.read_text()), f"micro_batch {kept.read_text()}, as before"
+        else:
+            texts, line = find_micro_batch(self.settings, self.job.start, model, place.device, place.on_machine)
+        if place.rank == 0:
+            _write_whole(kept, str(texts))
+            _write_whole(self.job.storage / FOUND, line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
@@ -196,6 +202,12 @@ class Log:
 
 def _refuse_not_finite(line: Line) -> None:
     raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _MEND)
+
+
+def _write_whole(file: Path, text: str) -> None:
+    aside = file.with_name(f"{file.name}.aside")
+    aside.write_text(text)
+    os.replace(aside, file)
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Place) -> None:

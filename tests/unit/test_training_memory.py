@@ -20,6 +20,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
 from raydense.training import micro_batch
+from raydense.training.loop import FOUND, Job, Loop, Place
 from raydense.training.memory import Outline, longest_batch, many_words, told
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
 from raydense.training.objectives import load_model, objective_of
@@ -172,6 +173,21 @@ def test_auto_is_found_and_said(data: TrainingData) -> None:
     assert texts == 12
     assert line.startswith("micro_batch 12 of 12 texts: about ")
     assert pieces_of(asked.model_copy(update={"micro_batch": texts})) == 1
+
+
+def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, tmp_path: Path) -> None:
+    """Also where the memory of the moment would take another one."""
+    asked = settings(data, micro_batch="auto", max_steps=1)
+
+    def begin(workers: int = 1) -> Loop:
+        return Loop(Job(asked, asked.model, tmp_path, 1, {}), Place(0, workers, workers, CPU))
+
+    assert begin().settings.micro_batch == 12
+    assert (tmp_path / FOUND).read_text().startswith("micro_batch 12 of 12")
+    (tmp_path / "micro_batch-1.txt").write_text("4")
+    assert begin().settings.micro_batch == 4
+    assert "as before" in (tmp_path / FOUND).read_text()
+    assert begin(workers=2).settings.micro_batch == 12
 
 
 def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
