@@ -1,4 +1,4 @@
-"""A re-ranked run beside its candidates, by how many of these the re-ranker is given (RocketQAv2, section 4.4)."""
+"""A re-ranked run beside its candidates, by how many of these the re-ranker is given."""
 
 from __future__ import annotations
 

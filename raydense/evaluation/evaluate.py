@@ -33,7 +33,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
 
     Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. `summary["result"]` is the object
     of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
-    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises InputError on an unknown metric, a name used twice, or what answers need and is missing.
+    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
+    InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
     folders = named_folders(settings.run, "run")
     models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}

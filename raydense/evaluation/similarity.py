@@ -30,9 +30,9 @@ def similarities(
 ) -> dict[str, dict[str, Any]]:
     """For each run that one of `models` found: what its s(p+, q) and s(p+, p-) are, mean and standard deviation over the pairs.
 
-    A sample of what the paper has, which takes the first 100 passages: over at most 100 judged queries, evenly chosen; p+ is the positive of the highest grade, p- each of the first 10 passages of
-    the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where s(p+, q) is above s(p+, p-),
-    which is what the passage-centric loss asks for (eq. 4).
+    A sample of what the paper has, which takes the first 100 passages of every query: at most 100 judged queries, evenly chosen;
+    p+ is the positive of the highest grade, p- each of the first 10 passages of the run that are not known positives, nor of p+'s
+    text. `nearer` is the share of pairs where s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4).
     """
     retrievers = {fingerprint_of(folder): folder for model in models.values() for folder in (model, model / _RETRIEVER) if folder.is_dir()}
     found = {}
