@@ -130,6 +130,9 @@ class SampleSettings(Settings):
     dev_queries: int = setting(300, "dev queries", ge=1)
     test_queries: int = setting(500, "test queries", ge=1)
     seed: int = setting(1, "another seed, another world", ge=0, lt=2**63)
+    notes: int = setting(
+        1, "passages about each entity that say one of its six facts again: with 12, most queries have three positives", ge=0, le=1_000
+    )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
 
@@ -198,6 +201,9 @@ class TrainSettings(Settings):
     )
     cross_batch: bool = setting(True, "retriever: and those of every worker, not only of this one")
     positives: int = setting(1, "multi-positive: most positives of each query at each step", ge=1)
+    draw_positives: bool = setting(
+        True, "of a query with more, draw anew each epoch; false takes the first ones listed: DPR's files have the gold passage first"
+    )
     alpha: float = setting(0.1, "pair: weight of the passage-centric loss; the query-centric one has the rest", ge=0, le=1)
     in_batch_queries: bool = setting(False, "pair: the passage-centric loss has the batch's other queries as negatives too")
     loss: Literal["listwise", "pointwise"] | None = setting(None, "re-ranker: over a query's list (default), or each passage by itself")
@@ -216,7 +222,9 @@ class TrainSettings(Settings):
     pair_length: int | None = setting(
         None, "re-ranker: most tokens of a query with a passage; by default as the model folder says, else 128", ge=8
     )
-    dropout: float | None = setting(None, "dropout of the encoder; by default as the model folder says", ge=0, lt=1)
+    dropout: float | None = setting(
+        None, "dropout of the encoder, in joint training of the re-ranker's alone; by default as the model folder says", ge=0, lt=1
+    )
 
     epochs: float = setting(1.0, "passes over the examples", gt=0)
     max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
@@ -315,10 +323,13 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} needs {needed}")
         if getattr(self, other):
             raise ValueError(f"kind {self.kind} does not take {other}")
-        # bm25 has no use for `seed` either, but a recipe gives its own to every stage that has one
         others = ("factory", "train_sample") if self.kind == "bm25" else ("k1", "b", "stemmer", "stopwords")
         self._refuse_given(others, f"kind {self.kind}")
         return self
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage, but for the seed of bm25: a recipe gives its own to every stage that has one, and nothing is drawn there."""
+        return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
 
 
 class SearchSettings(Settings):

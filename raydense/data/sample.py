@@ -1,7 +1,8 @@
 """The sample data set: a seeded invented world of any size, streamed, with questions that words alone do not answer.
 
 An entity (a town, a company, a ship) has a two-word name whose words it shares with others, and with its twin both, in the other
-order. It has an article of six passages with one fact each, and a note that says one of these facts again in other words.
+order. It has an article of six passages with one fact each, and notes (one by default) that say one of these facts again in other
+words.
 Everything is a pure function of the seed and the entity's number, so no part needs another part in memory.
 """
 
@@ -23,7 +24,7 @@ from raydense.progress import Progress
 from raydense.settings import SampleSettings
 
 FACTS = 6
-PASSAGES_EACH = FACTS + 1
+_NEXT_NOTE = 2**40  # between what the draws of an entity's notes are numbered by
 _BLOCK = 2_000
 _ASKS = len(KINDS[0].relations[0].asks) * len(WRAPS)
 _PAIRS_PER_ENTITY = 4
@@ -38,7 +39,7 @@ def make_sample(settings: SampleSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, provenance("sample", settings))
     if dataset.done:
         return dataset.done
-    world = World(settings.passages, settings.seed)
+    world = World(settings.passages, settings.seed, settings.notes)
     splits = _split_facts(world, settings)
     _write_corpus(world, dataset, settings.shard_rows)
     asked = {split: world.questions(split, facts, turns) for split, (facts, turns) in splits.items()}
@@ -54,7 +55,7 @@ def _write_corpus(world: World, dataset: DatasetDraft, shard_rows: int) -> None:
         dataset.keep("corpus", draft.done)
         return
     writer = CorpusWriter(draft, shard_rows)
-    with Progress("sample", world.entities * PASSAGES_EACH, "passages") as progress:
+    with Progress("sample", world.entities * world.passages_each, "passages") as progress:
         for table in world.passages():
             writer.add(table)
             progress.add(table.num_rows)
@@ -86,9 +87,10 @@ def _split_facts(world: World, settings: SampleSettings) -> dict[str, tuple[Ints
 class World:
     """The entities and facts of one seed. Fact number f is fact f % 6 of entity f // 6."""
 
-    def __init__(self, passages: int, seed: int) -> None:
-        self.seed = seed
-        self.entities = -(-passages // PASSAGES_EACH)
+    def __init__(self, passages: int, seed: int, notes: int = 1) -> None:
+        self.seed, self.notes = seed, notes
+        self.passages_each = FACTS + notes
+        self.entities = -(-passages // self.passages_each)
         self.words = max(8, int(np.ceil(np.sqrt(self.entities * _PAIRS_PER_ENTITY))))
         self._pairs = self.words * (self.words - 1) // 2
 
@@ -158,9 +160,9 @@ class World:
         pools = [[self._pools[r.pool] for r in kind.relations] for kind in KINDS]
         return [(pool := pools[k][f % FACTS])[d % len(pool)] for k, f, d in zip(kinds, facts.tolist(), draws, strict=True)]
 
-    def noted(self, entities: Ints) -> Ints:
-        """Which of its facts (0..5) the note about each entity says again."""
-        return self.draw(7, entities, FACTS)
+    def noted(self, entities: Ints, note: Ints | int) -> Ints:
+        """Which of its facts (0..5) the note of this number about each entity says again."""
+        return self.draw(7, entities + note * _NEXT_NOTE, FACTS)
 
     def passages(self) -> Iterator[pa.Table]:
         """All passages in order, some thousand at a time."""
@@ -168,15 +170,15 @@ class World:
             yield self._passages(np.arange(start, min(start + _BLOCK, self.entities)))
 
     def _passages(self, entities: Ints) -> pa.Table:
-        slot = np.tile(np.arange(PASSAGES_EACH), len(entities))
-        number = np.repeat(entities, PASSAGES_EACH)
-        note = slot == FACTS
-        fact = number * FACTS + np.where(note, self.noted(number), slot)
-        passage = number * PASSAGES_EACH + slot
-        title = np.repeat(np.array(self.names(entities), dtype=object), PASSAGES_EACH)
-        doc_id = [f"note-{e}" if n else f"article-{e}" for e, n in zip(number.tolist(), note.tolist(), strict=True)]
+        slot = np.tile(np.arange(self.passages_each), len(entities))
+        number = np.repeat(entities, self.passages_each)
+        note = slot - FACTS  # below 0 in the article
+        fact = number * FACTS + np.where(note < 0, slot, self.noted(number, np.maximum(note, 0)))
+        passage = number * self.passages_each + slot
+        title = np.repeat(np.array(self.names(entities), dtype=object), self.passages_each)
+        doc_id = [f"article-{e}" if n < 0 else f"note-{e}" for e, n in zip(number.tolist(), note.tolist(), strict=True)]
         columns = {
-            "passage_id": [f"{doc}-{s}" for doc, s in zip(doc_id, np.where(note, 0, slot).tolist(), strict=True)],
+            "passage_id": [f"{doc}-{s}" for doc, s in zip(doc_id, np.where(note < 0, slot, note).tolist(), strict=True)],
             "title": title.tolist(),
             "text": self._texts(passage, fact, note, title.tolist()),
             "doc_id": doc_id,
@@ -187,11 +189,12 @@ class World:
         """Which of KINDS each entity is."""
         return self.draw(5, entities, len(KINDS))
 
-    def _texts(self, passage: Ints, fact: Ints, note: NDArray[np.bool_], names: list[str]) -> list[str]:
+    def _texts(self, passage: Ints, fact: Ints, note: Ints, names: list[str]) -> list[str]:
         """A sentence that says the fact, and an aside before or after it."""
         ways = len(KINDS[0].relations[0].says)
         # a note never says a fact the way the article says it
-        way = (self.draw(8, fact, ways) + note * (1 + self.draw(9, fact, ways - 1))) % ways
+        other = 1 + self.draw(9, fact + np.maximum(note, 0) * _NEXT_NOTE, ways - 1)
+        way = (self.draw(8, fact, ways) + np.where(note < 0, 0, other)) % ways
         kinds, relations = self.kind_of(fact // FACTS).tolist(), (fact % FACTS).tolist()
         shapes = self.draw(22, passage, 4).tolist()
         rows = zip(kinds, relations, way.tolist(), self.values(fact), names, self._asides(passage, fact), shapes, strict=True)
@@ -219,10 +222,10 @@ class World:
         answers = [[value] for value in self.values(facts)]
         queries = pa.table({"query_id": ids, "text": texts, "answers": pa.array(answers, pa.list_(pa.string()))})
         judged: list[tuple[str, str]] = []
-        for query, e, f, noted in zip(ids, entities.tolist(), (facts % FACTS).tolist(), self.noted(entities).tolist(), strict=True):
+        noted = self.noted(entities[:, None], np.arange(self.notes)).tolist()
+        for query, e, f, said in zip(ids, entities.tolist(), (facts % FACTS).tolist(), noted, strict=True):
             judged.append((query, f"article-{e}-{f}"))
-            if f == noted:
-                judged.append((query, f"note-{e}-0"))
+            judged.extend((query, f"note-{e}-{n}") for n in range(self.notes) if said[n] == f)
         columns = {
             "query_id": [q for q, _ in judged],
             "passage_id": [p for _, p in judged],

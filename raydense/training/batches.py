@@ -64,6 +64,12 @@ class Ragged:
         drawn = self.values[order[np.minimum(self.offsets[:-1, None] + place, len(order) - 1)]]
         return np.where(place < self.lengths[:, None], drawn, -1)
 
+    def first(self, count: int) -> Ints:
+        """The first `count` values of each packed list: int64 [n, count], -1 where a list has no more."""
+        place = np.arange(count)
+        taken = self.values[np.minimum(self.offsets[:-1, None] + place, len(self.values) - 1)]
+        return np.where(place < self.lengths[:, None], taken, -1)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -142,6 +148,7 @@ class Sampler:
     def __init__(self, examples: Examples, settings: TrainSettings) -> None:
         self.examples, self.batch_size, self.accumulation = examples, settings.batch_size, settings.accumulation
         self.positives, self.negatives, self.seed = settings.positives, settings.negatives, settings.seed
+        self.draws_positives = settings.draw_positives
         self.steps_per_epoch = len(examples) // self.batch_size
         self._order = lru_cache(maxsize=1)(self._shuffled)
         if not self.steps_per_epoch:
@@ -164,7 +171,7 @@ class Sampler:
         chosen = self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
         rng = np.random.default_rng([self.seed, epoch, at])
         known = self.examples.positives.take(chosen)
-        positives = known.draw(self.positives, rng)
+        positives = known.draw(self.positives, rng) if self.draws_positives else known.first(self.positives)
         negatives = np.zeros((len(chosen), 0), np.int64)
         if self.negatives:
             negatives = self.examples.negatives.take(chosen).draw(self.negatives, rng)

@@ -7,9 +7,11 @@ it; `step` follows the last.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from abc import ABC, abstractmethod
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,12 +174,9 @@ class DeepSpeedEngine(Engine):
         self.device, self.precision, self.zero, self._pieces = device, precision, settings.zero, pieces
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
-        self._engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=self.optimizer,
-            config=deepspeed_config(settings, precision, dist.get_world_size(), pieces),
-            dist_init_required=False,
-        )
+        config = deepspeed_config(settings, precision, dist.get_world_size(), pieces)
+        with redirect_stdout(io.StringIO()):  # it prints what memory is in use
+            self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
         self.module = self._engine.module
 
     def forward(self, **batch: Any) -> Any:
@@ -213,8 +212,13 @@ class DeepSpeedEngine(Engine):
 
 
 def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
-    """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults."""
+    """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
+
+    Gradients of parts and pieces are added up in float32, also in half precision, where small ones would be lost; ZeRO 0 cannot.
+    """
+    adds_in_float32 = settings.zero > 0 and precision != "fp32"
     return {
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
         "gradient_clipping": settings.clip,

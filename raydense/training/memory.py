@@ -126,10 +126,14 @@ class Outline:
             return 4 * whole, 4 * trained, 8 * trained, 4 * max(updating, summed)
         if s.zero == 0:
             return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
+        half = each < 4  # then gradients are added up in float32, beside those of a piece
         if s.zero == 3:
             optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
-            return int(each * whole * share), int(each * trained * (1 + share)), int(trained * optimizer), int(trained * updating)
-        return each * whole, each * trained, int((12 + each) * share * trained), max(0, int((16 * share - each) * trained))
+            gradients = each * (1 + share) + (2 * share if half else 0)
+            return int(each * whole * share), int(gradients * trained), int(optimizer * trained), int(updating * trained)
+        gradients = each + ((4 if s.zero == 1 else 2 * share) if half else 0)
+        updating = 3 + 6 * share if half and s.zero == 1 else max(0, 16 * share - gradients)
+        return each * whole, int(gradients * trained), int((12 + each) * share * trained), int(updating * trained)
 
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""

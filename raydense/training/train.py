@@ -170,8 +170,10 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
         lambda: train_worker(job),  # type: ignore[arg-type]
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
-        run_config=RunConfig(
+        run_config=RunConfig(  # type: ignore[call-arg]  # it is of another class where types are checked
             name=RUN,
+            # else threads that wait for work keep their cores busy, and two trainings on one machine take ten times as long as one
+            worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
             storage_path=str(job.storage),
             failure_config=FailureConfig(max_failures=job.settings.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),

@@ -17,10 +17,10 @@ from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
 
 RECIPE = """
 stages:
-  data: {do: sample, passages: 300, train_queries: 96, dev_queries: 16, test_queries: 24, seed: 1}
-  words: {do: index, kind: bm25, corpus: $data/corpus, seed: 1}
+  data: {do: sample, passages: 300, train_queries: 96, dev_queries: 16, test_queries: 24}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
   bm25: {do: search, index: $words, queries: $data/queries, k: 20}
-  negatives: {do: mine, run: $bm25, corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/train, negatives: 4, seed: 1}
+  negatives: {do: mine, run: $bm25, corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/train, negatives: 4}
   reranker: {do: train, objective: reranker, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $negatives,
     engine: ddp, max_steps: 3, batch_size: 8, lr: 1.0e-3}
   reranked: {do: rerank, model: $reranker, run: $bm25, corpus: $data/corpus, queries: $data/queries, depth: 5}
@@ -97,7 +97,7 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text("""
 given: {answers: none}
 stages:
-  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10, seed: 1}
+  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
   words: {do: index, kind: bm25, corpus: $data/corpus}
   bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
   report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10], answers: $answers}

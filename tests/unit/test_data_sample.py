@@ -7,12 +7,13 @@ from pathlib import Path
 
 import bm25s
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import Stemmer
 
 from raydense.data.artifact import Artifact
-from raydense.data.sample import PASSAGES_EACH, World, make_sample
+from raydense.data.sample import FACTS, World, make_sample
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -65,6 +66,19 @@ def test_qrels_name_what_is_there_and_the_passage_holds_the_answer(sample: Path)
     assert several == 3, "some queries of each split have more than one passage that answers"
 
 
+def test_many_notes_make_many_positives_in_other_words(tmp_path: Path) -> None:
+    made = make_sample(SampleSettings(output=str(tmp_path / "s"), notes=12, **SMALL)).path
+    store = PassageStore(made / "corpus")
+    qrels = read_table(made / "qrels/train", "qrels").to_pandas()
+    counts = qrels.groupby("query_id").size()
+    assert 0.5 < (counts >= 3).mean() < 0.75, "0.62 by the binomial distribution: a note is about one of six facts"
+    texts = store.passages(store.rows_of(pa.array(qrels["passage_id"], pa.string())))
+    words = {row: text.lower() for row, text in zip(qrels.index, texts, strict=True)}
+    table = read_table(made / "queries", "queries").to_pandas().set_index("query_id")["answers"]
+    assert all(table[query][0].lower() in words[row] for row, query in qrels["query_id"].items())
+    assert len(set(texts)) > 0.95 * len(set(qrels["passage_id"]))
+
+
 def test_no_question_of_one_split_asks_for_a_fact_of_another(sample: Path) -> None:
     asked = {s: set(read_table(sample / "qrels" / s, "qrels")["passage_id"].to_pylist()) for s in ("train", "dev", "test")}
     assert not asked["train"] & asked["test"]
@@ -77,7 +91,7 @@ def test_no_question_of_one_split_asks_for_a_fact_of_another(sample: Path) -> No
 def test_documents_have_several_passages_and_names_share_words(sample: Path) -> None:
     table = PassageStore(sample / "corpus").slice(0, 700)
     sizes = table.group_by("doc_id").aggregate([([], "count_all")])["count_all"].to_pylist()
-    assert sorted(set(sizes)) == [1, PASSAGES_EACH - 1]
+    assert sorted(set(sizes)) == [1, FACTS]
     names = set(table["title"].to_pylist())
     assert len(names) == 100
     assert all(len(name.split()) == 2 for name in names)
@@ -124,7 +138,7 @@ def test_any_seed_makes_different_names(seed: int) -> None:
 
 def test_smallest_world(tmp_path: Path) -> None:
     made = make_sample(SampleSettings(output=str(tmp_path / "s"), passages=100, train_queries=60, dev_queries=5, test_queries=5))
-    assert 100 <= made.rows < 100 + PASSAGES_EACH
+    assert 100 <= made.rows < 100 + FACTS + 1
 
 
 def test_too_few_facts_for_the_queries(tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from raydense.training.batches import Examples, Part, Ragged, Sampler, read_exam
 from raydense.training.prefetch import prefetched
 
 
-def sampler_of(examples: Examples, batch_size: int, accumulation: int, negatives: int, seed: int, positives: int = 1) -> Sampler:
+def sampler_of(
+    examples: Examples, batch_size: int, accumulation: int, negatives: int, seed: int, positives: int = 1, draw_positives: bool = True
+) -> Sampler:
     given_ = {"batch_size": batch_size, "accumulation": accumulation, "negatives": negatives, "seed": seed, "positives": positives}
+    given_["draw_positives"] = draw_positives
     folders = {"model": "tiny", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
     return Sampler(examples, TrainSettings(objective="multi-positive", **given_, **folders))  # type: ignore[arg-type]
 
@@ -103,6 +106,17 @@ def test_epochs_differ_in_order_and_draw() -> None:
         for p in (first, second)
     ]
     assert drawn[0] != drawn[1]
+
+
+def test_positives_that_are_not_drawn_are_the_first_listed() -> None:
+    examples = Examples(np.arange(4), ragged([[5, 3, 9], [7], [4, 2], [8, 1, 6, 0]]), ragged([[10, 11]] * 4))
+    drawn = sampler_of(examples, 4, 1, 1, 3, positives=3)
+    first = sampler_of(examples, 4, 1, 1, 3, positives=3, draw_positives=False)
+    for step in range(3):
+        (part,) = first.step(step)
+        listed = dict(zip(part.query.tolist(), part.positives.tolist(), strict=True))
+        assert listed == {0: [5, 3, 9], 1: [7, -1, -1], 2: [4, 2, -1], 3: [8, 1, 6]}
+        assert np.array_equal(part.query, drawn.step(step)[0].query)
 
 
 def test_negatives_are_drawn_evenly() -> None:

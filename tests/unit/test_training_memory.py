@@ -127,6 +127,7 @@ def test_half_precision_holds_half(data: TrainingData) -> None:
     whole, half = (outline(settings(data, "retriever", precision=p, engine="deepspeed")) for p in ("fp32", "bf16"))
     assert half.memory(2).weights == whole.memory(2).weights / 2
     assert half.running(1) < 0.8 * whole.running(1)
+    assert half.memory(2).gradients == whole.memory(2).gradients * 1.5, "of a piece in half precision, their sum in float32"
 
 
 def test_the_largest_that_fits_is_a_power_of_two_or_all(data: TrainingData) -> None:

@@ -179,6 +179,32 @@ def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, ze
         assert_same(several[method], one_step(settings(data, method, clip=0.0)), start_of(data, method), method)
 
 
+def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
+    """For each ZeRO stage the sum of a gradient of 1 and 511 of 1/512, as the engine has it before the step."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    found = []
+    for given in asked:
+        engine: Any = make_engine(torch.nn.Linear(4, 1, bias=False), TrainSettings(**given), CPU, "bf16", 512)
+        for piece in range(512):
+            engine.backward(engine.forward(input=torch.ones(1, 4, dtype=torch.bfloat16)).float().sum() * (1 / 512 if piece else 1.0))
+        from deepspeed.utils import safe_get_full_grad
+
+        found.append(float(safe_get_full_grad(next(engine.module.parameters()))[0, 0]))
+    torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+def test_small_gradients_of_many_pieces_are_not_lost_in_half_precision(data: TrainingData, tmp_path: Path) -> None:
+    asked = [
+        settings(data, "retriever", engine="deepspeed", zero=zero, precision="bf16", batch_size=1, accumulation=1, clip=0.0)
+        for zero in (1, 2, 3)
+    ]
+    given = [s.model_dump(exclude_unset=True) for s in asked]
+    multiprocessing.spawn(many_small_gradients, (given, str(tmp_path)), nprocs=1)
+    assert torch.load(tmp_path / "found.pt") == pytest.approx([1 + 511 / 512] * 3, rel=2e-3)
+
+
 def test_a_family_without_activation_checkpointing_is_refused() -> None:
     small = MPNetConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     with pytest.raises(InputError, match="activation_checkpointing: MPNetModel has none"):

@@ -31,7 +31,7 @@ class JointTraining(Objective):
     @classmethod
     def load(cls, settings: TrainSettings, folder: str) -> JointModel:
         assert settings.reranker is not None
-        retriever = DualEncoder.load(folder, dropout=settings.dropout, **changes(settings))
+        retriever = DualEncoder.load(folder, **changes(settings))
         return JointModel(retriever, Reranker.load(settings, settings.reranker), frozen=settings.teacher == "static")
 
     @classmethod
