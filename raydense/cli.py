@@ -175,7 +175,7 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     default=1,
     metavar="INT",
     type=click.IntRange(1),
-    help="trials at once, of a recipe with `sweep:`; each trains on all cores, so more than one only on a cluster  [1]",
+    help="trials at once, of a recipe with `sweep:`; on one machine trainings share its cores  [1]",
 )
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
     """Run the stages of RECIPE in order, going on where an earlier run stopped; of a recipe with `sweep:`, every trial's."""
@@ -194,7 +194,7 @@ def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
     if len(failed) < len(sweep.trials):
         summary, table = write_tables(sweep, failed)
         print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
-        say(f"table: {sweep.output / 'sweep.md'}")
+        say(f"table: {sweep.output / 'sweep.md'}{f', chart: {sweep.output}/sweep.svg' if sweep.axis else ''}")
     if failed:
         raise next(iter(failed.values()))
 

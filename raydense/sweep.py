@@ -63,10 +63,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The trials of a recipe, those of a variant one after another, and the folder that holds all of it."""
+    """The trials of a recipe, those of a variant one after another, and the folder that holds all of it.
+
+    `axis` is there where the variants differ in one number alone: its key, and the number of each variant.
+    """
 
     output: Path
     trials: tuple[Trial, ...]
+    axis: tuple[str, dict[str, float]] | None = None
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Sweep | None:
@@ -86,7 +90,7 @@ class Sweep:
             named = ", ".join(part for part in (variant, point) if part) or _ONLY
             trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, Path(output), file))
         _refuse_same(trials, where)
-        return cls(Path(output), tuple(trials))
+        return cls(Path(output), tuple(trials), _axis(rows[0]) if len(variants) == 1 else None)
 
 
 def _is_seed(key: object) -> bool:
@@ -128,6 +132,14 @@ def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, A
     """The points of a part of the grid, each with its name."""
     points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key] for key in keys))]
     return [(", ".join(f"{key}={_word(value)}" for key, value in point.items()), point) for point in points]
+
+
+def _axis(points: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, float]] | None:
+    """The key that all points are of, with its number at each, where it is one key and there are several numbers."""
+    values = {name: next(iter(point.values())) for name, point in points if len(point) == 1}
+    if len(values) < 2 or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values.values()):
+        return None
+    return next(iter(points[0][1])), values
 
 
 def _word(value: Any) -> str:
@@ -278,7 +290,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
-    """Put what the finished trials measured into sweep.json and sweep.md; returns the object of sweep.json, and the table as text."""
+    """Put what the finished trials measured into sweep.json and sweep.md, of a sweep along one number into sweep.svg too.
+
+    Returns the object of sweep.json, and the table as text.
+    """
     from raydense.evaluation.trials import markdown_table, summarise, text_table
 
     reports: dict[str, dict[str, Artifact]] = {trial.variant: {} for trial in sweep.trials}
@@ -291,6 +306,11 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     once = _made_once(sweep)
     _write(sweep.output / "sweep.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     _write(sweep.output / "sweep.md", markdown_table(summary, once))
+    swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
+    if sweep.axis and swept:
+        from raydense.evaluation.sweep_chart import chart_svg
+
+        _write(sweep.output / "sweep.svg", chart_svg(swept, *sweep.axis))
     return summary, text_table(summary, once)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from scipy import stats
 from raydense.cli import main
 from raydense.data.artifact import Artifact, Draft
 from raydense.errors import InputError
+from raydense.evaluation.sweep_chart import chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.pipeline import Recipe
 from raydense.sweep import Sweep, plan_sweep
@@ -85,6 +87,30 @@ def test_a_grid_alone_and_seeds_alone(tmp_path):
     assert names == ["train.alpha=0, data.passages=200", "train.alpha=0.5, data.passages=200"]
     seeds = read(write(tmp_path, with_sweep("sweep: {train.seed: [3, 4]}"))).trials
     assert [(t.variant, t.seed) for t in seeds] == [("recipe", "train.seed=3"), ("recipe", "train.seed=4")]
+
+
+def test_a_sweep_of_one_number_has_an_axis(tmp_path):
+    def axis(text):
+        return read(write(tmp_path, with_sweep(f"sweep: {text}"))).axis
+
+    assert axis("{train.alpha: [0, 0.5], seed: [1, 2]}") == ("train.alpha", {"train.alpha=0": 0, "train.alpha=0.5": 0.5})
+    assert axis("{train.alpha: [0, 0.5], train.temperature: [1, 2]}") is None
+    assert axis("{train.alpha: [0.5], seed: [1, 2]}") is None
+    assert axis("{train.precision: [fp32, bf16]}") is None
+    assert axis("{train.alpha: [0, 0.5], variants: {a: {}, b: {train.lr: 1}}}") is None
+
+
+def test_the_chart_has_the_mean_and_spread_of_each_run(tmp_path):
+    def row(mean, spread):
+        return {"metrics": {"RR@10": {"mean": mean, "spread": spread}, "R@50": {"mean": 1.0, "spread": None}}}
+
+    runs = {"joint retriever": {"four": row(0.2, 0.05), "sixteen": row(0.4, None)}, "joint re-ranker": {"four": row(0.3, 0.1)}}
+    svg = chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+    root = ElementTree.fromstring(svg)
+    words = {e.text.strip() for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text}
+    assert {"joint.negatives", "RR@10", "joint retriever", "joint re-ranker", "3", "15"} <= words
+    assert "R@50" not in words
+    assert svg == chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
 
 
 def test_what_is_the_same_is_shared(tmp_path):
