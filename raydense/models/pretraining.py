@@ -6,7 +6,7 @@ Each model gives for a text what its losses are made of and can be added up over
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,8 @@ class PretrainModel(nn.Module):
         query_length: int | None = None,
         passage_length: int | None = None,
         dropout: float | None = None,
-        **shape: int | None,
-    ) -> Any:
+        **shape: Any,
+    ) -> Self:
         """The model to pre-train from an encoder's folder; new weights are drawn from torch's random state.
 
         Lengths and dropout as for `DualEncoder.load`; `shape` is what the method's own class takes. Methods that train the [CLS] make
