@@ -104,6 +104,28 @@ def pointwise(scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> Te
     return each.masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)
 
 
+def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:
+    """L_mlm = -1/|mask_pos| sum_{i in mask_pos} log phi(h_i)[x_i], the cross-entropy of the masked tokens.
+
+    query-as-context eq. 4, 6 and 10; the paper writes the sum, its code takes this mean. `log_likelihood` [n], of each text, summed
+    over its masked tokens; `count`, how many tokens those are, of each text or of all. Where workers average their gradients it is
+    the masked tokens of everyone over the number of workers. Returns a scalar, 0 where nothing is masked.
+    """
+    summed, tokens = exact(log_likelihood).sum(), count.sum()
+    return -summed / tokens.where(tokens > 0, 1)
+
+
+def span_contrastive(scores: Tensor, own: Tensor, positive: Tensor, temperature: float = 1.0) -> Tensor:
+    """L_co = -mean_x log [ e^{h_x.h_y/tau} / sum_{h' in B, h' != h_x} e^{h_x.h'/tau} ], query-as-context eq. 5.
+
+    `scores` [n, m], h_x.h' of each span with all spans of the batch, of everyone with cross-batch negatives; `own` int64 [n], the
+    column of the span itself, which is left out as in coCondenser (the paper's sum does not say so, its code does); `positive`
+    int64 [n], the column of the other span of its pair. Returns a scalar.
+    """
+    itself = torch.zeros_like(scores, dtype=torch.bool).scatter(1, own.unsqueeze(1), True)
+    return query_centric(scores, positive, itself, temperature)
+
+
 def exact(scores: Tensor) -> Tensor:
     """Half precision to float32; a sum of many exponentials has no accuracy in it."""
     return scores if scores.dtype == torch.float64 else scores.float()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
@@ -67,6 +67,15 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     if lacking:
         raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
     return model
+
+
+def load_masked_lm(inner: Path) -> PreTrainedModel | None:
+    """An encoder with the head that its folder has for masked tokens; None where the folder has none."""
+    config = _config(inner, None)
+    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        return None
+    model, missing = _load(AutoModelForMaskedLM, inner, config)
+    return model if all(_is_encoder_weight(model, name) for name in missing) else None
 
 
 def is_cross_encoder(config: PretrainedConfig) -> bool:

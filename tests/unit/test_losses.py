@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydense.losses import listwise, listwise_distillation, passage_centric, pointwise, query_centric, softmax_binary
+from raydense.losses import (
+    listwise,
+    listwise_distillation,
+    masked_tokens,
+    passage_centric,
+    pointwise,
+    query_centric,
+    softmax_binary,
+    span_contrastive,
+)
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "eval-vectors" / "losses.json"
 
@@ -170,6 +179,62 @@ def test_listwise_distillation_is_the_equation_with_gradients_of_both(direction,
         np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-6, atol=1e-9)
 
 
+@given(seed=st.integers(0, 2**32), texts=st.integers(1, 6), scale=st.sampled_from([1.0, 1e4]))
+def test_masked_tokens_is_the_equation(seed, texts, scale):
+    """The cross-entropy of every masked token, read one by one, has the same mean and gradient as what the texts add up to."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 5, texts)
+    likelihoods = [-rng.random(n) * scale for n in counts]
+    summed = np.array([each.sum() for each in likelihoods])
+    value, gradient = value_and_gradient(masked_tokens, summed, torch.float64, torch.tensor(counts))
+    tokens = max(counts.sum(), 1)
+    assert value == pytest.approx(-np.concatenate([[0.0], *likelihoods]).sum() / tokens, rel=1e-6)
+    np.testing.assert_allclose(gradient, np.full(texts, -1 / tokens), rtol=1e-6)
+
+
+def test_workers_average_to_the_masked_tokens_of_everyone():
+    likelihood, count = torch.tensor([-3.0, -1.0, -8.0, -0.5]), torch.tensor([4.0, 1.0, 9.0, 0.0])
+    whole = masked_tokens(likelihood, count)
+    halves = [masked_tokens(likelihood[half], count.sum() / 2) for half in (slice(0, 2), slice(2, 4))]
+    assert (sum(halves) / 2).item() == pytest.approx(whole.item(), rel=1e-6)
+    one_token = masked_tokens(torch.tensor([-6.0]), torch.tensor(1.0) / 4)
+    assert one_token.item() / 4 == 6.0
+
+
+def test_no_masked_token_costs_nothing():
+    likelihood = torch.zeros(3, requires_grad=True)
+    loss = masked_tokens(likelihood, torch.zeros(3))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert torch.isfinite(likelihood.grad).all()
+
+
+@given(seed=st.integers(0, 2**32), pairs=st.integers(1, 5), workers=st.integers(1, 3), temperature=st.sampled_from([1.0, 0.05]))
+def test_span_contrastive_is_the_equation(seed, pairs, workers, temperature):
+    """Eq. 5 span by span over everyone's spans, value and gradients by the spans; workers average to the whole batch's."""
+    rng = np.random.default_rng(seed)
+    m = pairs * workers
+    spans = rng.normal(size=(2 * m, 3))  # all passages, then all contexts
+    partner = np.roll(np.arange(2 * m), m)
+    wanted, by_score = 0.0, np.zeros((2 * m, 2 * m))
+    for i in range(2 * m):
+        others = [j for j in range(2 * m) if j != i]
+        z = spans[others] @ spans[i] / temperature
+        wanted += log_sum(z) - spans[i] @ spans[partner[i]] / temperature
+        by_score[i, others] = np.exp(z - log_sum(z)) / temperature
+        by_score[i, partner[i]] -= 1 / temperature
+    leaf = torch.tensor(spans, requires_grad=True)
+    losses = []
+    for worker in range(workers):
+        first = np.arange(worker * pairs, (worker + 1) * pairs)
+        own = np.concatenate([first, m + first])
+        losses.append(span_contrastive(leaf[own] @ leaf.T, torch.tensor(own), torch.tensor(partner[own]), temperature))
+    loss = sum(losses) / workers
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted / (2 * m), rel=1e-6, abs=1e-9)
+    np.testing.assert_allclose(leaf.grad.numpy(), (by_score + by_score.T) @ spans / (2 * m), rtol=1e-6, atol=1e-9)
+
+
 def test_lists_that_agree_are_at_no_distance():
     scores = torch.randn(3, 5, dtype=torch.float64)
     assert listwise_distillation(scores, scores + 7).item() == pytest.approx(0, abs=1e-12)
@@ -187,6 +252,8 @@ def test_gradients_are_the_finite_differences():
     assert torch.autograd.gradcheck(lambda s, o: passage_centric(s, o, positive, mask, 0.3), (scores, other))
     assert torch.autograd.gradcheck(lambda s: softmax_binary(s, mask, None, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s, o: listwise_distillation(s, o, ~mask), (scores, other))
+    assert torch.autograd.gradcheck(lambda s: span_contrastive(s, torch.tensor([3, 0, 1]), positive, 0.3), scores)
+    assert torch.autograd.gradcheck(lambda s: masked_tokens(s[0], positive), scores)
 
 
 @given(st.integers(0, 2**32))
@@ -230,6 +297,8 @@ def test_extreme_scores_give_numbers(extreme, dtype):
         softmax_binary(scores, labels.bool(), ~valid, 0.05),
         listwise_distillation(scores, scores.flip(1), valid),
         listwise_distillation(scores, -scores, valid, "ce_de"),
+        span_contrastive(scores, torch.tensor([1, 2]), torch.tensor([0, 0]), 0.05),
+        masked_tokens(scores[0], torch.tensor([1, 0, 2])),
     ]
     sum(losses).backward()
     assert all(torch.isfinite(loss) and loss.dtype == torch.float32 for loss in losses)

@@ -1,0 +1,194 @@
+"""What pre-training adds to an encoder, and drops again: a head for masked tokens, Condenser's head, CoT-MAE's decoder.
+
+Each model gives for a text what its losses are made of and can be added up over texts; see `PretrainModel.forward`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from raydense.errors import InputError
+from raydense.models.dual_encoder import Batch, DualEncoder
+from raydense.models.encoder_folder import encoder_folders, weights_folder
+from raydense.models.masking import NOT_MASKED, mask_tokens
+from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
+
+
+class PretrainModel(nn.Module):
+    """`mlm`: an encoder that tells masked tokens from its last layer's states; what the other methods build on.
+
+    `retriever` is what remains after pre-training, and is all that is saved; `tokenizer` is its.
+    """
+
+    pooling: ClassVar[str | None] = None
+
+    def __init__(self, retriever: DualEncoder, mlm_head: MlmHead) -> None:
+        super().__init__()
+        self.retriever, self.mlm_head = retriever, mlm_head
+        self.tokenizer = retriever.tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        query_length: int | None = None,
+        passage_length: int | None = None,
+        dropout: float | None = None,
+        **shape: Any,
+    ) -> Self:
+        """The model to pre-train from an encoder's folder; new weights are drawn from torch's random state.
+
+        Lengths and dropout as for `DualEncoder.load`; `shape` is what the method's own class takes. Methods that train the [CLS] make
+        the folder that they save say pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
+        encoders, its tokenizer has no mask token, or the encoder is none that the method fits.
+        """
+        root = Path(folder)
+        retriever = DualEncoder.load(
+            root, shared=True, pooling=cls.pooling, query_length=query_length, passage_length=passage_length, dropout=dropout
+        )
+        if retriever.tokenizer.passage_source.mask_token_id is None:
+            raise InputError("its tokenizer has no mask token", root, "give an encoder of masked language modelling, such as BERT")
+        head = MlmHead.load(weights_folder(encoder_folders(root)[1]), retriever.encoder)
+        return cls(retriever, head, **shape).eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the encoder's folder, which `train` starts from; heads are dropped."""
+        self.retriever.save(folder)
+
+    def mask(self, batch: Batch, share: float, draws: Tensor) -> Batch:
+        """A padded batch on the CPU with tokens masked for training, and their `labels`; as `mask_tokens`."""
+        source: Any = self.tokenizer.passage_source
+        ids, labels = mask_tokens(
+            batch["input_ids"], batch["attention_mask"], source.all_special_ids, len(source), source.mask_token_id, share, draws
+        )
+        return {**batch, "input_ids": ids, "labels": labels}
+
+    def forward(self, **texts: Batch) -> tuple[Tensor, ...]:
+        """Of each kind of texts given (`passages`, `contexts`), a tensor at least float32 [n, columns], a row a text.
+
+        A batch is int64 [n, length] each: masked `input_ids`, `attention_mask`, `labels` (`NOT_MASKED` where nothing is to be told).
+        Columns: how many tokens are masked; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be added up
+        over texts, and a row depends on its text alone.
+        """
+        return tuple(_row(b["labels"], self._log_likelihood(self._states(b)[-1], b["labels"])) for b in texts.values())
+
+    def _states(self, batch: Batch) -> tuple[Tensor, ...]:
+        """h^0 (the embeddings) to h^L, each [n, length, d]."""
+        found = self.retriever.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
+        return found.hidden_states
+
+    def _log_likelihood(self, states: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the masked tokens of each text, [n]; logits are made for masked tokens only, the vocabulary being wide."""
+        masked = labels != NOT_MASKED
+        logits = self.mlm_head(states[masked], input_embeddings(self.retriever.encoder))
+        each = -cross_entropy(_exact(logits), labels[masked], reduction="none")
+        return each.new_zeros(labels.shape).masked_scatter(masked, each).sum(dim=1)
+
+
+class Condenser(PretrainModel):
+    """`condenser` and `cocondenser`: `layers` more layers over [h_0^L ; h_1^M .. h_n^M] tell the same masked tokens (eq. 6).
+
+    What the late layers know of a text reaches this head through the [CLS] alone. `skip_from` is M, the layer that the states of the
+    tokens come from (0, the embeddings, to L - 1): half of the L layers unless given. InputError where there is no such layer.
+    """
+
+    pooling = "cls"
+
+    def __init__(self, retriever: DualEncoder, mlm_head: MlmHead, layers: int = 2, skip_from: int | None = None) -> None:
+        super().__init__(retriever, mlm_head)
+        depth = int(retriever.encoder.config.num_hidden_layers)
+        self.skip_from = depth // 2 if skip_from is None else skip_from
+        if not 0 <= self.skip_from < depth:
+            raise InputError(f"skip_from {self.skip_from} is none of the layers below the last of {depth}", "skip_from", "make it smaller")
+        self.head = new_layers(retriever.encoder, layers)
+
+    def forward(self, **texts: Batch) -> tuple[Tensor, ...]:
+        """As `PretrainModel.forward`, with more columns: that sum by the head's states (eq. 6); then the d of h_0^L, the late [CLS].
+
+        coCondenser takes `passages` and `contexts`, and compares the [CLS] of all of them (eq. 5); Condenser leaves them.
+        """
+        return tuple(self._outputs(batch) for batch in texts.values())
+
+    def _outputs(self, batch: Batch) -> Tensor:
+        states, labels = self._states(batch), batch["labels"]
+        late, early = states[-1], states[self.skip_from]
+        again = run_layers(self.head, late[:, 0], early, batch["attention_mask"])
+        return _row(labels, self._log_likelihood(late, labels), self._log_likelihood(again, labels), vectors=late[:, 0])
+
+
+class CotMae(PretrainModel):
+    """`cotmae`: a decoder of `layers` layers tells the masked tokens of y from [h_x ; embeddings of masked y] (eq. 8-10).
+
+    h_x is the late [CLS] of x: nothing else of x reaches the decoder. InputError where the family's embeddings are not as wide as its
+    states, or do not tell positions, which the decoder has from nowhere else.
+    """
+
+    pooling = "cls"
+
+    def __init__(self, retriever: DualEncoder, mlm_head: MlmHead, layers: int = 2) -> None:
+        super().__init__(retriever, mlm_head)
+        encoder: Any = retriever.encoder
+        positions = getattr(getattr(encoder, "embeddings", None), "position_embeddings", None)
+        if positions is None or input_embeddings(encoder).shape[1] != encoder.config.hidden_size:
+            raise InputError(f"cotmae cannot use the embeddings of {encoder.config.model_type}", "model", "give an encoder such as BERT")
+        self.decoder = new_layers(encoder, layers)
+
+    def forward(self, *, passages: Batch, contexts: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The columns of `PretrainModel.forward` of x, the passages, by the encoder; and of y, the contexts, by the decoder.
+
+        Text i of the contexts is y of text i of the passages, so a row of the second depends on both, which a piece must hold.
+        """
+        encoder: Any = self.retriever.encoder
+        states = self._states(passages)[-1]
+        embedded = encoder.embeddings(input_ids=contexts["input_ids"])
+        decoded = run_layers(self.decoder, states[:, 0], embedded, contexts["attention_mask"])
+        return (
+            _row(passages["labels"], self._log_likelihood(states, passages["labels"])),
+            _row(contexts["labels"], self._log_likelihood(decoded, contexts["labels"])),
+        )
+
+
+def new_layers(encoder: PreTrainedModel, count: int) -> nn.TransformerEncoder:
+    """Transformer layers of the encoder's measures with new weights: BERT's layer, whatever the family, in PyTorch's own words."""
+    config: Any = encoder.config
+    layer = nn.TransformerEncoderLayer(
+        d_model=config.hidden_size,
+        nhead=config.num_attention_heads,
+        dim_feedforward=_said(config, "intermediate_size", "hidden_dim", otherwise=4 * config.hidden_size),
+        dropout=_said(config, "hidden_dropout_prob", "dropout", otherwise=0.1),
+        activation=ACT2FN[getattr(config, "hidden_act", "gelu")],
+        layer_norm_eps=getattr(config, "layer_norm_eps", 1e-12),
+        batch_first=True,
+    )
+    layer.dropout = nn.Identity()  # type: ignore[assignment]  # BERT has none between the two matrices
+    layers = nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+    draw_as_bert(layers, encoder)
+    return layers
+
+
+def run_layers(layers: nn.TransformerEncoder, first: Tensor, states: Tensor, attention_mask: Tensor) -> Tensor:
+    """The last states [n, length, d] of layers over `states` with `first` [n, d] in the place of each text's first."""
+    return layers(torch.cat([first.unsqueeze(1), states[:, 1:]], dim=1), src_key_padding_mask=attention_mask == 0)
+
+
+def _row(labels: Tensor, *sums: Tensor, vectors: Tensor | None = None) -> Tensor:
+    columns = torch.stack([(labels != NOT_MASKED).sum(dim=1).to(sums[0].dtype), *sums], dim=1)
+    return columns if vectors is None else torch.cat([columns, _exact(vectors)], dim=1)
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Half precision to float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _said(config: Any, *names: str, otherwise: float) -> Any:
+    """What a config says under the first of the names that its family has."""
+    return next((getattr(config, name) for name in names if hasattr(config, name)), otherwise)
