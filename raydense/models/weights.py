@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
@@ -21,6 +28,8 @@ _DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "dropout",
+    "dropout_rate",
+    "activation_dropout",
     "attention_dropout",
     "embedding_dropout",
     "mlp_dropout",
@@ -66,6 +75,14 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
     if lacking:
         raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
+    return model
+
+
+def load_writer(inner: Path, dropout: float | None) -> PreTrainedModel:
+    """A sequence-to-sequence model with its head; InputError where it is none, or weights are missing."""
+    model, missing = _load(AutoModelForSeq2SeqLM, inner, _config(inner, dropout))
+    if missing:
+        raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
     return model
 
 
