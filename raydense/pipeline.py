@@ -49,6 +49,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
     "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(s.TrainSettings, "raydense.training.train:train"),
+    "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),
     "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(s.IndexSettings, "raydense.search.index:index"),
     "search": Verb(s.SearchSettings, "raydense.search.search:search"),

@@ -76,7 +76,7 @@ def _makes(settings: s.Settings, of: Of) -> dict[str, Count | None]:
         case s.SampleSettings(train_queries=train, dev_queries=dev, test_queries=test):
             splits = {f"{output}/qrels/{split}": Count(n) for split, n in (("train", train), ("dev", dev), ("test", test))}
             return {f"{output}/corpus": Count(settings.passages, "about"), f"{output}/queries": Count(train + dev + test), **splits}
-        case s.EncodeSettings() | s.IndexSettings(kind="bm25"):
+        case s.EncodeSettings() | s.GenerateSettings() | s.IndexSettings(kind="bm25"):
             return {output: of(settings.corpus)}
         case s.IndexSettings():
             return {output: of(settings.embeddings)}
@@ -94,6 +94,8 @@ def _need(settings: s.Settings, of: Of) -> str:
             return "what it holds shows when it has run"
         case s.EncodeSettings() if passages := of(settings.corpus):
             return f"{passages} passages to encode"
+        case s.GenerateSettings() if passages := of(settings.corpus):
+            return f"{passages} passages x {settings.queries_each} queries"
         case s.IndexSettings(kind="bm25") if passages := of(settings.corpus):
             return f"{passages} passages to count words of"
         case s.IndexSettings() if vectors := of(settings.embeddings):

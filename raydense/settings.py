@@ -160,10 +160,11 @@ class ExportSettings(Settings):
 
 
 _RETRIEVERS = ("retriever", "pair", "multi-positive")
-_VECTORS = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")
 # The objectives that a setting means something to; what is not here means something to all.
 _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("temperature", "in_batch", *_VECTORS), (*_RETRIEVERS, "joint")),
+    **dict.fromkeys(("temperature", "in_batch", "shared", "pooling", "normalize", "query_prefix"), (*_RETRIEVERS, "joint")),
+    **dict.fromkeys(("passage_prefix", "query_length", "passage_length"), (*_RETRIEVERS, "joint", "generator")),
+    **dict.fromkeys(("negatives", "dev_qrels", "dev_run", "dev_every", "dev_passages"), (*_RETRIEVERS, "joint", "reranker")),
     "cross_batch": _RETRIEVERS,
     **dict.fromkeys(("alpha", "in_batch_queries"), ("pair",)),
     "positives": ("multi-positive",),
@@ -175,10 +176,10 @@ _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
 class TrainSettings(Settings):
     """Train a retriever, a re-ranker, or both together, on Ray Train, with DeepSpeed or DDP."""
 
-    objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint"] = setting(
+    objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint", "generator"] = setting(
         ...,
         "what to train: a retriever by the query-centric loss, with the passage-centric one (pair), or with several positives a query;"
-        " a re-ranker; or both, each learning from the other",
+        " a re-ranker; both, each learning from the other; or a generator, which writes queries for passages",
     )
     model: str = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"
@@ -186,7 +187,9 @@ class TrainSettings(Settings):
     reranker: str | None = artifact("model", "joint: the re-ranker's folder to start from, a trained one for a static teacher", None)
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries that the examples name")
-    examples: str = artifact("examples", "positives and hard negatives of each training query")
+    examples: str = artifact(
+        "examples or qrels", "positives and hard negatives of each training query; or qrels, where no hard negatives are needed"
+    )
     dev_qrels: str | None = artifact(
         "qrels", "judgements of the dev queries; with it, a dev metric while training, and the best checkpoint kept", None
     )
@@ -263,13 +266,15 @@ class TrainSettings(Settings):
     def _fits(self) -> Self:
         unused = [name for name, objectives in _OBJECTIVES_OF.items() if self.objective not in objectives]
         self._refuse_given(unused, f"objective {self.objective}")
+        if self.objective == "generator":
+            self.__dict__["negatives"] = 0
         if self.loss is None and "loss" not in unused:
             self.__dict__["loss"] = "listwise"
         if self.in_batch is None and "in_batch" not in unused:
             self.__dict__["in_batch"] = self.objective in _RETRIEVERS
         if self.batch_size % (self.accumulation * self.workers):
             raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
-        if not self.in_batch and self.negatives == 0:
+        if not self.in_batch and self.negatives == 0 and self.objective != "generator":
             raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
         if self.objective == "pair" and not self.shared:
             raise ValueError("the passage-centric loss compares queries and passages in one space: it needs shared true")
@@ -298,6 +303,25 @@ class EncodeSettings(Settings, Spread):
     corpus: str = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+
+
+class GenerateSettings(Settings, Spread):
+    """Write queries for every passage of a corpus (doc2query), by nucleus sampling on Ray Data, resumable file by file."""
+
+    model: str = artifact("model", "the generator's folder: any sequence-to-sequence model, as T5 trained for doc2query")
+    corpus: str = artifact("corpus", "the passages")
+    queries_each: int = setting(5, "queries of each passage", ge=1)
+    top_p: float = setting(0.95, "draw from the likeliest tokens that together have this probability", gt=0, le=1)
+    top_k: int = setting(25, "and from at most so many; 0 for all", ge=0)
+    sampling_temperature: float = setting(1.0, "above 1 more surprising queries, below 1 more likely ones", gt=0)
+    passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says, else none")
+    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
+    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
+    duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that a passage has already")
+    seed: int = setting(42, "of the draws; each passage has random numbers of its own", ge=0, lt=2**63)
+    token_budget: int = setting(
+        16_384, "tokens of one batch, those to be written and padding included; it shapes what rounding does to a probability", ge=1
+    )
 
 
 class IndexSettings(Settings):

@@ -23,7 +23,7 @@ class TrainingData:
     root: Path
 
     def settings(self, output: Path, **changes: Any) -> TrainSettings:
-        """Settings of a short training on it, of a tiny model without dropout."""
+        """Settings of a short training on it, of a tiny model without dropout; None leaves a setting out."""
         defaults: dict[str, Any] = {
             "objective": "retriever",
             "model": "tiny",
@@ -37,7 +37,8 @@ class TrainingData:
             "queries": str(self.root / "sample/queries"),
             "examples": str(self.root / "examples"),
         }
-        return TrainSettings(output=str(output), **{**defaults, **changes})
+        given = {name: value for name, value in {**defaults, **changes}.items() if value is not None}
+        return TrainSettings(output=str(output), **given)
 
 
 def make_training_data(root: Path, negatives: int = 3) -> TrainingData:

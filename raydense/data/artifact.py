@@ -52,7 +52,7 @@ class Artifact:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kind: str | None = None) -> Artifact:
-        """The artifact in folder `path`; InputError if it is missing, unfinished, damaged or not of `kind`."""
+        """The artifact in folder `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another")."""
         folder = Path(path)
         wanted = f"a folder of kind {kind}" if kind else "an artifact folder"
         if not folder.is_dir():
@@ -62,7 +62,7 @@ class Artifact:
             if (folder / WORK).is_dir():
                 raise InputError("unfinished", folder, "run the stage that makes it again: it continues")
             raise InputError(f"no {MANIFEST} of raydense", folder, f"give {wanted}, made by raydense")
-        if kind and manifest["kind"] != kind:
+        if kind and manifest["kind"] not in kind.split(" or "):
             raise InputError(f"holds {manifest['kind']}, not {kind}", folder, f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
             raise InputError(f"format version {manifest['format_version']}, this raydense reads {FORMAT_VERSION}", folder, "make it again")

@@ -1,4 +1,4 @@
-"""What encode and rerank share: the Ray Data pipeline of tokenise tasks and model actors, its layout, errors and live line.
+"""What encode, generate and rerank share: the Ray Data pipeline of tokenise tasks and model actors, its layout, errors and live line.
 
 A pipeline has one row per file that is still to be committed. A task on the CPU reads and tokenises what belongs to it, an
 actor of the pool computes it and commits the file, and only a small record comes back to the driver.
@@ -185,19 +185,25 @@ class Device:
 
         lengths = tokens.lengths
         batches = batches_by_token_budget(lengths, self.budget)
-
-        def compute(batch: Any) -> Any:
-            with torch.inference_mode(), self._precision():
-                found = forward(tokens.select(batch).pad(pad_id, self.name)).float()
-            count(len(batch))
-            return found
-
-        found = torch.cat(list(self._pool.map(compute, batches))).cpu().numpy()
+        parts = self.each(batches, lambda batch: forward(tokens.select(batch).pad(pad_id, self.name)).float(), count)
+        found = torch.cat(list(parts)).cpu().numpy()
         ordered = np.empty_like(found)
         ordered[np.concatenate(batches)] = found
         if not np.isfinite(ordered).all():
             raise InputError("the model gives numbers that are not finite", "", "train it anew, or give another model")
         return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
+
+    def each(self, batches: list[Any], compute: Callable[[Any], Any], count: Callable[[int], None]) -> Iterator[Any]:
+        """What `compute` gives for each batch, an array of texts' numbers, in the batches' order and without gradients."""
+        import torch
+
+        def one(batch: Any) -> Any:
+            with torch.inference_mode(), self._precision():
+                found = compute(batch)
+            count(len(batch))
+            return found
+
+        return self._pool.map(one, batches)
 
     def _precision(self) -> Any:
         """Half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""

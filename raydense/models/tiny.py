@@ -1,4 +1,4 @@
-"""The `tiny` preset: a small BERT encoder from scratch, with a WordPiece vocabulary made from the corpus; needs no download."""
+"""The `tiny` preset: a small BERT encoder, or T5, from scratch, with a WordPiece vocabulary made from the corpus; needs no download."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import BertConfig, BertModel, BertTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer, T5Config, T5ForConditionalGeneration
 
 from raydense.models.encoder_folder import EncoderConfig, write_own_config, write_sentence_transformers_config
 from raydense.models.tokenizer import save_tokenizer
@@ -51,6 +51,31 @@ def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int) -> No
     save_tokenizer(BertTokenizer(vocab=vocabulary, do_lower_case=True), root, _POSITIONS)
     write_sentence_transformers_config(root, ours, config.hidden_size)
     write_own_config(root, ours)
+
+
+def make_tiny_generator(texts: Iterable[str], folder: str | Path, seed: int) -> None:
+    """Write a T5 from scratch (2 + 2 layers, 128 wide, the vocabulary of `make_tiny_encoder`) as a folder of transformers.
+
+    Queries end with [SEP]. The same texts and seed give the same bytes. No dropout.
+    """
+    vocabulary = make_vocabulary(list(islice(texts, _MOST_TEXTS)))
+    config = T5Config(
+        vocab_size=len(vocabulary),
+        d_model=128,
+        d_kv=32,
+        d_ff=512,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        pad_token_id=vocabulary["[PAD]"],
+        eos_token_id=vocabulary["[SEP]"],
+    )
+    config.decoder_start_token_id = config.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(config)
+    save_weights(model, Path(folder))
+    save_tokenizer(BertTokenizer(vocab=vocabulary, do_lower_case=True), Path(folder), _POSITIONS)
 
 
 def _look_for_alike(encoder: BertModel) -> None:

@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
@@ -21,6 +29,8 @@ _DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "dropout",
+    "dropout_rate",
+    "activation_dropout",
     "attention_dropout",
     "embedding_dropout",
     "mlp_dropout",
@@ -76,6 +86,14 @@ def load_masked_lm(inner: Path) -> PreTrainedModel | None:
         return None
     model, missing = _load(AutoModelForMaskedLM, inner, config)
     return model if all(_is_encoder_weight(model, name) for name in missing) else None
+
+
+def load_writer(inner: Path, dropout: float | None) -> PreTrainedModel:
+    """A sequence-to-sequence model with its head; InputError where it is none, or weights are missing."""
+    model, missing = _load(AutoModelForSeq2SeqLM, inner, _config(inner, dropout))
+    if missing:
+        raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    return model
 
 
 def is_cross_encoder(config: PretrainedConfig) -> bool:

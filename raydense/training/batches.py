@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
-from raydense.data.tables import query_positions, read_table
+from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
 
@@ -107,11 +107,20 @@ class Examples:
 
 
 def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
-    """The examples artifact, checked against its queries and corpus; InputError on whatever training would trip over."""
-    store.refuse_rows_of_another(Artifact.open(path, "examples"))
-    table = read_table(path, "examples", ["query_id", "positives", "negatives"])
+    """The examples artifact, or qrels as examples without negatives, checked against its queries and corpus.
+
+    InputError on whatever training would trip over.
+    """
+    artifact = Artifact.open(path)
+    if artifact.kind == "qrels":
+        table = _of_qrels(path, store)
+    else:
+        store.refuse_rows_of_another(Artifact.open(path, "examples"))
+        table = read_table(path, "examples", ["query_id", "positives", "negatives"])
     if not table.num_rows:
         raise InputError("no examples", path, "mine or import some")
+    if artifact.kind == "qrels" and negatives:
+        raise InputError("qrels hold no hard negatives", path, f"mine examples from a run, or give --negatives 0 (now {negatives})")
     examples = Examples(
         query_positions(table["query_id"], queries, path),
         Ragged.of_column(table["positives"]),
@@ -124,6 +133,16 @@ def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: Passag
     for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):
         _refuse_outside(table, name, lists, len(store), path)
     return examples
+
+
+def _of_qrels(path: str | os.PathLike[str], store: PassageStore) -> pa.Table:
+    """The judged queries in the order of their first judgement, each with the rows of its positives."""
+    qrels = positives_of(read_table(path, "qrels"))
+    rows = pa.array(store.known_rows(qrels["passage_id"], path)) if qrels.num_rows else pa.array([], pa.int64())
+    table = pa.table({"query_id": qrels["query_id"].combine_chunks(), "row": rows})
+    grouped = table.group_by("query_id", use_threads=False).aggregate([("row", "list")]).rename_columns(["query_id", "positives"])
+    none = pa.array([[]] * grouped.num_rows, pa.list_(pa.int64()))
+    return grouped.append_column("negatives", none)
 
 
 def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: str, mend: str) -> None:

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.tiny import make_tiny_encoder
+from raydense.models.generator import Generator
+from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.models.weights import without_reading
 from raydense.settings import TrainSettings
 from raydense.training.engine import DTYPES, choose_precision
@@ -138,8 +139,8 @@ class Outline:
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""
         s, texts = self.settings, texts_of(self.settings)
-        if s.objective == "reranker":
-            return 4 * _COPIES * texts["pairs"]
+        if s.objective in ("reranker", "generator"):
+            return 4 * _COPIES * max(texts.values())
         everyone = s.workers if s.objective != "joint" and s.in_batch and s.cross_batch else 1
         # in joint training each place of a list holds the vector of its passage; else each query meets each passage
         gathered = texts["pairs"] if s.objective == "joint" else texts["passages"] * everyone
@@ -156,6 +157,8 @@ def longest_batch(model: nn.Module, texts: dict[str, int], pieces: int, device: 
             lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
         elif isinstance(part, CrossEncoder):
             lengths["pairs"] = part.length
+        elif isinstance(part, Generator):
+            lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
     shapes = {name: (-(-count // pieces), lengths[name]) for name, count in texts.items()}
     return {
         name: {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
@@ -178,7 +181,7 @@ def told(settings: TrainSettings) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as aside:
         if settings.model == "tiny":
-            make_tiny_encoder(many_words(), aside, 0)
+            (make_tiny_generator if settings.objective == "generator" else make_tiny_encoder)(many_words(), aside, 0)
         try:
             outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
         except InputError:

@@ -116,13 +116,14 @@ def _room(settings: TrainSettings) -> bool:
 
 
 def _tiny(settings: TrainSettings, store: PassageStore, storage: Path) -> str:
-    """The folder of a small encoder from scratch, its vocabulary made from the corpus; made once."""
-    from raydense.models.tiny import make_tiny_encoder
+    """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
+    from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 
     folder, aside = storage / "tiny", storage / "tiny.aside"
     if not folder.is_dir():
         shutil.rmtree(aside, ignore_errors=True)
-        make_tiny_encoder(_texts(store), aside, settings.seed)
+        make = make_tiny_generator if settings.objective == "generator" else make_tiny_encoder
+        make(_texts(store), aside, settings.seed)
         os.replace(aside, folder)
     return str(folder)
 

@@ -6,6 +6,7 @@ The loop knows an `Objective` and never which paper it is.
 from __future__ import annotations
 
 from raydense.settings import TrainSettings
+from raydense.training.objectives.generator import GeneratorTraining
 from raydense.training.objectives.joint import JointTraining
 from raydense.training.objectives.multi_positive import MultiPositive
 from raydense.training.objectives.objective import Batch, Metrics, Objective, Outputs, Texts, load_model, pad
@@ -21,6 +22,7 @@ _OBJECTIVES: dict[str, type[Objective]] = {
     "multi-positive": MultiPositive,
     "reranker": Reranker,
     "joint": JointTraining,
+    "generator": GeneratorTraining,
 }
 
 

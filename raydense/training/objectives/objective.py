@@ -15,6 +15,7 @@ from torch import Tensor
 from raydense.data.store import PassageStore
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.generator import Generator
 from raydense.models.tokens import Tokens
 from raydense.settings import TrainSettings
 from raydense.training.batches import Part
@@ -79,7 +80,7 @@ def load_model(settings: TrainSettings, objective: type[Objective], folder: str)
     return objective.load(settings, folder)
 
 
-def pad(model: DualEncoder | CrossEncoder, tokens: Tokens) -> dict[str, Tensor]:
+def pad(model: DualEncoder | CrossEncoder | Generator, tokens: Tokens) -> dict[str, Tensor]:
     """Tokens as a padded batch on the CPU."""
     return tokens.pad(model.tokenizer.pad_id)
 

@@ -1,0 +1,148 @@
+"""Queries for passages (doc2query): one Parquet file per corpus shard, in the order of the rows, drawn by a pool of model actors."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table
+from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, run, token_columns, tokens_of, unpack
+from raydense.settings import GenerateSettings
+
+if TYPE_CHECKING:
+    from raydense.models.tokenizer import TextTokenizer
+
+_CHANGES = ("passage_prefix", "passage_length", "query_length")
+
+
+def generate(settings: GenerateSettings) -> Artifact:
+    """Write `queries_each` queries for every passage of the corpus: `generated`, a row a passage, `row: int64, queries: list<string>`.
+
+    Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
+    The queries are the same whatever the number of actors or threads. InputError where the model is no generator, or the output
+    was made from something else.
+    """
+    made_from = provenance("generate", settings)
+    from raydense.models.generator import read_generator_config
+
+    read_generator_config(settings.model, **_changes(settings))
+    store = PassageStore(settings.corpus)
+    draft = Draft.open(settings.output, "generated", made_from)
+    if draft.done:
+        return draft.done
+    there = draft.committed()
+    pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
+    if pending:
+        _generate_shards(settings, draft, store, pending, made_from["inputs"]["model"])
+    notes = [file.note for file in draft.committed().values()]
+    return draft.finish(
+        len(store),
+        model=made_from["inputs"]["model"],
+        corpus=made_from["inputs"]["corpus"],
+        **{key: sum(n[key] for n in notes) for key in ("queries", "repeated", "empty", "tokens")},
+        seconds=round(sum(n["seconds"] for n in notes), 2),
+    )
+
+
+def _changes(settings: GenerateSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in _CHANGES}
+
+
+def _generate_shards(settings: GenerateSettings, draft: Draft, store: PassageStore, pending: list[int], model_print: str) -> None:
+    settings = settings.located()
+    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
+    with live_line("generate", draft, "passages", len(store), len(store) - left):
+        parts = [{"shard": shard} for shard in pending]
+        for _ in run(settings, parts, tokenise_shard, ShardWriter, settings=settings, draft=draft, model_print=model_print):
+            pass
+
+
+def tokenise_shard(table: pa.Table, settings: GenerateSettings, draft: Draft, model_print: str) -> pa.Table:
+    """The tokens of the shard that `table` names, with its row range, packed into one row."""
+    shard = table["shard"][0].as_py()
+    store = PassageStore(settings.corpus)
+    start, stop = store.shards[shard]
+    texts = store.passages(np.arange(start, stop))
+    tokens = _tokenizer(settings.model, model_print, tuple(_changes(settings).items())).passages(texts)
+    return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: str, model_print: str, changes: tuple[tuple[str, Any], ...]) -> TextTokenizer:
+    """Kept by a worker process from shard to shard; `model_print` is in the key, since a folder can change between stages."""
+    from raydense.models.generator import generator_tokenizer, read_generator_config
+
+    return generator_tokenizer(*read_generator_config(folder, **dict(changes)))
+
+
+class ShardWriter:
+    """A model actor: takes the tokens of a shard, commits the queries drawn for it, and gives back what the commit noted."""
+
+    def __init__(self, settings: GenerateSettings, draft: Draft, model_print: str, layout: Layout) -> None:
+        self._draft, self._settings = draft, settings
+        self._device = Device(layout, settings.token_budget)
+        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
+        self._loading = ThreadPoolExecutor(1).submit(self._load)
+
+    def _load(self) -> Any:
+        from raydense.models.generator import Generator
+
+        return Generator.load(self._settings.model, **_changes(self._settings)).to(self._device.name)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Draw and commit the queries of one shard as `tokenise_shard` packed it."""
+        columns = unpack(table)
+        shard, (start, stop) = columns["shard"][0].as_py(), columns["range"].to_pylist()
+        begun = time.perf_counter()
+        drawn, tokens = self._draw(tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
+        queries, counts = _kept(drawn, self._settings.duplicates == "drop")
+        note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, "seconds": round(time.perf_counter() - begun, 3)}
+        found = pa.table({"row": pa.array(np.arange(start, stop)), "queries": pa.array(queries, pa.list_(pa.string()))})
+        commit_table(self._draft, _name(shard), found, **note)
+        return pa.Table.from_pylist([{"shard": shard, **note}])
+
+    def _draw(self, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
+        """The texts drawn for each passage of a shard whose first row is `start`, and how many tokens were written for them."""
+        import torch
+
+        from raydense.models.generator import decode
+        from raydense.models.sampling import mixed, sample_queries
+        from raydense.models.tokens import batches_by_token_budget
+
+        s, model = self._settings, self._loading.result()
+        each, pad = s.queries_each, model.tokenizer.pad_id
+        seed = mixed(torch.tensor([s.seed]))
+
+        def compute(batch: Any) -> Any:
+            keys = (seed ^ torch.from_numpy(start + batch)).to(self._device.name)
+            passages = tokens.select(batch).pad(pad, self._device.name)
+            return sample_queries(model, passages, keys, each, s.top_p, s.top_k, s.sampling_temperature).cpu()
+
+        batches = batches_by_token_budget(tokens.lengths + each * model.config.query_length, self._device.budget)
+        texts: list[list[str]] = [[]] * len(tokens)
+        written = 0
+        for batch, ids in zip(batches, self._device.each(batches, compute, count), strict=True):
+            flat = decode(model.tokenizer, ids.flatten(0, 1))
+            written += int((ids != pad).sum())
+            for i, row in enumerate(batch.tolist()):
+                texts[row] = flat[i * each : (i + 1) * each]
+        return texts, written
+
+
+def _kept(drawn: list[list[str]], once: bool) -> tuple[list[list[str]], dict[str, int]]:
+    """What is kept of the queries of each passage, and how many were empty or, where each is kept `once`, repeated."""
+    full = [[query for query in queries if query] for queries in drawn]
+    kept = [list(dict.fromkeys(queries)) for queries in full] if once else full
+    sizes = [sum(map(len, lists)) for lists in (drawn, full, kept)]
+    return kept, {"empty": sizes[0] - sizes[1], "repeated": sizes[1] - sizes[2]}
+
+
+def _name(shard: int) -> str:
+    return f"generated-{shard:05d}.parquet"

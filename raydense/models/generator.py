@@ -1,0 +1,118 @@
+"""The query generator (doc2query): a Hugging Face sequence-to-sequence model that reads a passage and writes a query for it.
+
+Its folder is a plain one of transformers; `raydense.json` in it holds the prefix and the lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from raydense.errors import InputError
+from raydense.models.encoder_folder import OWN_FILE, EncoderConfig, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.tokenizer import TextTokenizer, read_tokenizer, save_tokenizer
+from raydense.models.tokens import Tokens
+from raydense.models.weights import load_writer, save_weights
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """What is put before each passage, and the most tokens kept of a passage and of a query, special tokens included."""
+
+    passage_prefix: str = ""
+    passage_length: int = 128
+    query_length: int = 64
+
+
+class Generator(nn.Module):
+    """P(q | p), by teacher forcing when it is trained; `models.sampling` draws queries from it."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: TextTokenizer, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+
+    @classmethod
+    def load(cls, folder: str | Path, dropout: float | None = None, **overrides: Any) -> Generator:
+        """The generator in a folder; `overrides` are fields of `GeneratorConfig`, None leaves them as the folder says.
+
+        In float32 on the CPU, in eval mode. InputError where the folder cannot be used; nothing is ever downloaded, and no code
+        or pickle of the folder is run.
+        """
+        inner, config = read_generator_config(folder, **overrides)
+        return cls(load_writer(inner, dropout), generator_tokenizer(inner, config), config).eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the folder; prefix and lengths travel in it."""
+        root = Path(folder)
+        save_weights(self.model, root)
+        save_tokenizer(self.tokenizer.passage_source, root, self.config.passage_length)
+        write_json(root / OWN_FILE, asdict(self.config))
+
+    def tokenize_queries(self, texts: list[str]) -> Tokens:
+        """Tokens of queries, as they are to be written: at most `query_length`, the end included."""
+        return self.tokenizer.queries(texts)
+
+    def tokenize_passages(self, texts: list[str]) -> Tokens:
+        """Tokens of prefix + passage, at most `passage_length`."""
+        return self.tokenizer.passages(texts)
+
+    def forward(self, queries: Batch, passages: Batch) -> tuple[Tensor, Tensor]:
+        """-log P(q | p) of each pair, float32 [n], and the tokens of each query, float32 [n]; row i of both batches is a pair."""
+        labels = queries["input_ids"].masked_fill(queries["attention_mask"] == 0, -100)
+        logits = self.model(input_ids=passages["input_ids"], attention_mask=passages["attention_mask"], labels=labels).logits
+        each = cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=-100, reduction="none")
+        return each.sum(dim=1), queries["attention_mask"].sum(dim=1).float()
+
+    @property
+    def start_id(self) -> int:
+        """The token that a query is begun with."""
+        found = self.model.config.decoder_start_token_id
+        return int(self.tokenizer.pad_id if found is None else found)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end a query."""
+        found = self.model.config.eos_token_id
+        return [] if found is None else list(map(int, found)) if isinstance(found, list) else [int(found)]
+
+
+def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, GeneratorConfig]:
+    """Where a generator's Hugging Face files lie, and what the folder says of it, with the overrides that are not None.
+
+    InputError where the folder is of no sequence-to-sequence model; reads no weights.
+    """
+    root = Path(folder)
+    require_folder(root)
+    inner = weights_folder(root)
+    if not read_json(inner / "config.json").get("is_encoder_decoder"):
+        raise InputError("is no sequence-to-sequence model", folder, "give one such as T5 or BART, or train one (--objective generator)")
+    said = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
+    known = {f.name for f in fields(GeneratorConfig)}
+    if said and set(said) != known:
+        raise InputError("is not what this raydense writes for a generator", root / OWN_FILE, "give a generator's folder")
+    config = replace(GeneratorConfig(**said), **{name: value for name, value in overrides.items() if value is not None})
+    limit = positions(inner)
+    for name in ("passage_length", "query_length"):
+        if getattr(config, name) > limit:
+            raise InputError(f"{name} {getattr(config, name)} is more than the {limit} positions of the model", folder, "make it smaller")
+    return inner, config
+
+
+def generator_tokenizer(inner: Path, config: GeneratorConfig) -> TextTokenizer:
+    """Passages and queries to tokens, as the generator reads the ones and writes the others."""
+    source = read_tokenizer(inner)
+    lengths = EncoderConfig(passage_prefix=config.passage_prefix, passage_length=config.passage_length, query_length=config.query_length)
+    return TextTokenizer(source, source, lengths)
+
+
+def decode(tokenizer: TextTokenizer, ids: Tensor) -> list[str]:
+    """The texts of token ids int64 [n, length], special tokens left out, white space at the ends too."""
+    texts = tokenizer.query_source.backend_tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
+    return [text.strip() for text in texts]
