@@ -50,6 +50,7 @@ VERBS: dict[str, Verb] = {
     "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(s.TrainSettings, "raydense.training.train:train"),
     "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),
+    "pretrain": Verb(s.PretrainSettings, "raydense.training.train:train"),
     "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(s.IndexSettings, "raydense.search.index:index"),
     "search": Verb(s.SearchSettings, "raydense.search.search:search"),

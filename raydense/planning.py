@@ -104,6 +104,8 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"{queries} queries x {settings.k}"
         case s.MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
+        case s.PretrainSettings():
+            return _steps(settings, of(settings.corpus) if settings.context in (None, "query") else None)
         case s.TrainSettings():
             return ", ".join(part for part in (_steps(settings, of(settings.examples)), _worker(settings)) if part)
         case s.LabelSettings(model=None) if queries := _queries(settings, of):
@@ -115,7 +117,7 @@ def _need(settings: s.Settings, of: Of) -> str:
     return ""
 
 
-def _steps(settings: s.TrainSettings, examples: Count | None) -> str:
+def _steps(settings: s.Training, examples: Count | None) -> str:
     """The steps of a training, as its sampler counts them: an epoch leaves out its last, incomplete batch."""
     batch = settings.batch_size
     if examples and examples.number < batch:

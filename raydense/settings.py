@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -159,6 +159,54 @@ class ExportSettings(Settings):
     tag: str = setting("raydense", "the name in the last column of a TREC run")
 
 
+class LoopSettings(Settings):
+    """What every training has: how long, with which optimiser, on which engine and workers."""
+
+    dropout: float | None = setting(
+        None, "dropout of the model, in joint training of the re-ranker alone; by default as the model folder says", ge=0, lt=1
+    )
+    epochs: float = setting(1.0, "passes over the examples", gt=0)
+    max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
+    batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
+    accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
+    lr: float = setting(2e-5, "highest learning rate", gt=0)
+    warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
+    optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine ddp")
+    weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
+    clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
+    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
+
+    engine: Literal["deepspeed", "ddp"] = setting("deepspeed", "what runs forward, backward and step")
+    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
+    workers: int = resource(
+        1,
+        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws",
+        ge=1,
+    )
+    cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
+    micro_batch: NumberOrAuto = resource(
+        0,
+        "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"
+        " memory and more time, and give the same gradients, but for what dropout draws",
+    )
+    activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
+    checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
+    log_every: int = resource(10, "steps between log lines", ge=1)
+    max_failures: int = resource(3, "worker failures that are recovered from before the run gives up", ge=0)
+    track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
+
+    @model_validator(mode="after")
+    def _fits_engine(self) -> Self:
+        if self.batch_size % (self.accumulation * self.workers):
+            raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
+        if self.engine == "ddp":
+            self._refuse_given(["zero"], "engine ddp")
+        elif self.optimizer == "lamb":
+            raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp")
+        return self
+
+
 _RETRIEVERS = ("retriever", "pair", "multi-positive")
 # The objectives that a setting means something to; what is not here means something to all.
 _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
@@ -173,7 +221,7 @@ _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
 }
 
 
-class TrainSettings(Settings):
+class TrainSettings(LoopSettings):
     """Train a retriever, a re-ranker, or both together, on Ray Train, with DeepSpeed or DDP."""
 
     objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint", "generator"] = setting(
@@ -225,42 +273,8 @@ class TrainSettings(Settings):
     pair_length: int | None = setting(
         None, "re-ranker: most tokens of a query with a passage; by default as the model folder says, else 128", ge=8
     )
-    dropout: float | None = setting(
-        None, "dropout of the encoder, in joint training of the re-ranker's alone; by default as the model folder says", ge=0, lt=1
-    )
-
-    epochs: float = setting(1.0, "passes over the examples", gt=0)
-    max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
-    batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
-    accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
-    lr: float = setting(2e-5, "highest learning rate", gt=0)
-    warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
-    optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine ddp")
-    weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
-    clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
-    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
-
-    engine: Literal["deepspeed", "ddp"] = setting("deepspeed", "what runs forward, backward and step")
-    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
-    workers: int = resource(
-        1,
-        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws",
-        ge=1,
-    )
-    cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
-    micro_batch: NumberOrAuto = resource(
-        0,
-        "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"
-        " memory and more time, and give the same gradients, but for what dropout draws",
-    )
-    activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
-    checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
     dev_every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
     dev_passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
-    log_every: int = resource(10, "steps between log lines", ge=1)
-    max_failures: int = resource(3, "worker failures that are recovered from before the run gives up", ge=0)
-    track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -272,8 +286,6 @@ class TrainSettings(Settings):
             self.__dict__["loss"] = "listwise"
         if self.in_batch is None and "in_batch" not in unused:
             self.__dict__["in_batch"] = self.objective in _RETRIEVERS
-        if self.batch_size % (self.accumulation * self.workers):
-            raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
         if not self.in_batch and self.negatives == 0 and self.objective != "generator":
             raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
         if self.objective == "pair" and not self.shared:
@@ -284,16 +296,71 @@ class TrainSettings(Settings):
             raise ValueError("joint training needs reranker, the folder that it starts from")
         if self.teacher == "static":
             self._refuse_given(["loss"], "a static teacher")
-        if self.engine == "ddp":
-            self._refuse_given(["zero"], "engine ddp")
-        elif self.optimizer == "lamb":
-            raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp")
         return self
 
     def shaping(self) -> dict[str, Any]:
         """As of every stage; and the workers, where each takes negatives of its own queries only."""
         alone = self.objective in _RETRIEVERS and self.in_batch and not self.cross_batch
         return super().shaping() | ({"workers": self.workers} if alone else {})
+
+
+class PretrainSettings(LoopSettings):
+    """Pre-train an encoder on passages and their contexts: masked tokens, Condenser, coCondenser or CoT-MAE."""
+
+    method: Literal["mlm", "condenser", "cocondenser", "cotmae"] = setting(..., "what is learned beside masked tokens, and by which head")
+    model: str = artifact("model", "the encoder's folder to start from, or 'tiny': a small one from scratch")
+    corpus: str = artifact("corpus", "the passages; with doc_id for context passage")
+    generated: str | None = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
+    context: Literal["passage", "query", "mixed"] | None = setting(
+        None, "cocondenser, cotmae: another passage of the document, one of the passage's queries, drawn anew each time, or either"
+    )
+    mask: float | None = setting(None, "share of a passage's tokens to hide; by default 0.15, and 0.3 for cotmae", gt=0, lt=1)
+    context_mask: float | None = setting(None, "the same of a context; by default 0.15, and 0.45 for cotmae", gt=0, lt=1)
+    layers: int = setting(2, "layers of Condenser's head, or of CoT-MAE's decoder; they are dropped at the end", ge=1)
+    skip_from: int | None = setting(
+        None, "condenser, cocondenser: the layer that the head has the tokens' states from; by default half of all", ge=0
+    )
+    temperature: float = setting(1.0, "cocondenser: tau, scores of the contrastive loss are divided by it", gt=0)
+    passage_length: int = setting(144, "most tokens of a passage, and of a context", ge=8)
+
+    # what the loop asks of every training
+    dev_qrels: ClassVar[None] = None
+    dev_every: ClassVar[int] = 0
+    positives: ClassVar[int] = 1
+    negatives: ClassVar[int] = 0
+    draw_positives: ClassVar[bool] = False
+
+    @property
+    def objective(self) -> str:
+        """The method, by which the loop finds its objective."""
+        return self.method
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        paired = self.method in ("cocondenser", "cotmae")
+        if not paired:
+            self._refuse_given(["context", "context_mask", "generated"], f"method {self.method}")
+        elif self.context is None:
+            raise ValueError(f"method {self.method} needs context: passage, query or mixed")
+        if self.context == "passage":
+            self._refuse_given(["generated"], "context passage")
+        elif paired and self.generated is None:
+            raise ValueError(f"context {self.context} needs generated, the queries that `raydense generate` wrote")
+        if self.method == "mlm":
+            self._refuse_given(["layers"], "method mlm")
+        if self.method not in ("condenser", "cocondenser"):
+            self._refuse_given(["skip_from"], f"method {self.method}")
+        if self.method != "cocondenser":
+            self._refuse_given(["temperature"], f"method {self.method}")
+        if self.micro_batch == "auto":
+            raise ValueError("micro_batch auto is not told for pre-training: give a number, or 0 for all at once")
+        for name, share, of_cotmae in (("mask", 0.15, 0.3), ("context_mask", 0.15, 0.45)):
+            if getattr(self, name) is None and (paired or name == "mask"):
+                self.__dict__[name] = of_cotmae if self.method == "cotmae" else share
+        return self
+
+
+Training = TrainSettings | PretrainSettings
 
 
 class EncodeSettings(Settings, Spread):

@@ -1,4 +1,4 @@
-"""The small artifacts, as Parquet: queries, qrels, examples, generated queries and runs, with their schemas, readers and writers."""
+"""The small artifacts, as Parquet: queries, qrels, examples and runs, with their schemas, readers and writers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("negative_sources", pa.list_(pa.string())),
         ]
     ),
-    "generated": pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))]),
     "run": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("rank", pa.int32()), ("score", pa.float32())]),
 }
 _OPTIONAL = {"answers", "positive_scores", "negative_scores", "positive_sources", "negative_sources"}

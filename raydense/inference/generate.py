@@ -1,4 +1,4 @@
-"""Queries for passages (doc2query): one Parquet file per corpus shard, in the order of the rows, drawn by a pool of model actors."""
+"""Queries for passages (doc2query): one Arrow file per corpus shard, in the order of the rows, drawn by a pool of model actors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.data.tables import commit_table
 from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, run, token_columns, tokens_of, unpack
 from raydense.settings import GenerateSettings
 
@@ -99,13 +99,12 @@ class ShardWriter:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Draw and commit the queries of one shard as `tokenise_shard` packed it."""
         columns = unpack(table)
-        shard, (start, stop) = columns["shard"][0].as_py(), columns["range"].to_pylist()
+        shard, start = columns["shard"][0].as_py(), columns["range"][0].as_py()
         begun = time.perf_counter()
         drawn, tokens = self._draw(tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
         queries, counts = _kept(drawn, self._settings.duplicates == "drop")
         note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, "seconds": round(time.perf_counter() - begun, 3)}
-        found = pa.table({"row": pa.array(np.arange(start, stop)), "queries": pa.array(queries, pa.list_(pa.string()))})
-        commit_table(self._draft, _name(shard), found, **note)
+        commit_queries(self._draft, _name(shard), start, queries, **note)
         return pa.Table.from_pylist([{"shard": shard, **note}])
 
     def _draw(self, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
@@ -145,4 +144,4 @@ def _kept(drawn: list[list[str]], once: bool) -> tuple[list[list[str]], dict[str
 
 
 def _name(shard: int) -> str:
-    return f"generated-{shard:05d}.parquet"
+    return f"generated-{shard:05d}.arrow"

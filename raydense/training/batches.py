@@ -7,7 +7,7 @@ of each part, so that the negatives of a part come from the same queries for any
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.settings import Training
 
 Ints = NDArray[np.int64]
 
@@ -76,13 +76,15 @@ class Part:
     """A part of a step, or one worker's slice of it, of b queries.
 
     `query` [b] is the position in the queries table; `positives` [b, m] and `negatives` [b, k] are corpus rows, a place without
-    a positive -1 (never the first); `known` holds all positives of each query.
+    a positive -1 (never the first); `known` holds all positives of each query. In pre-training a query is a passage, its own
+    positive. `lot` is what else is to be drawn at random for the part is drawn from.
     """
 
     query: Ints
     positives: Ints
     negatives: Ints
     known: Ragged
+    lot: int = 0
 
     def __len__(self) -> int:
         return len(self.query)
@@ -91,7 +93,7 @@ class Part:
         """The contiguous slice of worker `rank`."""
         share = len(self) // workers
         mine = np.arange(rank * share, (rank + 1) * share)
-        return Part(self.query[mine], self.positives[mine], self.negatives[mine], self.known.take(mine))
+        return Part(self.query[mine], self.positives[mine], self.negatives[mine], self.known.take(mine), self.lot)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: 
 class Sampler:
     """The order of the examples: `step(s)` is the global batch of step s, in parts. The last, incomplete batch of an epoch is dropped."""
 
-    def __init__(self, examples: Examples, settings: TrainSettings) -> None:
+    def __init__(self, examples: Examples, settings: Training) -> None:
         self.examples, self.batch_size, self.accumulation = examples, settings.batch_size, settings.accumulation
         self.positives, self.negatives, self.seed = settings.positives, settings.negatives, settings.seed
         self.draws_positives = settings.draw_positives
@@ -195,4 +197,5 @@ class Sampler:
         if self.negatives:
             negatives = self.examples.negatives.take(chosen).draw(self.negatives, rng)
         whole = Part(self.examples.query[chosen], positives, negatives, known)
-        return [whole.slice_of(part, self.accumulation) for part in range(self.accumulation)]
+        lots = rng.integers(2**63, size=self.accumulation).tolist()
+        return [replace(whole.slice_of(part, self.accumulation), lot=lot) for part, lot in enumerate(lots)]

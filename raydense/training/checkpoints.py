@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.settings import Training
 from raydense.training.engine import Engine, Precision, sharded
 
 RUN = "run"
@@ -81,7 +81,7 @@ def _states(storage: Path) -> list[State]:
     return [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
 
 
-def refuse_other_workers(storage: Path, state: State, settings: TrainSettings, precision: str) -> None:
+def refuse_other_workers(storage: Path, state: State, settings: Training, precision: str) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
     if sharded(settings, precision) and state.workers != settings.workers:
         raise InputError(

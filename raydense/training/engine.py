@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.settings import Training
 from raydense.training.lamb import Lamb
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -56,14 +56,14 @@ def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
         )
 
 
-def learning_rate(step: int, steps: int, settings: TrainSettings) -> float:
+def learning_rate(step: int, steps: int, settings: Training) -> float:
     """Of `step` (from 0): rises linearly over the warm-up, then falls linearly to zero at `steps`."""
     rising = int(settings.warmup * steps)
     share = (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
     return settings.lr * share
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) or LAMB, with no weight decay on biases and norms: the parameters of one dimension."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -114,7 +114,7 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """One process, or PyTorch's DistributedDataParallel over several."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
+    def __init__(self, model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         self.module, self.device, self.settings = model.to(device), device, settings
         self.optimizer = make_optimizer(self.module, settings)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
@@ -162,7 +162,7 @@ class TorchEngine(Engine):
 class DeepSpeedEngine(Engine):
     """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
+    def __init__(self, model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed  # only here: DDP runs do without the second that it takes
@@ -211,7 +211,7 @@ class DeepSpeedEngine(Engine):
         return {name: value.detach().cpu() for name, value in state.items() if name not in frozen(self.module)}
 
 
-def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
+def deepspeed_config(settings: Training, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
     Gradients of parts and pieces are added up in float32, also in half precision, where small ones would be lost; ZeRO 0 cannot.
@@ -230,12 +230,12 @@ def deepspeed_config(settings: TrainSettings, precision: Precision, workers: int
     }
 
 
-def make_engine(model: nn.Module, settings: TrainSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
+def make_engine(model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
     """The engine that the settings name, on this worker's device; each part comes back in so many pieces."""
     cls = DeepSpeedEngine if settings.engine == "deepspeed" else TorchEngine
     return cls(model, settings, device, precision, pieces)
 
 
-def sharded(settings: TrainSettings, precision: str) -> bool:
+def sharded(settings: Training, precision: str) -> bool:
     """Whether a checkpoint holds a piece of each worker, and so loads with the same number of workers only."""
     return settings.engine == "deepspeed" and (settings.zero > 0 or precision == "bf16")

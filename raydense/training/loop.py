@@ -18,9 +18,10 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.ray_session import physical_cpus
-from raydense.settings import TrainSettings
-from raydense.training.batches import Sampler, read_examples
+from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
+from raydense.training.contexts import Contexts
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.history import History, Line
@@ -37,7 +38,7 @@ _MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 class Job:
     """What the driver hands to each worker: the settings with absolute paths, the start model's folder, the storage."""
 
-    settings: TrainSettings
+    settings: Training
     start: str
     storage: Path
     steps: int
@@ -74,12 +75,10 @@ class Loop:
         self.job, self.place, self.settings = job, place, job.settings
         if place.device.type == "cpu":
             torch.set_num_threads(max(int(job.settings.cpus_per_worker), physical_cpus() // place.on_machine, 1))
-        store = PassageStore(self.settings.corpus)
-        queries = read_table(self.settings.queries, "queries", ["query_id", "text"])
-        examples = read_examples(self.settings.examples, queries, store, self.settings.negatives)
         s = self.settings
+        examples, texts = read_data(s, PassageStore(s.corpus))
         self.sampler = Sampler(examples, s)
-        texts, objective = Texts(queries, store), objective_of(s)
+        objective = objective_of(s)
         model = load_model(s, objective, job.start)
         if s.activation_checkpointing:
             checkpoint_activations(model)
@@ -100,6 +99,7 @@ class Loop:
 
         It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
         """
+        assert isinstance(self.settings, TrainSettings)
         place, kept = self.place, self.job.storage / f"micro_batch-{self.place.workers}.txt"
         if kept.is_file():
             texts, line = int(kept.read_text()), f"micro_batch {kept.read_text()}, as before"
@@ -160,6 +160,15 @@ class Loop:
         refuse_weights_not_finite(weights, step, self.place)
         if self.place.rank == 0:
             save_weights(self.job.storage, step, weights)
+
+
+def read_data(settings: Training, store: PassageStore) -> tuple[Examples, Any]:
+    """The examples of a training, and the texts that they speak of."""
+    if isinstance(settings, PretrainSettings):
+        contexts = Contexts(settings, store)
+        return contexts.examples(), contexts
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    return read_examples(settings.examples, queries, store, settings.negatives), Texts(queries, store)
 
 
 class Log:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import Engine
 from raydense.training.objectives import Batch, Metrics, Objective, Outputs
 
@@ -19,10 +19,12 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]
 
 
-def texts_of(settings: TrainSettings) -> dict[str, int]:
+def texts_of(settings: Training) -> dict[str, int]:
     """How many texts of each kind a worker has in a part of a step, at most; a passage in several lists counts once."""
     part = settings.batch_size // settings.accumulation
     queries = part // settings.workers
+    if isinstance(settings, PretrainSettings):
+        return {"passages": queries} | ({"contexts": queries} if settings.context else {})
     others = part - 1 if settings.objective == "joint" and settings.in_batch else 0
     lists = queries * (settings.positives + settings.negatives)
     if settings.objective == "reranker":
@@ -33,7 +35,7 @@ def texts_of(settings: TrainSettings) -> dict[str, int]:
     return {"queries": queries, "passages": lists}
 
 
-def pieces_of(settings: TrainSettings) -> int:
+def pieces_of(settings: Training) -> int:
     """In how many pieces a worker runs each part of a step, so that none has more than `micro_batch` texts of a kind."""
     assert isinstance(settings.micro_batch, int), "micro_batch auto is found first"
     return math.ceil(max(texts_of(settings).values()) / settings.micro_batch) if settings.micro_batch else 1

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.settings import Training
 from raydense.training.history import Line
 
 Send = Callable[[Line], None]
 
 
 @contextmanager
-def tracking(settings: TrainSettings) -> Iterator[Send]:
+def tracking(settings: Training) -> Iterator[Send]:
     """What sends a line of the history. The tracker's run ends with the block, as failed where that raises.
 
     InputError where the tracker is not installed.

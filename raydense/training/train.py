@@ -21,10 +21,11 @@ from raydense.errors import InputError
 from raydense.models.joint import JointModel
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray
-from raydense.settings import TrainSettings
+from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
-from raydense.training.dev import METRIC, read_dev_sets
+from raydense.training.contexts import Contexts
+from raydense.training.dev import METRIC, DevSet, read_dev_sets
 from raydense.training.history import EVENTS, Follower, read_history
 from raydense.training.loop import FOUND, Job, train_worker
 from raydense.training.micro_batch import refuse_too_little
@@ -37,13 +38,14 @@ _SHOWN_EVERY_S = 0.2
 _LOOK_EVERY_S = "0.25"
 
 
-def train(settings: TrainSettings) -> Artifact:
-    """Train and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
+def train(settings: Training) -> Artifact:
+    """Train, or pre-train, and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
 
     Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it.
     InputError on bad inputs, or on a loss that is not finite.
     """
-    draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance("train", settings))
+    verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
+    draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
     if draft.done:
         return draft.done
     started = time.monotonic()
@@ -57,14 +59,17 @@ def train(settings: TrainSettings) -> Artifact:
     return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
 
 
-def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
+def _run(settings: Training, storage: Path) -> dict[str, Any]:
     """Check the inputs, train, and return what worker 0 says of it."""
     store = PassageStore(settings.corpus)
-    queries = read_table(settings.queries, "queries", ["query_id", "text"])
-    examples = read_examples(settings.examples, queries, store, settings.negatives)
-    sampler = Sampler(examples, settings)
-    steps = sampler.steps(settings.epochs, settings.max_steps)
-    dev = read_dev_sets(settings, queries, store)
+    dev: dict[str, DevSet] = {}
+    if isinstance(settings, PretrainSettings):
+        examples = Contexts(settings, store).examples(tell=True)
+    else:
+        queries = read_table(settings.queries, "queries", ["query_id", "text"])
+        examples = read_examples(settings.examples, queries, store, settings.negatives)
+        dev = read_dev_sets(settings, queries, store)
+    steps = Sampler(examples, settings).steps(settings.epochs, settings.max_steps)
     if settings.model != "tiny":
         objective_of(settings).check(settings, settings.model)
     gpu = _room(settings)
@@ -73,7 +78,7 @@ def _run(settings: TrainSettings, storage: Path) -> dict[str, Any]:
         refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
     with tracking(settings) as send:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
-        if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
+        if isinstance(settings, TrainSettings) and settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
             refuse_too_little(settings, start)
         fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
         return _follow(fit, storage, steps, state.step if state else 0, send)
@@ -98,7 +103,7 @@ def _follow(fit: _Fit, storage: Path, steps: int, done_before: int, send: Send) 
         return fit.outcome()
 
 
-def _room(settings: TrainSettings) -> bool:
+def _room(settings: Training) -> bool:
     """Whether workers get a GPU each; InputError where an embedded Ray has no room for the workers, or they cannot train so."""
     ensure_ray()
     import ray
@@ -115,7 +120,7 @@ def _room(settings: TrainSettings) -> bool:
     return gpu
 
 
-def _tiny(settings: TrainSettings, store: PassageStore, storage: Path) -> str:
+def _tiny(settings: Training, store: PassageStore, storage: Path) -> str:
     """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
     from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 
@@ -184,7 +189,7 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     return result.return_value
 
 
-def _finish(settings: TrainSettings, draft: Draft, storage: Path, result: dict[str, Any], seconds: float) -> Artifact:
+def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, Any], seconds: float) -> Artifact:
     """Commit the best weights as model folders, and what was measured."""
     start = str(storage / "tiny") if settings.model == "tiny" else settings.model
     model = load_model(settings, objective_of(settings), start)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raydense.data.artifact import Artifact
+from raydense.data.generated import Generated
 from raydense.data.store import PassageStore
-from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.generate import generate
 from raydense.models.generator import Generator, decode
@@ -41,15 +41,15 @@ def generated(world: Path) -> Artifact:
 
 
 def test_queries_are_those_drawn_for_each_passage_alone(world: Path, generated: Artifact) -> None:
-    table, model = read_table(generated.path, "generated"), Generator.load(world / "model", query_length=10)
-    assert table["row"].to_pylist() == list(range(PASSAGES))
+    found, model = Generated(generated.path).slice(0, PASSAGES).to_pylist(), Generator.load(world / "model", query_length=10)
+    assert len(found) == PASSAGES
     texts = PassageStore(world / "corpus").passages(np.arange(PASSAGES))
     for row in (0, 49, 50, 129):
         passage = model.tokenize_passages([texts[row]]).pad(model.tokenizer.pad_id)
         key = mixed(torch.tensor([9])) ^ row
         with torch.inference_mode():
             drawn = decode(model.tokenizer, sample_queries(model, passage, key, EACH)[0])
-        assert table["queries"][row].as_py() == [query for query in drawn if query]
+        assert found[row] == [query for query in drawn if query]
     assert generated.summary["queries"] + generated.summary["empty"] == PASSAGES * EACH
     assert generated.summary["repeated"] == 0
 
@@ -62,7 +62,7 @@ def test_three_actors_draw_the_same_queries(world: Path, generated: Artifact) ->
 
 def test_a_repeated_query_is_dropped(world: Path, tmp_path: Path) -> None:
     sure = generate(settings(world, tmp_path / "sure", top_k=1))  # the likeliest query, EACH times over
-    lists = read_table(sure.path, "generated")["queries"].to_pylist()
+    lists = Generated(sure.path).slice(0, PASSAGES).to_pylist()
     assert {len(queries) for queries in lists} <= {0, 1}
     assert sure.summary["repeated"] + sure.summary["empty"] + sum(map(len, lists)) == PASSAGES * EACH
 

@@ -14,15 +14,17 @@ from torch import multiprocessing
 from training_data import TrainingData, make_training_data
 from transformers import MPNetConfig, MPNetModel
 
+from raydense.data.artifact import Draft
+from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
-from raydense.settings import TrainSettings
-from raydense.training.batches import Sampler, read_examples
+from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
-from raydense.training.objectives import Texts, load_model, objective_of
+from raydense.training.loop import read_data
+from raydense.training.objectives import load_model, objective_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
@@ -36,6 +38,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "reranker": {"loss": "pointwise"},
     "joint": {"temperature": 0.05, "in_batch": True},
     "generator": {},
+    "mlm": {},
+    "cocondenser": {"context": "mixed"},
+    "cotmae": {"context": "query"},
     "static": {"objective": "joint", "teacher": "static", "temperature": 0.05, "in_batch": True},
 }
 
@@ -46,12 +51,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     store = PassageStore(made.root / "sample/corpus")
     make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "tiny", 1)
     make_tiny_generator(store.passages(np.arange(len(store))), made.root / "writer", 1)
+    draft = Draft.open(made.root / "generated", "generated", {"stage": "test"})
+    commit_queries(draft, "generated-00000.arrow", 0, [[f"query {j} of {i}" for j in range(1 + i % 3)] for i in range(len(store))])
+    draft.finish(len(store), corpus=store.fingerprint)
     torch.manual_seed(4)
     CrossEncoder.load(made.root / "tiny").save(made.root / "scorer")
     return made
 
 
-def settings(data: TrainingData, method: str, **changes: Any) -> TrainSettings:
+def settings(data: TrainingData, method: str, **changes: Any) -> Training:
+    if method in ("mlm", "cocondenser", "cotmae"):
+        inputs = {"corpus": str(data.root / "sample/corpus"), "model": str(data.root / "tiny"), "output": str(data.root / "o")}
+        generated = {"generated": str(data.root / "generated")} if "context" in METHODS[method] else {}
+        own = {"method": method, "batch_size": 8, "accumulation": 2, "engine": "ddp", "lr": 1e-3, "passage_length": 64}
+        return PretrainSettings(**{**inputs, **generated, **own, **METHODS[method], **changes})
     short = (
         {} if method in ("reranker", "generator") else {"normalize": True}
     )  # long vectors have large gradients, whose rounding would hide faults
@@ -68,17 +81,17 @@ def start_of(data: TrainingData, method: str) -> dict[str, torch.Tensor]:
     return load_model(asked, objective_of(asked), asked.model).state_dict()
 
 
-def one_step(asked: TrainSettings, rank: int = 0, workers: int = 1, go: Any = forward_and_backward) -> Outcome:
+def one_step(asked: Training, rank: int = 0, workers: int = 1, go: Any = forward_and_backward) -> Outcome:
     """The mean loss of the first step over its parts, and the weights after it, by `descent`."""
-    store, queries = PassageStore(asked.corpus), read_table(asked.queries, "queries", ["query_id", "text"])
+    examples, texts = read_data(asked, PassageStore(asked.corpus))
     kind = objective_of(asked)
     model = load_model(asked, kind, asked.model).train()
     if asked.activation_checkpointing:
         checkpoint_activations(model)
-    objective = kind(asked, model, Texts(queries, store), rank, workers)
+    objective = kind(asked, model, texts, rank, workers)
     pieces = pieces_of(asked)
     engine: Any = make_engine(model, asked, CPU, "fp32", pieces)
-    parts = Sampler(read_examples(asked.examples, queries, store, asked.negatives), asked).step(0)
+    parts = Sampler(examples, asked).step(0)
     losses = [
         go(engine, objective, objective.prepare(p), pieces, list(range(100 * i, 100 * i + pieces)))["loss"] for i, p in enumerate(parts)
     ]
@@ -143,6 +156,10 @@ def test_a_piece_has_a_row_of_every_kind() -> None:
     assert [piece["passages"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [0], [0], [0], [1]]
 
 
+def again(given: dict[str, Any], workers: int) -> Training:
+    return (PretrainSettings if "method" in given else TrainSettings)(**{**given, "workers": workers})
+
+
 def rank_of_several(rank: int, workers: int, asked: dict[Any, dict[str, Any]], folder: str) -> None:
     import raydense.training.engine as engine
 
@@ -150,7 +167,7 @@ def rank_of_several(rank: int, workers: int, asked: dict[Any, dict[str, Any]], f
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers))  # DeepSpeed asks for them
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=workers)
-    results = {name: one_step(TrainSettings(**{**given, "workers": workers}), rank, workers) for name, given in asked.items()}
+    results = {name: one_step(again(given, workers), rank, workers) for name, given in asked.items()}
     if rank == 0:
         torch.save(results, f"{folder}/result.pt")
     dist.barrier()

@@ -5,12 +5,13 @@ The loop knows an `Objective` and never which paper it is.
 
 from __future__ import annotations
 
-from raydense.settings import TrainSettings
+from raydense.settings import Training
 from raydense.training.objectives.generator import GeneratorTraining
 from raydense.training.objectives.joint import JointTraining
 from raydense.training.objectives.multi_positive import MultiPositive
 from raydense.training.objectives.objective import Batch, Metrics, Objective, Outputs, Texts, load_model, pad
 from raydense.training.objectives.pair import Pair
+from raydense.training.objectives.pretraining import CoCondenserTraining, CondenserTraining, CotMaeTraining, Pretraining
 from raydense.training.objectives.reranker import Reranker
 from raydense.training.objectives.retriever import Retriever
 
@@ -23,9 +24,13 @@ _OBJECTIVES: dict[str, type[Objective]] = {
     "reranker": Reranker,
     "joint": JointTraining,
     "generator": GeneratorTraining,
+    "mlm": Pretraining,
+    "condenser": CondenserTraining,
+    "cocondenser": CoCondenserTraining,
+    "cotmae": CotMaeTraining,
 }
 
 
-def objective_of(settings: TrainSettings) -> type[Objective]:
+def objective_of(settings: Training) -> type[Objective]:
     """The objective that the settings name."""
     return _OBJECTIVES[settings.objective]

@@ -17,7 +17,6 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.generator import Generator
 from raydense.models.tokens import Tokens
-from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 
 # The padded texts that the model reads, each a dict of its own, by the names that its forward gives them; and what the loss needs.
@@ -49,17 +48,17 @@ class Objective(ABC):
     depending on that text alone: so it can be run piece by piece.
     """
 
-    def __init__(self, settings: TrainSettings, model: Any, texts: Texts, rank: int, workers: int) -> None:
+    def __init__(self, settings: Any, model: Any, texts: Any, rank: int, workers: int) -> None:
         self.settings, self.model, self.texts, self.rank, self.workers = settings, model, texts, rank, workers
 
     @classmethod
     @abstractmethod
-    def load(cls, settings: TrainSettings, folder: str) -> Any:
+    def load(cls, settings: Any, folder: str) -> Any:
         """The model to start from, with the settings' changes; new weights are drawn from torch's random state."""
 
     @classmethod
     @abstractmethod
-    def check(cls, settings: TrainSettings, folder: str) -> None:
+    def check(cls, settings: Any, folder: str) -> None:
         """InputError where `load` could not read the folder's files or follow the settings; reads no weights."""
 
     @abstractmethod
@@ -74,7 +73,7 @@ class Objective(ABC):
         """
 
 
-def load_model(settings: TrainSettings, objective: type[Objective], folder: str) -> Any:
+def load_model(settings: Any, objective: type[Objective], folder: str) -> Any:
     """`Objective.load`, new weights drawn from the seed."""
     torch.manual_seed(settings.seed)
     return objective.load(settings, folder)

@@ -1,0 +1,77 @@
+"""Generated queries: a list of texts for each passage of a corpus, by row, memory-mapped from Arrow files."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, File
+from raydense.data.store import PassageStore, Rows
+from raydense.errors import InputError
+
+SCHEMA = pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))])
+
+
+def commit_queries(draft: Draft, name: str, start: int, lists: list[list[str]], **note: Any) -> File:
+    """Commit the lists of queries of the passages from row `start` on as the Arrow file `name`."""
+    rows = np.arange(start, start + len(lists))
+    table = pa.table({"row": pa.array(rows), "queries": pa.array(lists, pa.list_(pa.string()))}, schema=SCHEMA)
+
+    def write(path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+            writer.write_table(table)
+
+    return draft.commit(name, write, len(lists), **note)
+
+
+class Generated:
+    """The `generated` artifact of a corpus; picklable, and opened again from its path."""
+
+    def __init__(self, path: str | os.PathLike[str], store: PassageStore | None = None) -> None:
+        """InputError where it was made for another corpus than `store`."""
+        self.artifact = Artifact.open(path, "generated")
+        if store is not None and self.artifact.summary["corpus"] != store.fingerprint:
+            raise InputError("was generated for another corpus", path, f"generate queries for {store.path}, or give its own corpus")
+
+    def __reduce__(self) -> tuple[type[Generated], tuple[str]]:
+        return Generated, (str(self.artifact.path.absolute()),)
+
+    def __len__(self) -> int:
+        return self.artifact.rows
+
+    @cached_property
+    def _parts(self) -> list[pa.ListArray]:
+        tables = [pa.ipc.open_file(pa.memory_map(str(part))).read_all() for part in self.artifact.parts(".arrow")]
+        return [chunk for table in tables for chunk in table["queries"].chunks]
+
+    @cached_property
+    def _starts(self) -> Rows:
+        return np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
+
+    def counts(self) -> NDArray[np.int64]:
+        """How many queries each passage has, int64 [n]."""
+        return np.concatenate([np.zeros(0, np.int64), *(part.value_lengths().to_numpy().astype(np.int64) for part in self._parts)])
+
+    def slice(self, start: int, stop: int) -> pa.Array:
+        """The lists of the passages of rows start..stop-1."""
+        first, last = np.searchsorted(self._starts, [start, max(start, stop - 1)], side="right") - 1
+        parts = self._parts[first : last + 1]
+        return pa.concat_arrays(parts).slice(start - int(self._starts[first]), stop - start)
+
+    def pick(self, rows: Rows, lots: NDArray[np.float64]) -> list[str]:
+        """One query of each passage at `rows` (each must have one), the one that `lots` float64 [n], in [0, 1), falls on."""
+        where = np.searchsorted(self._starts, rows, side="right") - 1
+        texts = np.empty(len(rows), dtype=object)
+        for number in np.unique(where):
+            mine = np.flatnonzero(where == number)
+            part, at = self._parts[number], rows[mine] - self._starts[number]
+            offsets = part.offsets.to_numpy().astype(np.int64)
+            counts = offsets[at + 1] - offsets[at]
+            texts[mine] = part.values.take(pa.array(offsets[at] + (lots[mine] * counts).astype(np.int64))).to_pylist()
+        return texts.tolist()

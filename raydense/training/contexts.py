@@ -1,0 +1,85 @@
+"""What pre-training reads: passages, and for each a context, drawn anew each time it is seen.
+
+The context of a passage is another passage of its document, one of the queries generated for it, or either (query-as-context,
+section 3).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydense.data.generated import Generated
+from raydense.data.store import PassageStore, Rows, hash_strings
+from raydense.errors import InputError
+from raydense.progress import say
+from raydense.settings import PretrainSettings
+from raydense.training.batches import Examples, Ragged
+
+
+class Contexts:
+    """The passages of a corpus with their contexts, by row."""
+
+    def __init__(self, settings: PretrainSettings, store: PassageStore) -> None:
+        """InputError where the corpus or the generated queries cannot give the contexts asked for."""
+        self.store, self.kind = store, settings.context
+        self.generated = Generated(settings.generated, store) if settings.generated else None
+        if self.kind in ("passage", "mixed") and "doc_id" not in store.slice(0, 1).column_names:
+            raise InputError("has no doc_id", store.path, "context passage needs to know documents: give a corpus of `raydense split`")
+
+    def examples(self, tell: bool = False) -> Examples:
+        """Each passage that has a context, or each where none is asked for; `tell` says how many have none."""
+        rows = np.flatnonzero(self._has_passage() | self._has_query()) if self.kind else np.arange(len(self.store))
+        if tell and len(rows) < len(self.store):
+            say(f"pretrain: {len(self.store) - len(rows):,} of {len(self.store):,} passages have no context, and are left out")
+        if not len(rows):
+            raise InputError("no passage has a context", self.store.path, "generate queries, or give documents of several passages")
+        each = np.arange(len(rows) + 1)
+        return Examples(rows, Ragged(rows, each), Ragged(np.zeros(0, np.int64), np.zeros_like(each)))
+
+    def passages(self, rows: Rows) -> list[str]:
+        """The texts of the passages at `rows`."""
+        return self.store.passages(rows)
+
+    def draw(self, rows: Rows, lots: NDArray[np.float64]) -> list[str]:
+        """A context of each passage at `rows`, decided by `lots` float64 [n, 2], in [0, 1): which kind, and which one."""
+        query = self._has_query()[rows]
+        if self.kind == "mixed":
+            query &= (lots[:, 0] < 0.5) | ~self._has_passage()[rows]
+        texts = np.empty(len(rows), dtype=object)
+        if query.any():
+            assert self.generated is not None
+            texts[query] = self.generated.pick(rows[query], lots[query, 1])
+        if not query.all():
+            texts[~query] = self.store.passages(self._siblings(rows[~query], lots[~query, 1]))
+        return texts.tolist()
+
+    def _siblings(self, rows: Rows, lots: NDArray[np.float64]) -> Rows:
+        """Another passage of the document of each."""
+        order, place, first, size = self._documents
+        others = (lots * (size[rows] - 1)).astype(np.int64)
+        others += others >= place[rows] - first[rows]
+        return order[first[rows] + others]
+
+    @cached_property
+    def _documents(self) -> tuple[Rows, Rows, Rows, Rows]:
+        """Rows in the order of their documents; by row, its place there, where its document begins there, and its size."""
+        names = np.concatenate([hash_strings(self.store.slice(a, b, ["doc_id"])["doc_id"]) for a, b in self.store.shards])
+        order = np.argsort(names, kind="stable")
+        _, starts, sizes = np.unique(names[order], return_index=True, return_counts=True)
+        place, first, size = (np.empty(len(order), np.int64) for _ in range(3))
+        place[order] = np.arange(len(order))
+        first[order], size[order] = np.repeat(starts, sizes), np.repeat(sizes, sizes)
+        return order, place, first, size
+
+    def _has_passage(self) -> NDArray[np.bool_]:
+        return self._documents[3] > 1 if self.kind in ("passage", "mixed") else np.zeros(len(self.store), dtype=bool)
+
+    def _has_query(self) -> NDArray[np.bool_]:
+        return self._counted > 0
+
+    @cached_property
+    def _counted(self) -> NDArray[np.int64]:
+        return self.generated.counts() if self.generated is not None else np.zeros(len(self.store), np.int64)
