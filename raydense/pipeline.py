@@ -47,6 +47,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "sample": Verb(s.SampleSettings, "raydense.data.sample:make_sample"),
     "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
+    "split": Verb(s.SplitSettings, "raydense.inference.split:split"),
     "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(s.TrainSettings, "raydense.training.train:train"),
     "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),

@@ -92,6 +92,8 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"{made[f'{settings.output}/corpus']} passages and {made[f'{settings.output}/queries']} queries to make"
         case s.ImportSettings():
             return "what it holds shows when it has run"
+        case s.SplitSettings() if documents := of(settings.corpus):
+            return f"{documents} documents to split"
         case s.EncodeSettings() if passages := of(settings.corpus):
             return f"{passages} passages to encode"
         case s.GenerateSettings() if passages := of(settings.corpus):

@@ -159,6 +159,31 @@ class ExportSettings(Settings):
     tag: str = setting("raydense", "the name in the last column of a TREC run")
 
 
+class SplitSettings(Settings):
+    """Split documents into passages: whole sentences up to a number of tokens, or blocks of words."""
+
+    corpus: str = artifact("corpus", "the documents, or passages that are too long")
+    unit: Literal["tokens", "words"] = setting(
+        "tokens", "whole sentences of at most so many tokens, a longer sentence cut; or blocks of so many words, as blanks separate them"
+    )
+    length: int = setting(0, "most tokens or words of a passage; 0 means 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
+    model: str | None = artifact("model", "tokens: the folder whose tokenizer counts them, special tokens left out", None)
+    language: str = setting("en", "tokens: whose sentences these are, as en or zh", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)*$")
+    shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.unit == "words":
+            self._refuse_given(["model", "language"], "unit words")
+        elif not self.model:
+            raise ValueError("unit tokens needs model, the folder whose tokenizer counts them")
+        elif self.model == "tiny":  # which names no folder, and so has no fingerprint
+            raise ValueError("model tiny is what training starts from: write ./tiny for a folder of that name")
+        if not self.length:
+            self.__dict__["length"] = 144 if self.unit == "tokens" else 100
+        return self
+
+
 class LoopSettings(Settings):
     """What every training has: how long, with which optimiser, on which engine and workers."""
 

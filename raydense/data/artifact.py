@@ -29,7 +29,7 @@ WORK = ".work"
 _BEGUN = "made_from.json"
 # The lock files that this process holds open, by output folder: the end of the process, however it comes, lets them go.
 _LOCKS: dict[Path, int] = {}
-_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s")
+_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
 
 
 @dataclass(frozen=True)

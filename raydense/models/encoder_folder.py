@@ -85,9 +85,14 @@ def weights_folder(folder: Path) -> Path:
             mend = "load it with transformers where you trust it, and save_pretrained it: that writes safetensors"
             raise InputError("its weights are a pickle, which can run code when read", inner, mend)
         raise InputError("no weights (model.safetensors)", inner, "give a whole model folder")
-    if not any((inner / name).is_file() for name in _TOKENIZER_FILES):
+    if not has_tokenizer(inner):
         raise InputError("no tokenizer (tokenizer.json)", inner, "save the model's tokenizer beside it")
     return inner
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the files of a tokenizer lie in the folder itself."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def require_folder(folder: Path) -> None:

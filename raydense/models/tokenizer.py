@@ -6,17 +6,26 @@ truncation is set once, so that threads never race for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import EncoderConfig, encoder_folders, first_line, read_encoder_config, weights_folder
+from raydense.models.encoder_folder import (
+    EncoderConfig,
+    encoder_folders,
+    first_line,
+    has_tokenizer,
+    read_encoder_config,
+    require_folder,
+    weights_folder,
+)
 from raydense.models.tokens import Tokens
 
 _CHUNK = 2_048
@@ -70,6 +79,24 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     if query.pad_token_id != passage.pad_token_id:
         raise InputError("the two encoders pad with different tokens", root, "train both from one model")
     return TextTokenizer(query, passage, config)
+
+
+def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that the passages of a model folder are read with; a folder of nothing but a tokenizer will do.
+
+    InputError where there is none that we can read.
+    """
+    root = Path(folder)
+    require_folder(root)
+    return read_tokenizer(root if has_tokenizer(root) else weights_folder(encoder_folders(root)[1]))
+
+
+def starts_of_long(source: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> Iterator[NDArray[np.int64] | None]:
+    """Of each text with more than `length` tokens, special tokens left out, the characters where they begin, rising; else None."""
+    for start in range(0, len(texts), _CHUNK):
+        for found in source.backend_tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
+            offsets = np.fromiter(chain.from_iterable(found.offsets), np.int64) if len(found) > length else None
+            yield None if offsets is None else np.maximum.accumulate(offsets[::2])
 
 
 def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:

@@ -63,6 +63,13 @@ def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
     assert set(told.values()) == {""}
 
 
+def test_a_split_tells_its_documents_but_not_its_passages(tmp_path: Path) -> None:
+    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
+    passages = s.SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
+    words = s.IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
+    assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", ""]
+
+
 def test_the_memory_of_training_is_told_where_the_start_model_is_there(tmp_path: Path) -> None:
     told = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
     assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", told["retriever-1"])

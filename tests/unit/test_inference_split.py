@@ -1,0 +1,194 @@
+"""The stage `split`: ids, titles and documents of passages, limits by the tokenizer, resume, refusals, and memory that stays flat."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from transformers import AutoTokenizer
+
+from raydense.cli import main
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.sample import make_sample
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.errors import InputError
+from raydense.inference.split import split
+from raydense.models.dual_encoder import DualEncoder
+from raydense.settings import SampleSettings, SplitSettings
+
+DOCUMENTS = [
+    {
+        "passage_id": "fox",
+        "title": "Foxes",
+        "text": "What causes the fever? Rivers freeze in winter.  Old bridges of stone carry no one home! " * 9,
+    },
+    {"passage_id": "short", "title": "", "text": "  A red fox. "},
+    {"passage_id": "zh", "title": "狐狸", "text": "狐狸过河。它冷吗？\u3000冷！" * 20},
+]
+
+
+def corpus_of(rows: list[dict[str, str | None]], folder: Path) -> str:
+    writer = CorpusWriter(Draft.open(folder, "corpus", {"test": str(rows)}), 1_000)
+    writer.add(pa.Table.from_pylist(rows))
+    return str(writer.finish().path)
+
+
+def raw_corpus_of(rows: list[dict[str, str | None]], folder: Path) -> str:
+    """A corpus that our own writer would refuse."""
+    draft, table = Draft.open(folder, "corpus", {"test": str(rows)}), pa.Table.from_pylist(rows)
+
+    def write(path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+
+    draft.commit("corpus-00000.arrow", write, table.num_rows)
+    return str(draft.finish(table.num_rows).path)
+
+
+def rows_of(corpus: Artifact) -> list[dict[str, str]]:
+    return PassageStore(corpus.path).slice(0, corpus.rows).to_pylist()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return corpus_of(DOCUMENTS, tmp_path / "corpus")
+
+
+def test_passages_by_tokens(corpus: str, tiny_folder: Path, tmp_path: Path) -> None:
+    made = split(SplitSettings(corpus=corpus, model=str(tiny_folder), length=40, output=str(tmp_path / "made")))
+    counter = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    rows = rows_of(made)
+    for document in DOCUMENTS:
+        mine = [row for row in rows if row["doc_id"] == document["passage_id"]]
+        assert [row["passage_id"] for row in mine] == [f"{document['passage_id']}-{n}" for n in range(len(mine))]
+        assert {row["title"] for row in mine} == {document["title"]}
+        assert "".join("".join(row["text"] for row in mine).split()) == "".join(document["text"].split())
+        assert max(len(counter.tokenize(row["text"])) for row in mine) <= 40
+    assert len({row["doc_id"] for row in rows}) == 3 < made.rows == len(rows)
+    assert all(row["text"][-1] in ".?!" for row in rows if row["doc_id"] == "fox"), "whole sentences"
+    assert made.summary == {"documents": 3, "empty": 0}
+
+
+def test_passages_of_a_chinese_document_are_whole_sentences(corpus: str, tiny_folder: Path, tmp_path: Path) -> None:
+    made = split(SplitSettings(corpus=corpus, model=str(tiny_folder), length=30, language="zh", output=str(tmp_path / "made")))
+    texts = [row["text"] for row in rows_of(made) if row["doc_id"] == "zh"]
+    assert len(texts) > 5
+    assert all(text[-1] in "。？！" for text in texts)
+
+
+def test_passages_by_words(corpus: str, tmp_path: Path) -> None:
+    made = split(SplitSettings(corpus=corpus, unit="words", length=10, output=str(tmp_path / "made")))
+    words = DOCUMENTS[0]["text"].split()
+    texts = [row["text"].split() for row in rows_of(made) if row["doc_id"] == "fox"]
+    assert texts == [words[i : i + 10] for i in range(0, len(words), 10)]
+
+
+def test_lengths_are_those_of_the_papers() -> None:
+    values = {"corpus": "c", "output": "o"}
+    assert SplitSettings(**values, model="m").shaping()["length"] == 144
+    assert SplitSettings(**values, unit="words").shaping()["length"] == 100
+
+
+def test_a_document_keeps_its_own_doc_id(tmp_path: Path) -> None:
+    sample = make_sample(SampleSettings(output=str(tmp_path / "s"), passages=100, train_queries=20, dev_queries=2, test_queries=2)).path
+    made = split(SplitSettings(corpus=str(sample / "corpus"), unit="words", length=8, output=str(tmp_path / "made")))
+    source = {row["passage_id"]: row for row in rows_of(Artifact.open(sample / "corpus"))}
+    for row in rows_of(made):
+        of = source[row["passage_id"].rpartition("-")[0]]
+        assert (row["doc_id"], row["title"]) == (of["doc_id"], of["title"])
+    assert made.rows > len(source)
+
+
+def test_documents_without_text_make_no_passage_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"passage_id": p, "title": None, "text": t, "doc_id": d} for p, t, d in (("a", "x", None), ("b", " \n", "d"), ("c", None, "d"))]
+    made = split(SplitSettings(corpus=raw_corpus_of(rows, tmp_path / "c"), unit="words", output=str(tmp_path / "made")))
+    assert rows_of(made) == [{"passage_id": "a-0", "title": "", "text": "x", "doc_id": "a"}]
+    assert made.summary == {"documents": 3, "empty": 2}
+    assert "split: 2 of 3 documents have no text, and make no passage" in capsys.readouterr().err
+
+
+def test_an_id_that_is_there_twice_and_no_text_at_all(tmp_path: Path) -> None:
+    rows = [{"passage_id": "a", "title": "", "text": t} for t in ("x", "y")]
+    with pytest.raises(InputError, match=r"passage_id 'a-0' is there twice"):
+        split(SplitSettings(corpus=raw_corpus_of(rows, tmp_path / "c"), unit="words", output=str(tmp_path / "made")))
+    rows = [{"passage_id": "a", "title": "", "text": " "}]
+    with pytest.raises(InputError, match="no passages"):
+        split(SplitSettings(corpus=raw_corpus_of(rows, tmp_path / "blank"), unit="words", output=str(tmp_path / "none")))
+
+
+def test_made_again_does_nothing_and_refuses_another_tokenizer_or_length(corpus: str, tiny_folder: Path, tmp_path: Path) -> None:
+    values = {"corpus": corpus, "output": str(tmp_path / "made")}
+    made = split(SplitSettings(**values, model=str(tiny_folder)))
+    before = (made.path / "corpus-00000.arrow").stat().st_mtime_ns
+    assert split(SplitSettings(**values, model=str(tiny_folder))).fingerprint == made.fingerprint
+    assert (made.path / "corpus-00000.arrow").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match=r"settings.length: 144 -> 20"):
+        split(SplitSettings(**values, model=str(tiny_folder), length=20))
+    other = shutil.copytree(tiny_folder, tmp_path / "other")
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text().replace("##", "@@"))
+    with pytest.raises(InputError, match=r"inputs.model: "):
+        split(SplitSettings(**values, model=str(other)))
+
+
+def test_any_folder_with_a_tokenizer_will_do(corpus: str, tiny_folder: Path, tmp_path: Path) -> None:
+    DualEncoder.load(tiny_folder, shared=False).save(tmp_path / "two encoders")
+    AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True).save_pretrained(str(tmp_path / "tokenizer alone"))
+    made = []
+    for model in (tiny_folder, tmp_path / "two encoders", tmp_path / "tokenizer alone"):
+        made.append(rows_of(split(SplitSettings(corpus=corpus, model=str(model), length=20, output=str(tmp_path / f"by {model.name}")))))
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--corpus", "c"], "raydense: unit tokens needs model, the folder whose tokenizer counts them"),
+        (["--corpus", "c", "--model", "tiny"], "write ./tiny for a folder of that name"),
+        (
+            ["--corpus", "c", "--unit", "words", "--model", "m", "--language", "zh"],
+            "unit words does not use model, language: leave them out",
+        ),
+        (["--corpus", "c", "--model", "m", "--language", "English"], "--language: string should match pattern"),
+        (["--corpus", "c", "--model", "m", "--length", "-1"], "--length: input should be greater than or equal to 0"),
+        (["--corpus", "c", "--unit", "words"], "c: no such folder; give a folder of kind corpus"),
+        (["--corpus", "../corpus", "--model", "../empty"], "empty: no config.json"),
+        (["--corpus", "../corpus", "--model", "../broken"], "broken: its tokenizer cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(
+    arguments: list[str], said: str, corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{}")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(SystemExit) as stopped:
+        main(["split", *arguments, "--output", "made"])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list((tmp_path / "here").iterdir()), "nothing is left of the output"
+
+
+def test_five_times_the_documents_in_flat_memory(tiny_folder: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from raydense.inference.split import split; from raydense.settings import SplitSettings;"
+        "made = split(SplitSettings(corpus=sys.argv[1], model=sys.argv[2], output=sys.argv[3], shard_rows=2000));"
+        # not ru_maxrss, which begins with what the test's own process holds
+        "print(made.rows, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    text = DOCUMENTS[0]["text"] * 3
+    grown = []
+    for count in (1_000, 5_000):
+        rows = [{"passage_id": f"d{i}", "title": "", "text": text} for i in range(count)]
+        corpus = corpus_of(rows, tmp_path / f"c{count}")
+        run = [sys.executable, "-c", script, corpus, str(tiny_folder), str(tmp_path / f"m{count}")]
+        made, peak = map(int, subprocess.run(run, check=True, capture_output=True, text=True).stdout.split())
+        assert made >= 3 * count
+        grown.append(peak)
+    # 4,000 more documents have 2 million tokens, 200 MB and more as the tokenizer gives them, and 10 MB of text, which is mapped
+    assert grown[1] - grown[0] < 60_000, f"peak memory {grown} KiB"
