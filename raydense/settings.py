@@ -422,6 +422,7 @@ class IndexSettings(Settings):
     kind: Literal["faiss", "bm25"] = setting(..., "faiss for vectors, bm25 for words")
     embeddings: str | None = artifact("embeddings", "faiss: the vectors", None)
     corpus: str | None = artifact("corpus", "bm25: the passages", None)
+    expand: str | None = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)
     shards: int = setting(1, "parts, each held by its own actor", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
@@ -439,6 +440,8 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} needs {needed}")
         if getattr(self, other):
             raise ValueError(f"kind {self.kind} does not take {other}")
+        if self.kind == "faiss":
+            self._refuse_given(["expand"], "kind faiss")
         others = ("factory", "train_sample") if self.kind == "bm25" else ("k1", "b", "stemmer", "stopwords")
         self._refuse_given(others, f"kind {self.kind}")
         return self

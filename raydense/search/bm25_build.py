@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft
+from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
 from raydense.progress import Progress
@@ -42,16 +43,18 @@ def shard_file(shard: int, part: str) -> str:
 def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     """Commit `vocabulary.arrow`, three arrays per shard and `passage_ids.arrow`; finish the draft.
 
-    Raises InputError on an unknown stemmer or list of stop words, or more shards than passages.
+    With `expand`, a passage has the words of the queries generated for it too (doc2query, Nogueira and Lin 2019). Raises InputError
+    on an unknown stemmer or list of stop words, more shards than passages, or queries of another corpus.
     """
     words = Words(settings.stemmer, settings.stopwords)
     words.tokenizer()
     store = PassageStore(str(settings.corpus))
+    generated = Generated(settings.expand, store) if settings.expand else None
     if settings.shards > len(store):
         raise InputError(f"{settings.shards} shards of {len(store)} passages", "shards", f"give at most {len(store)}")
     ranges = shard_ranges(len(store), settings.shards)
     with Progress("index: words", len(store), "passages") as progress:
-        calls = [(draft, store, words, i, *r) for i, r in enumerate(ranges) if not _counts_path(draft, i).exists()]
+        calls = [(draft, store, generated, words, i, *r) for i, r in enumerate(ranges) if not _counts_path(draft, i).exists()]
         for rows in run_tasks(_count, calls, settings.concurrency):
             progress.add(rows)
     mean_length = _global_statistics(draft, settings.shards, len(store))
@@ -77,12 +80,16 @@ def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
     os.replace(aside, path)
 
 
-def _count(draft: Draft, store: PassageStore, words: Words, shard: int, start: int, stop: int) -> int:
+def _count(draft: Draft, store: PassageStore, generated: Generated | None, words: Words, shard: int, start: int, stop: int) -> int:
     """Pass 1: each passage's length, and its words (numbered in this shard's own vocabulary) with how often each is there."""
     tokenizer = words.tokenizer()
     lengths, passages, ids, counts = [], [], [], []
     for at in range(start, stop, _BLOCK_ROWS):
-        texts = full_text(store.slice(at, min(at + _BLOCK_ROWS, stop), ["title", "text"])).to_pylist()
+        end = min(at + _BLOCK_ROWS, stop)
+        read = full_text(store.slice(at, end, ["title", "text"])).combine_chunks()
+        if generated is not None:
+            read = pc.binary_join_element_wise(read, pc.binary_join(generated.slice(at, end), " "), " ")
+        texts = read.to_pylist()
         flat, length = words.split(texts, tokenizer)
         owner = np.repeat(np.arange(len(length), dtype=np.int64), length)
         pair, count = np.unique(owner << 32 | flat, return_counts=True)

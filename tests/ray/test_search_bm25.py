@@ -15,7 +15,8 @@ from embeddings import write_corpus
 from ir_measures import nDCG
 
 from raydense.data.artifact import Draft
-from raydense.data.store import CorpusWriter
+from raydense.data.generated import commit_queries
+from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.search.index import index
@@ -79,6 +80,22 @@ def test_sharded_scores_are_those_of_bm25s(tmp_path: Path, stemmer: str, stopwor
                 np.testing.assert_array_equal(rows, wanted_rows)
                 np.testing.assert_array_equal(scores, wanted.astype(np.float32))
     assert (true[-3:-1] == 0).all() or stopwords == "none"
+
+
+def test_expanded_passages_are_indexed_as_if_their_queries_stood_in_them(tmp_path: Path) -> None:
+    texts, lists = some_texts(60, 3), [some_texts(i % 4, i) for i in range(60)]
+    write_corpus(tmp_path / "plain", texts, ["Rain"] * 60)
+    write_corpus(tmp_path / "joined", [" ".join([text, *of]) for text, of in zip(texts, lists, strict=True)], ["Rain"] * 60)
+    draft = Draft.open(tmp_path / "generated", "generated", {"test": "generated"})
+    for start in (0, 25):
+        commit_queries(draft, f"generated-{start:05d}.arrow", start, lists[start : 25 if start == 0 else 60])
+    draft.finish(60, corpus=PassageStore(tmp_path / "plain").fingerprint)
+    one = {"kind": "bm25", "corpus": str(tmp_path / "plain"), "expand": str(tmp_path / "generated"), "shards": 3}
+    expanded = index(IndexSettings(**one, output=str(tmp_path / "expanded")))
+    joined = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "joined"), shards=3, output=str(tmp_path / "other")))
+    assert {f.path: f.sha256 for f in expanded.files} == {f.path: f.sha256 for f in joined.files}
+    with pytest.raises(InputError, match="generated: was generated for another corpus"):
+        index(IndexSettings(**{**one, "corpus": str(tmp_path / "joined")}, output=str(tmp_path / "wrong")))
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_help_of_every_verb_teaches(verb, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["trian"], "Did you mean 'train'?"),
+        (["trian"], "Did you mean one of: 'pretrain', 'train'?"),
         (["train", "--lrr", "1"], "Did you mean '--lr'?"),
         (["index", "--output", "o", "--kind", "fais"], "--kind: input should be 'faiss' or 'bm25' (given: 'fais')"),
         (["search", "--output", "o", "--index", "i"], "--queries: missing; give it: the queries"),
