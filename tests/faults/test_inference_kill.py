@@ -1,4 +1,4 @@
-"""Encoding killed in the middle, driver or actor: nothing is lost, nothing is computed twice, the artifact is the undisturbed one."""
+"""Encoding and generating killed in the middle, driver or actor: nothing is lost, nothing is computed twice, the artifact is the undisturbed one."""
 
 from __future__ import annotations
 
@@ -9,58 +9,72 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import ray
 
 from raydense.data.artifact import Artifact
 from raydense.inference.encode import encode
-from raydense.ray_session import ensure_ray
-from raydense.settings import EncodeSettings
-from tests.inference_world import file_bytes, make_corpus, make_retriever
+from raydense.inference.generate import generate
+from raydense.models.tiny import make_tiny_generator
+from raydense.settings import EncodeSettings, GenerateSettings
+from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 
-PASSAGES, SHARD_ROWS = 8_000, 400
-ENCODE = """
-import sys
-from raydense.inference.encode import encode
-from raydense.settings import EncodeSettings
-folder, output = sys.argv[1:]
-encode(EncodeSettings(output=output, model=f"{folder}/model", corpus=f"{folder}/corpus", dtype="float32"))
+SHARDS = 20
+STAGES: dict[str, dict[str, Any]] = {
+    "encode": {"dtype": "float32"},
+    "generate": {"queries_each": 4, "query_length": 12, "token_budget": 2_048},
+}
+SETTINGS: dict[str, Any] = {"encode": EncodeSettings, "generate": GenerateSettings}
+MAKE: dict[str, Any] = {"encode": encode, "generate": generate}
+DRIVER = """
+import json, sys
+from raydense.pipeline import VERBS
+verb, given = sys.argv[1], json.loads(sys.argv[2])
+VERBS[verb].run(VERBS[verb].settings(**given))
 """
+pytestmark = pytest.mark.usefixtures("own_ray")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_ray() -> Iterator[None]:
-    there = ray.is_initialized()
-    ensure_ray()
-    yield
-    if not there:
-        ray.shutdown()
+@dataclass(frozen=True)
+class World:
+    """A stage, its inputs, and what it makes undisturbed."""
+
+    verb: str
+    root: Path
+
+    def given(self, output: str) -> dict[str, Any]:
+        inputs = {"model": str(self.root / "model"), "corpus": str(self.root / "corpus")}
+        return {"output": str(self.root / output), **inputs, **STAGES[self.verb]}
+
+    def make(self, output: str) -> Artifact:
+        return MAKE[self.verb](SETTINGS[self.verb](**self.given(output)))
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp(request.param)
+    if request.param == "encode":
+        make_retriever(root / "model")
+        make_corpus(root / "corpus", 8_000, 8_000 // SHARDS)
+    else:
+        make_tiny_generator([" ".join(WORDS)] * 3, root / "model", seed=3)
+        make_corpus(root / "corpus", 400, 400 // SHARDS)
+    return World(request.param, root)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("kill")
-    make_retriever(root / "model")
-    make_corpus(root / "corpus", PASSAGES, SHARD_ROWS)
-    return root
-
-
-def settings(world: Path, output: Path) -> EncodeSettings:
-    inputs = {"model": str(world / "model"), "corpus": str(world / "corpus")}
-    return EncodeSettings(output=str(output), dtype="float32", **inputs)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(world: Path) -> Artifact:
-    return encode(settings(world, world / "undisturbed"))
+def undisturbed(world: World) -> Artifact:
+    return world.make("undisturbed")
 
 
 def committed(output: Path) -> list[Path]:
-    """The files of vectors that have a record."""
-    return [output / json.loads(r.read_text())["path"] for r in (output / ".work" / "commits").glob("embeddings-*.json")]
+    """The files of shards that have a record."""
+    records = [json.loads(record.read_text())["path"] for record in (output / ".work" / "commits").glob("*-*.json")]
+    return [output / path for path in records if "-" in path]
 
 
 def wait_for(found: Callable[[], object], alive: Callable[[], bool]) -> None:
@@ -76,35 +90,35 @@ def stamps(files: list[Path]) -> dict[str, tuple[int, int]]:
     return {f.name: (f.stat().st_ino, f.stat().st_mtime_ns) for f in files}
 
 
-def test_driver_killed(world: Path, undisturbed: Artifact) -> None:
-    output = world / "driver"
-    driver = subprocess.Popen([sys.executable, "-c", ENCODE, str(world), str(output)])
+def test_driver_killed(world: World, undisturbed: Artifact) -> None:
+    output = world.root / "driver"
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, world.verb, json.dumps(world.given("driver"))])
     try:
         wait_for(lambda: committed(output), lambda: driver.poll() is None)
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     kept = stamps(committed(output))
-    assert 0 < len(kept) < PASSAGES // SHARD_ROWS
+    assert 0 < len(kept) < SHARDS
     assert not (output / "manifest.json").exists()
-    resumed = encode(settings(world, output))
+    resumed = world.make("driver")
     assert kept.items() <= stamps(resumed.parts(".arrow")).items()
     assert file_bytes(output) == file_bytes(undisturbed.path)
     assert resumed.fingerprint == undisturbed.fingerprint
     assert resumed.summary["tokens"] == undisturbed.summary["tokens"]
 
 
-def test_actor_killed(world: Path, undisturbed: Artifact) -> None:
-    output = world / "actor"
+def test_actor_killed(world: World, undisturbed: Artifact) -> None:
+    output = world.root / "actor"
     made: list[Artifact] = []
-    job = threading.Thread(target=lambda: made.append(encode(settings(world, output))))
+    job = threading.Thread(target=lambda: made.append(world.make("actor")))
     job.start()
     wait_for(lambda: committed(output), job.is_alive)
     victims = model_actors()
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    assert len(committed(output)) < PASSAGES // SHARD_ROWS
+    assert len(committed(output)) < SHARDS
     job.join(timeout=300)
     assert file_bytes(output) == file_bytes(undisturbed.path)
     assert made[0].fingerprint == undisturbed.fingerprint

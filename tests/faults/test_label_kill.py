@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray
 import torch
 
 import raydense.mining.label as labelling
 from raydense.data.store import PassageStore
 from raydense.mining.label import label
 from raydense.models.cross_encoder import CrossEncoder
-from raydense.ray_session import ensure_ray
 from raydense.settings import LabelSettings
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
@@ -37,13 +34,7 @@ label(LabelSettings(output=output, s_pos=float(middle), s_neg=float(middle) - 1e
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_ray() -> Iterator[None]:
-    there = ray.is_initialized()
-    ensure_ray()
-    yield
-    if not there:
-        ray.shutdown()
+pytestmark = pytest.mark.usefixtures("own_ray")
 
 
 @pytest.fixture(scope="module")
