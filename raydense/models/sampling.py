@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
+from raydense.errors import InputError
 from raydense.models.generator import Batch, Generator
 
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
@@ -23,7 +24,8 @@ def sample_queries(
     """`each` queries of each of n passages: int64 [n, each, length], filled up with the padding token after the end.
 
     `passages` is a padded batch, `keys` int64 [n] the passages' own. A token is drawn from the `top_k` likeliest (0: from all), of
-    these from the fewest that hold `top_p` of their probability (Holtzman et al. 2020). Run it in inference mode.
+    these from the fewest that hold `top_p` of their probability (Holtzman et al. 2020). Run it in inference mode. InputError where
+    a probability is not a number.
     """
     hf: Any = model.model
     states = hf.get_encoder()(**passages).last_hidden_state.repeat_interleave(each, dim=0)
@@ -33,6 +35,7 @@ def sample_queries(
     written = torch.full((len(streams), model.config.query_length), model.tokenizer.pad_id, device=keys.device)
     last = torch.full((len(streams), 1), model.start_id, device=keys.device)
     going = torch.ones(len(streams), dtype=torch.bool, device=keys.device)
+    sound = torch.ones((), dtype=torch.bool, device=keys.device)
     cache = None
     for place in range(model.config.query_length):
         out = hf(
@@ -42,13 +45,16 @@ def sample_queries(
             past_key_values=cache,
             use_cache=True,
         )
-        cache = out.past_key_values
-        token = draw(out.logits[:, -1], mixed(streams + place), top_p, top_k, temperature)
+        cache, logits = out.past_key_values, out.logits[:, -1]
+        sound &= ~logits.isnan().any()
+        token = draw(logits, mixed(streams + place), top_p, top_k, temperature)
         written[:, place] = torch.where(going, token, written[:, place])
         going &= ~torch.isin(token, ends)
         if not going.any():
             break
         last = token[:, None]
+    if not sound:
+        raise InputError("the model gives numbers that are not finite", "", "train it anew, or give another model")
     return written.view(len(keys), each, -1)
 
 

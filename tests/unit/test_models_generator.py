@@ -116,6 +116,14 @@ def test_what_is_drawn_for_a_passage_is_its_own(model: Generator) -> None:
     assert len({tuple(q) for q in together[0].tolist()}) == 4
 
 
+def test_numbers_that_are_none_are_refused(folder: Path) -> None:
+    broken = Generator.load(folder, query_length=12)
+    with torch.no_grad():
+        next(broken.model.get_encoder().parameters()).fill_(float("nan"))  # type: ignore[operator]
+    with torch.inference_mode(), pytest.raises(InputError, match="not finite"):
+        sample_queries(broken, batch(broken, PASSAGES), torch.arange(3), 2)
+
+
 def test_nothing_follows_the_end(model: Generator) -> None:
     keys = torch.arange(40)
     with torch.inference_mode():
