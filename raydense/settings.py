@@ -293,8 +293,10 @@ class TrainSettings(LoopSettings):
     normalize: bool | None = setting(None, "retriever: scale vectors to length 1; by default as the model folder says, else no")
     query_prefix: str | None = setting(None, "retriever: text put before each query; by default as the model folder says")
     passage_prefix: str | None = setting(None, "retriever: text put before each passage; by default as the model folder says")
-    query_length: int | None = setting(None, "retriever: most tokens of a query; by default as the model folder says, else 32", ge=4)
-    passage_length: int | None = setting(None, "retriever: most tokens of a passage; by default as the model folder says, else 128", ge=8)
+    query_length: int | None = setting(
+        None, "most tokens of a query; by default as the model folder says, else 32, of a generator 64", ge=4
+    )
+    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
     pair_length: int | None = setting(
         None, "re-ranker: most tokens of a query with a passage; by default as the model folder says, else 128", ge=8
     )
@@ -411,8 +413,9 @@ class GenerateSettings(Settings, Spread):
     query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that a passage has already")
     seed: int = setting(42, "of the draws; each passage has random numbers of its own", ge=0, lt=2**63)
+    precision: Literal["auto", "fp32"] = setting("auto", "auto: half precision on a GPU, bf16 where it has it, else fp16")
     token_budget: int = setting(
-        16_384, "tokens of one batch, those to be written and padding included; it shapes what rounding does to a probability", ge=1
+        16_384, "tokens of one batch, read and to be written, of all queries; it shapes what rounding does to a probability", ge=1
     )
 
 

@@ -90,7 +90,7 @@ class Sweep:
             named = ", ".join(part for part in (variant, point) if part) or _ONLY
             trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, Path(output), file))
         _refuse_same(trials, where)
-        return cls(Path(output), tuple(trials), _axis(rows[0]) if len(variants) == 1 else None)
+        return cls(Path(output), tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
 
 
 def _is_seed(key: object) -> bool:
@@ -310,7 +310,9 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     if sweep.axis and swept:
         from raydense.evaluation.sweep_chart import chart_svg
 
-        _write(sweep.output / "sweep.svg", chart_svg(swept, *sweep.axis))
+        svg = chart_svg(swept, *sweep.axis)
+        if svg:
+            _write(sweep.output / "sweep.svg", svg)
     return summary, text_table(summary, once)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 def chart_svg(runs: Mapping[str, Mapping[str, Any]], along: str, values: Mapping[str, float]) -> str:
     """The first metric of the "runs" of `trials.summarise`, a line a run, along `values`: each variant's place on the axis `along`.
 
-    Bars are the sample standard deviation over the seeds. The same runs give the same bytes.
+    Bars are the sample standard deviation over the seeds. The same runs give the same bytes; no metric gives "".
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    metric = next(iter(next(iter(next(iter(runs.values())).values()))["metrics"]))
+    metric = next((name for rows in runs.values() for row in rows.values() for name in row["metrics"]), None)
+    if metric is None:
+        return ""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": along, "font.family": "sans-serif", "font.size": 9}):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         axes = figure.add_subplot()

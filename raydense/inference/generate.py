@@ -47,6 +47,7 @@ def generate(settings: GenerateSettings) -> Artifact:
         model=made_from["inputs"]["model"],
         corpus=made_from["inputs"]["corpus"],
         **{key: sum(n[key] for n in notes) for key in ("queries", "repeated", "empty", "tokens")},
+        precision=sorted({n["precision"] for n in notes}),
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
 
@@ -87,7 +88,7 @@ class ShardWriter:
 
     def __init__(self, settings: GenerateSettings, draft: Draft, model_print: str, layout: Layout) -> None:
         self._draft, self._settings = draft, settings
-        self._device = Device(layout, settings.token_budget)
+        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
         self._loading = ThreadPoolExecutor(1).submit(self._load)
 
@@ -103,7 +104,8 @@ class ShardWriter:
         begun = time.perf_counter()
         drawn, tokens = self._draw(tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
         queries, counts = _kept(drawn, self._settings.duplicates == "drop")
-        note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, "seconds": round(time.perf_counter() - begun, 3)}
+        taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
+        note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, **taken}
         commit_queries(self._draft, _name(shard), start, queries, **note)
         return pa.Table.from_pylist([{"shard": shard, **note}])
 
@@ -124,7 +126,7 @@ class ShardWriter:
             passages = tokens.select(batch).pad(pad, self._device.name)
             return sample_queries(model, passages, keys, each, s.top_p, s.top_k, s.sampling_temperature).cpu()
 
-        batches = batches_by_token_budget(tokens.lengths + each * model.config.query_length, self._device.budget)
+        batches = batches_by_token_budget(each * (tokens.lengths + model.config.query_length), self._device.budget)
         texts: list[list[str]] = [[]] * len(tokens)
         written = 0
         for batch, ids in zip(batches, self._device.each(batches, compute, count), strict=True):

@@ -164,10 +164,11 @@ class Device:
     waits for another inside a batch, and the bits are the same whatever the number of threads.
     """
 
-    def __init__(self, layout: Layout, budget: int) -> None:
+    def __init__(self, layout: Layout, budget: int, half: bool = True) -> None:
         import torch
 
         self.name = "cuda" if layout.gpus else "cpu"
+        self._half = half
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         threads = 2 if layout.gpus else max(1, physical_cpus() // layout.per_node)
@@ -206,12 +207,19 @@ class Device:
         return self._pool.map(one, batches)
 
     def _precision(self) -> Any:
+        import torch
+
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return torch.autocast("cuda", dtype=kind) if kind else contextlib.nullcontext()
+
+    @property
+    def precision(self) -> str:
         """Half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
         import torch
 
-        if self.name == "cpu":
-            return contextlib.nullcontext()
-        return torch.autocast("cuda", dtype=torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16)
+        if self.name == "cpu" or not self._half:
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 class Meter:

@@ -235,12 +235,13 @@ def _an_encoder_of(folder: Path) -> Path:
 
 
 def positions(inner: Path) -> int:
-    """The most tokens that the model and its tokenizer allow."""
+    """The most tokens that the model and its tokenizer allow; in a folder of ours the model alone, as the tokenizer is told our lengths."""
     config = read_json(inner / "config.json")
     positions = config.get("max_position_embeddings") or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
         padding = config.get("pad_token_id")
         positions -= (1 if padding is None else int(padding)) + 1
-    said = _said(inner / "tokenizer_config.json").get("model_max_length") or 0
+    ours = (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
+    said = 0 if ours else _said(inner / "tokenizer_config.json").get("model_max_length") or 0
     limits = [int(n) for n in (positions, said) if 0 < n < 1_000_000]
     return min(limits, default=512)

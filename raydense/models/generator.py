@@ -46,13 +46,15 @@ class Generator(nn.Module):
         or pickle of the folder is run.
         """
         inner, config = read_generator_config(folder, **overrides)
-        return cls(load_writer(inner, dropout), generator_tokenizer(inner, config), config).eval()
+        model = load_writer(inner, dropout)
+        _say_the_start(model, folder)
+        return cls(model, generator_tokenizer(inner, config), config).eval()
 
     def save(self, folder: str | Path) -> None:
         """Write the folder; prefix and lengths travel in it."""
         root = Path(folder)
         save_weights(self.model, root)
-        save_tokenizer(self.tokenizer.passage_source, root, self.config.passage_length)
+        save_tokenizer(self.tokenizer.passage_source, root, max(self.config.passage_length, self.config.query_length))
         write_json(root / OWN_FILE, asdict(self.config))
 
     def tokenize_queries(self, texts: list[str]) -> Tokens:
@@ -73,14 +75,24 @@ class Generator(nn.Module):
     @property
     def start_id(self) -> int:
         """The token that a query is begun with."""
-        found = self.model.config.decoder_start_token_id
-        return int(self.tokenizer.pad_id if found is None else found)
+        return int(self.model.config.decoder_start_token_id)
 
     @property
     def end_ids(self) -> list[int]:
         """The tokens that end a query."""
         found = self.model.config.eos_token_id
         return [] if found is None else list(map(int, found)) if isinstance(found, list) else [int(found)]
+
+
+def _say_the_start(model: PreTrainedModel, folder: str | Path) -> None:
+    """Let the config name the token that a query begins with, which training and sampling both ask it for; InputError without one."""
+    of_generation = getattr(model.generation_config, "decoder_start_token_id", None)
+    found = getattr(model.config, "decoder_start_token_id", None)
+    found = of_generation if found is None else found
+    if found is None:
+        mend = "write decoder_start_token_id into its config.json (T5: that of the padding)"
+        raise InputError("does not say which token a query begins with", folder, mend)
+    model.config.decoder_start_token_id = found
 
 
 def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, GeneratorConfig]:

@@ -46,7 +46,7 @@ def sample_queries(
             use_cache=True,
         )
         cache, logits = out.past_key_values, out.logits[:, -1]
-        sound &= ~logits.isnan().any()
+        sound &= (logits < float("inf")).all()
         token = draw(logits, mixed(streams + place), top_p, top_k, temperature)
         written[:, place] = torch.where(going, token, written[:, place])
         going &= ~torch.isin(token, ends)
@@ -54,7 +54,7 @@ def sample_queries(
             break
         last = token[:, None]
     if not sound:
-        raise InputError("the model gives numbers that are not finite", "", "train it anew, or give another model")
+        raise InputError("the model gives numbers that are not finite", "generate", "give --precision fp32, or another model")
     return written.view(len(keys), each, -1)
 
 

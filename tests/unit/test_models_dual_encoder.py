@@ -307,3 +307,11 @@ def test_a_dense_layer_is_refused(tiny_folder, tmp_path):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(InputError, match="is made of Transformer, Pooling, Dense"):
         DualEncoder.load(folder)
+
+
+def test_a_length_of_before_is_no_limit(tiny_folder: Path, tmp_path: Path) -> None:
+    """A retriever saved at one length is trained on at a longer one, as long as the model has positions for."""
+    DualEncoder.load(tiny_folder, passage_length=20, query_length=10).save(tmp_path / "short")
+    assert DualEncoder.load(tmp_path / "short", passage_length=300).config.passage_length == 300
+    with pytest.raises(InputError, match="passage_length 600 is more than the 512 positions"):
+        DualEncoder.load(tmp_path / "short", passage_length=600)

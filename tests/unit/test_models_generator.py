@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,25 @@ def test_saved_it_is_the_same_with_its_lengths_and_prefix(folder: Path, tmp_path
     read = batch(one, PASSAGES)
     with torch.inference_mode():
         assert torch.equal(theirs.get_encoder()(**read).last_hidden_state, one.model.get_encoder()(**read).last_hidden_state)  # type: ignore[operator]
+
+
+def test_a_length_of_before_is_no_limit(folder: Path, tmp_path: Path) -> None:
+    """What a folder of ours tells other tools to cut to is not what its model allows."""
+    Generator.load(folder, passage_length=20, query_length=30).save(tmp_path / "short")
+    assert Generator.load(tmp_path / "short").config.query_length == 30
+    assert Generator.load(tmp_path / "short", passage_length=300).config.passage_length == 300
+
+
+def test_a_start_that_is_said_elsewhere_or_nowhere(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "m")
+    said = json.loads((folder / "config.json").read_text())
+    start = said.pop("decoder_start_token_id")
+    (tmp_path / "m/config.json").write_text(json.dumps(said))
+    (tmp_path / "m/generation_config.json").write_text(json.dumps({"decoder_start_token_id": start}))
+    assert Generator.load(tmp_path / "m").start_id == start
+    (tmp_path / "m/generation_config.json").write_text("{}")
+    with pytest.raises(InputError, match="does not say which token a query begins with"):
+        Generator.load(tmp_path / "m")
 
 
 def test_an_encoder_is_refused(tiny_folder: Path, folder: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     assert axis("{train.alpha: [0.5], seed: [1, 2]}") is None
     assert axis("{train.precision: [fp32, bf16]}") is None
     assert axis("{train.alpha: [0, 0.5], variants: {a: {}, b: {train.lr: 1}}}") is None
+    assert axis("{train.alpha: [0, 0.5], variants: {a: {}}}") is None
 
 
 def test_the_chart_has_the_mean_and_spread_of_each_run(tmp_path):
