@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft, File
 from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import write_arrow
 from raydense.errors import InputError
 
 SCHEMA = pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))])
@@ -22,12 +22,7 @@ def commit_queries(draft: Draft, name: str, start: int, lists: list[list[str]], 
     """Commit the lists of queries of the passages from row `start` on as the Arrow file `name`."""
     rows = np.arange(start, start + len(lists))
     table = pa.table({"row": pa.array(rows), "queries": pa.array(lists, pa.list_(pa.string()))}, schema=SCHEMA)
-
-    def write(path: Path) -> None:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
-            writer.write_table(table)
-
-    return draft.commit(name, write, len(lists), **note)
+    return draft.commit(name, lambda path: write_arrow(path, table), len(lists), **note)
 
 
 class Generated:

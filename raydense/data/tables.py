@@ -55,6 +55,12 @@ def concat_parts(parts: list[Path], kind: str, columns: list[str] | None = None)
     return pa.concat_tables([pq.read_table(p, columns=columns) for p in parts])
 
 
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an uncompressed Arrow file of a single batch, which a memory-map reads without a copy."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
 def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where: object) -> NDArray[np.int64]:
     """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it stands."""
     found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())

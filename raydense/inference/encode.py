@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, require_model, run, token_columns, tokens_of, unpack
+from raydense.data.tables import write_arrow
+from raydense.inference.pipeline import Device, Layout, Meter, pack, require_model, run_shards, token_columns, tokens_of, unpack
 from raydense.settings import EncodeSettings
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def encode(settings: EncodeSettings) -> Artifact:
         draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        _encode_shards(settings, draft, store, pending, made_from["inputs"]["model"])
+        model_print = made_from["inputs"]["model"]
+        run_shards("encode", settings, draft, store, pending, tokenise_shard, ShardEncoder, model_print=model_print)
     notes = [file.note for path, file in draft.committed().items() if path.startswith("embeddings-")]
     return draft.finish(
         len(store),
@@ -50,15 +52,6 @@ def encode(settings: EncodeSettings) -> Artifact:
         padding_share=round(1 - sum(n["tokens"] for n in notes) / sum(n["padded"] for n in notes), 4),
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
-
-
-def _encode_shards(settings: EncodeSettings, draft: Draft, store: PassageStore, pending: list[int], model_print: str) -> None:
-    settings = settings.located()
-    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
-    with live_line("encode", draft, "passages", len(store), len(store) - left):
-        parts = [{"shard": shard} for shard in pending]
-        for _ in run(settings, parts, tokenise_shard, ShardEncoder, settings=settings, draft=draft, model_print=model_print):
-            pass
 
 
 def tokenise_shard(table: pa.Table, settings: EncodeSettings, draft: Draft, model_print: str) -> pa.Table:
@@ -108,19 +101,13 @@ class ShardEncoder:
             "seconds": round(time.perf_counter() - begun, 3),
         }
         found = _as_table(start, stop, vectors.astype(self._dtype))
-        self._draft.commit(_name(shard), lambda path: _write_ipc(path, found), stop - start, **note)
+        self._draft.commit(_name(shard), lambda path: write_arrow(path, found), stop - start, **note)
         return pa.Table.from_pylist([{"shard": shard, **note}])
 
 
 def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
-
-
-def _write_ipc(path: Path, table: pa.Table) -> None:
-    """Write an uncompressed Arrow file of a single batch, which a memory-map reads without a copy."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
 
 
 def _write_ids(store: PassageStore, path: Path) -> None:

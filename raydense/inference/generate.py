@@ -13,13 +13,11 @@ import pyarrow as pa
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, run, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import Device, Layout, Meter, pack, run_shards, token_columns, tokens_of, unpack
 from raydense.settings import GenerateSettings
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
-
-_CHANGES = ("passage_prefix", "passage_length", "query_length")
 
 
 def generate(settings: GenerateSettings) -> Artifact:
@@ -30,9 +28,9 @@ def generate(settings: GenerateSettings) -> Artifact:
     was made from something else.
     """
     made_from = provenance("generate", settings)
-    from raydense.models.generator import read_generator_config
+    from raydense.models.generator import changes, read_generator_config
 
-    read_generator_config(settings.model, **_changes(settings))
+    read_generator_config(settings.model, **changes(settings))
     store = PassageStore(settings.corpus)
     draft = Draft.open(settings.output, "generated", made_from)
     if draft.done:
@@ -40,7 +38,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     there = draft.committed()
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        _generate_shards(settings, draft, store, pending, made_from["inputs"]["model"])
+        model_print = made_from["inputs"]["model"]
+        run_shards("generate", settings, draft, store, pending, tokenise_shard, ShardWriter, model_print=model_print)
     notes = [file.note for file in draft.committed().values()]
     return draft.finish(
         len(store),
@@ -52,26 +51,15 @@ def generate(settings: GenerateSettings) -> Artifact:
     )
 
 
-def _changes(settings: GenerateSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in _CHANGES}
-
-
-def _generate_shards(settings: GenerateSettings, draft: Draft, store: PassageStore, pending: list[int], model_print: str) -> None:
-    settings = settings.located()
-    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
-    with live_line("generate", draft, "passages", len(store), len(store) - left):
-        parts = [{"shard": shard} for shard in pending]
-        for _ in run(settings, parts, tokenise_shard, ShardWriter, settings=settings, draft=draft, model_print=model_print):
-            pass
-
-
 def tokenise_shard(table: pa.Table, settings: GenerateSettings, draft: Draft, model_print: str) -> pa.Table:
     """The tokens of the shard that `table` names, with its row range, packed into one row."""
     shard = table["shard"][0].as_py()
     store = PassageStore(settings.corpus)
     start, stop = store.shards[shard]
     texts = store.passages(np.arange(start, stop))
-    tokens = _tokenizer(settings.model, model_print, tuple(_changes(settings).items())).passages(texts)
+    from raydense.models.generator import changes
+
+    tokens = _tokenizer(settings.model, model_print, tuple(changes(settings).items())).passages(texts)
     return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
 
 
@@ -93,9 +81,9 @@ class ShardWriter:
         self._loading = ThreadPoolExecutor(1).submit(self._load)
 
     def _load(self) -> Any:
-        from raydense.models.generator import Generator
+        from raydense.models.generator import Generator, changes
 
-        return Generator.load(self._settings.model, **_changes(self._settings)).to(self._device.name)
+        return Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Draw and commit the queries of one shard as `tokenise_shard` packed it."""

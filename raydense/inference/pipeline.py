@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.artifact import Draft
+from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
 from raydense.progress import Progress
@@ -106,6 +107,25 @@ def run(
         if _FAULT in record:
             raise pickle.loads(record[_FAULT])
         yield record
+
+
+def run_shards(
+    verb: str,
+    settings: Any,
+    draft: Draft,
+    store: PassageStore,
+    pending: list[int],
+    tokenise: Callable[..., pa.Table],
+    actor: type,
+    **more: Any,
+) -> None:
+    """`run` over the `pending` shards of a corpus, to the last, with the live line of `verb`; a part has its shard's number."""
+    settings = settings.located()
+    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
+    with live_line(verb, draft, "passages", len(store), len(store) - left):
+        parts = [{"shard": shard} for shard in pending]
+        for _ in run(settings, parts, tokenise, actor, settings=settings, draft=draft, **more):
+            pass
 
 
 def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[str, Any]) -> pa.Table:

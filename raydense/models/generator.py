@@ -18,6 +18,7 @@ from raydense.models.encoder_folder import OWN_FILE, EncoderConfig, positions, r
 from raydense.models.tokenizer import TextTokenizer, read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
+from raydense.settings import GenerateSettings, TrainSettings
 
 Batch = dict[str, Tensor]
 
@@ -82,6 +83,11 @@ class Generator(nn.Module):
         """The tokens that end a query."""
         found = self.model.config.eos_token_id
         return [] if found is None else list(map(int, found)) if isinstance(found, list) else [int(found)]
+
+
+def changes(settings: GenerateSettings | TrainSettings) -> dict[str, Any]:
+    """What the settings change of a generator's folder; None leaves it as it is."""
+    return {f.name: getattr(settings, f.name) for f in fields(GeneratorConfig)}
 
 
 def _say_the_start(model: PreTrainedModel, folder: str | Path) -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from raydense.data.artifact import Artifact, Draft
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, full_text
+from raydense.data.tables import write_arrow
 from raydense.errors import InputError
 from raydense.progress import Progress
 from raydense.search.tasks import run_tasks, shard_ranges
@@ -129,13 +130,8 @@ def _global_statistics(draft: Draft, shards: int, rows: int) -> float:
     df, where = np.unique(merged["df_sum"].to_numpy(), return_inverse=True)
     idf = np.array([math.log(1 + (rows - n + 0.5) / (n + 0.5)) for n in df.tolist()], dtype=np.float32)[where]
     table = pa.table({"word": merged["word"], "idf": pa.array(idf, pa.float32())})
-    draft.commit(VOCABULARY, lambda path: _write_ipc(table, path), table.num_rows)
+    draft.commit(VOCABULARY, lambda path: write_arrow(path, table), table.num_rows)
     return tokens / rows
-
-
-def _write_ipc(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
 
 
 def _write_ids(store: PassageStore, path: Path) -> None:

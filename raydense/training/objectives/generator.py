@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 from torch import Tensor
 
-from raydense.models.generator import Generator, read_generator_config
+from raydense.models.generator import Generator, changes, read_generator_config
 from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 from raydense.training.objectives.objective import Batch, Metrics, Objective, Outputs, pad
-
-_CHANGES = ("passage_prefix", "passage_length", "query_length")
 
 
 class GeneratorTraining(Objective):
@@ -22,11 +18,11 @@ class GeneratorTraining(Objective):
 
     @classmethod
     def load(cls, settings: TrainSettings, folder: str) -> Generator:
-        return Generator.load(folder, dropout=settings.dropout, **_changes(settings))
+        return Generator.load(folder, dropout=settings.dropout, **changes(settings))
 
     @classmethod
     def check(cls, settings: TrainSettings, folder: str) -> None:
-        read_generator_config(folder, **_changes(settings))
+        read_generator_config(folder, **changes(settings))
 
     def prepare(self, part: Part) -> Batch:
         """As `Objective.prepare`; row i of both batches is a pair."""
@@ -43,8 +39,3 @@ class GeneratorTraining(Objective):
         if self.workers > 1:
             dist.all_reduce(count)  # the mean over workers is then that over all tokens, however they are shared out
         return surprise.sum() / (count / self.workers), {"surprise": surprise.detach().mean()}
-
-
-def _changes(settings: TrainSettings) -> dict[str, Any]:
-    """What the settings change of a generator's folder; None leaves it as it is."""
-    return {name: getattr(settings, name) for name in _CHANGES}
