@@ -162,11 +162,11 @@ class Loop:
             save_weights(self.job.storage, step, weights)
 
 
-def read_data(settings: Training, store: PassageStore) -> tuple[Examples, Any]:
-    """The examples of a training, and the texts that they speak of."""
+def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tuple[Examples, Any]:
+    """The examples of a training, and the texts that they speak of; `tell` says what is left out."""
     if isinstance(settings, PretrainSettings):
         contexts = Contexts(settings, store)
-        return contexts.examples(), contexts
+        return contexts.examples(tell), contexts
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
     return read_examples(settings.examples, queries, store, settings.negatives), Texts(queries, store)
 

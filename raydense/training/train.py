@@ -22,12 +22,11 @@ from raydense.models.joint import JointModel
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray
 from raydense.settings import PretrainSettings, Training, TrainSettings
-from raydense.training.batches import Sampler, read_examples
+from raydense.training.batches import Sampler
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
-from raydense.training.contexts import Contexts
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
 from raydense.training.history import EVENTS, Follower, read_history
-from raydense.training.loop import FOUND, Job, train_worker
+from raydense.training.loop import FOUND, Job, read_data, train_worker
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
@@ -62,13 +61,10 @@ def train(settings: Training) -> Artifact:
 def _run(settings: Training, storage: Path) -> dict[str, Any]:
     """Check the inputs, train, and return what worker 0 says of it."""
     store = PassageStore(settings.corpus)
+    examples, _ = read_data(settings, store, tell=True)
     dev: dict[str, DevSet] = {}
-    if isinstance(settings, PretrainSettings):
-        examples = Contexts(settings, store).examples(tell=True)
-    else:
-        queries = read_table(settings.queries, "queries", ["query_id", "text"])
-        examples = read_examples(settings.examples, queries, store, settings.negatives)
-        dev = read_dev_sets(settings, queries, store)
+    if isinstance(settings, TrainSettings) and (settings.dev_qrels or settings.dev_run):
+        dev = read_dev_sets(settings, read_table(settings.queries, "queries", ["query_id"]), store)
     steps = Sampler(examples, settings).steps(settings.epochs, settings.max_steps)
     if settings.model != "tiny":
         objective_of(settings).check(settings, settings.model)
