@@ -183,6 +183,12 @@ class Draft:
             inner = sorted(p for p in aside.rglob("*") if p.is_file())
             return [self._place(p, str(p.relative_to(aside)), 0, {}) for p in inner]
 
+    def keep(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write one file of the work folder, for a later step of the stage: it appears under its name only when whole."""
+        with self._aside() as aside:
+            write(aside / name)
+            os.replace(aside / name, self.work / name)
+
     @contextmanager
     def _aside(self) -> Iterator[Path]:
         aside = self.work / f"aside-{uuid.uuid4().hex}"

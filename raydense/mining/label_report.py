@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,15 @@ import pyarrow.parquet as pq
 from raydense.data.store import PassageStore, hash_strings
 from raydense.data.tables import query_positions, read_table
 from raydense.mining.negatives import draw
+from raydense.mining.report_page import bars, shown, table, write_page
 from raydense.settings import LabelSettings
 
 SAMPLE = 30
-_SHOWN = 240
-_BAR = 40
 
 
 def write_report(path: Path, settings: LabelSettings, summary: dict[str, Any], parts: list[Path], store: PassageStore) -> None:
     """Write the page, as Markdown; `parts` are the files of the examples."""
-    pages = (_counts(settings, summary), _histogram(summary["scores"]), _sample(settings, parts, store))
-    path.write_text("".join(f"{line}\n" for page in pages for line in page), encoding="utf-8")
+    write_page(path, _counts(settings, summary), _histogram(summary["scores"]), _sample(settings, parts, store))
 
 
 def _counts(settings: LabelSettings, summary: dict[str, Any]) -> Iterator[str]:
@@ -35,25 +33,17 @@ def _counts(settings: LabelSettings, summary: dict[str, Any]) -> Iterator[str]:
     rows += [(f"candidates: {what}", count) for what, count in summary["candidates"].items()]
     rows += [(f"gold positives that the teacher puts below {settings.s_neg}", summary["gold_below_s_neg"])]
     rows += [(f"kept: {part} of source {source}", n) for part, found in summary["sources"].items() for source, n in found.items()]
-    yield from _table(("", "count"), ((name, f"{count:,}") for name, count in rows))
+    yield from table(("", "count"), ((name, f"{count:,}") for name, count in rows))
 
 
 def _histogram(scores: dict[str, list[int]]) -> Iterator[str]:
     yield "\n## Probabilities\n\nOf the gold positives among the candidates, and of all others.\n"
-    bins, most = len(scores["other"]), max(scores["other"])
-    bars = ("█" * -(-_BAR * count // most) if most else "" for count in scores["other"])
-    columns = zip(range(bins), scores["gold"], scores["other"], bars, strict=True)
-    yield from _table(
+    bins = len(scores["other"])
+    columns = zip(range(bins), scores["gold"], scores["other"], bars(scores["other"]), strict=True)
+    yield from table(
         ("probability", "gold", "others", ""),
         ((f"{i / bins:.2f} to {(i + 1) / bins:.2f}", f"{gold:,}", f"{other:,}", bar) for i, gold, other, bar in columns),
     )
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join('---' for _ in head)} |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 def _sample(settings: LabelSettings, parts: list[Path], store: PassageStore) -> Iterator[str]:
@@ -62,12 +52,12 @@ def _sample(settings: LabelSettings, parts: list[Path], store: PassageStore) -> 
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
     texts = queries["text"].take(pa.array(query_positions(examples["query_id"], queries, settings.run))).to_pylist()
     for example, text in zip(examples.to_pylist(), texts, strict=True):
-        yield f"### {example['query_id']}: {_shown(text)}\n"
+        yield f"### {example['query_id']}: {shown(text)}\n"
         for side in ("positive", "negative"):
             rows = np.array(example[f"{side}s"], dtype=np.int64)
             lists = (example[f"{side}_sources"], example[f"{side}_scores"], store.ids(rows).to_pylist(), store.passages(rows))
             for source, score, passage_id, passage in zip(*lists, strict=True):
-                yield f"- {source}, {'not scored' if score is None else f'{score:.3f}'}, {passage_id}: {_shown(passage)}"
+                yield f"- {source}, {'not scored' if score is None else f'{score:.3f}'}, {passage_id}: {shown(passage)}"
         yield ""
 
 
@@ -80,8 +70,3 @@ def _drawn(seed: int, parts: list[Path]) -> pa.Table:
     place = np.searchsorted(starts, chosen, side="right") - 1
     tables = [pq.read_table(parts[part]).take(pa.array(chosen[place == part] - starts[part])) for part in np.unique(place)]
     return pa.concat_tables(tables)
-
-
-def _shown(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"

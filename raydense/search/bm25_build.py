@@ -9,9 +9,6 @@ score(w, p) = idf(w) tf / (tf + k1 (1 - b + b |p| / mean)), idf(w) = ln(1 + (N -
 from __future__ import annotations
 
 import math
-import os
-import uuid
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,12 +72,6 @@ def _counts_path(draft: Draft, shard: int) -> Path:
     return draft.work / f"counts-{shard:05d}.npz"
 
 
-def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    aside = path.with_name(f"aside-{uuid.uuid4().hex}{path.suffix}")
-    write(aside)
-    os.replace(aside, path)
-
-
 def _count(draft: Draft, store: PassageStore, generated: Generated | None, words: Words, shard: int, start: int, stop: int) -> int:
     """Pass 1: each passage's length, and its words (numbered in this shard's own vocabulary) with how often each is there."""
     tokenizer = words.tokenizer()
@@ -105,7 +96,7 @@ def _count(draft: Draft, store: PassageStore, generated: Generated | None, words
         "count": np.concatenate(counts).astype(np.int32),
         "vocabulary": np.frombuffer("\n".join(_names(tokenizer.get_vocab_dict())).encode(), dtype=np.uint8),
     }
-    _write_aside(_counts_path(draft, shard), lambda path: np.savez(path, **arrays))
+    draft.keep(_counts_path(draft, shard).name, lambda path: np.savez(path, **arrays))
     return stop - start
 
 
