@@ -55,6 +55,7 @@ VERBS: dict[str, Verb] = {
     "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(s.IndexSettings, "raydense.search.index:index"),
     "search": Verb(s.SearchSettings, "raydense.search.search:search"),
+    "filter": Verb(s.FilterSettings, "raydense.mining.consistency:filter_queries"),
     "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
     "label": Verb(s.LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),

@@ -76,7 +76,7 @@ def _makes(settings: s.Settings, of: Of) -> dict[str, Count | None]:
         case s.SampleSettings(train_queries=train, dev_queries=dev, test_queries=test):
             splits = {f"{output}/qrels/{split}": Count(n) for split, n in (("train", train), ("dev", dev), ("test", test))}
             return {f"{output}/corpus": Count(settings.passages, "about"), f"{output}/queries": Count(train + dev + test), **splits}
-        case s.EncodeSettings() | s.GenerateSettings() | s.IndexSettings(kind="bm25"):
+        case s.EncodeSettings() | s.GenerateSettings() | s.FilterSettings() | s.IndexSettings(kind="bm25"):
             return {output: of(settings.corpus)}
         case s.IndexSettings():
             return {output: of(settings.embeddings)}
@@ -104,10 +104,13 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"{vectors} vectors over {settings.shards} shard(s){_memory(settings)}"
         case s.SearchSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.k}"
+        case s.FilterSettings() if passages := of(settings.generated):
+            return f"the queries of {passages} passages x {settings.k}"
         case s.MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
         case s.PretrainSettings():
-            return _steps(settings, of(settings.corpus) if settings.context in (None, "query") else None)
+            passages = of(settings.corpus) if settings.context in (None, "query") else None
+            return _steps(settings, _fewest(passages) if settings.context else passages)  # some may have no query
         case s.TrainSettings():
             return ", ".join(part for part in (_steps(settings, of(settings.examples)), _worker(settings)) if part)
         case s.LabelSettings(model=None) if queries := _queries(settings, of):

@@ -454,7 +454,16 @@ class IndexSettings(Settings):
         return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
 
 
-class SearchSettings(Settings):
+class Pool(BaseModel):
+    """How an index is searched by a pool of shard actors; part of the stages that search."""
+
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    replicas: int = resource(1, "actors of each shard", ge=1)
+    threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
+    gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
+
+
+class SearchSettings(Settings, Pool):
     """Search an index with a pool of shard actors; the best k passages of each query become a run."""
 
     index: str = artifact("index", "the index")
@@ -462,11 +471,18 @@ class SearchSettings(Settings):
     model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     qrels: str | None = artifact("qrels", "search only the queries judged here", None)
     k: int = setting(100, "passages of each query", ge=1)
-    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
-    replicas: int = resource(1, "actors of each shard", ge=1)
     block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
-    threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
-    gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
+
+
+class FilterSettings(Settings, Pool):
+    """Keep a generated query only where a search with it finds its own passage again (round-trip consistency)."""
+
+    generated: str = artifact("generated", "the queries, as `generate` wrote them or as `filter` kept them")
+    corpus: str = artifact("corpus", "the passages that they were written for")
+    index: str = artifact("index", "an index of this corpus")
+    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    k: int = setting(10, "keep a query whose passage, or one of the same text, is among the first so many", ge=1)
+    seed: int = setting(42, "of the sample to read", ge=0, lt=2**63)
 
 
 class MineSettings(Settings):

@@ -10,7 +10,7 @@ from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
 
 
-def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m") -> Artifact:
+def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m", corpus: str = "c") -> Artifact:
     """An embeddings artifact in the format of `encode`, of `files` Arrow files; passage row i is named p<i>."""
     draft = Draft.open(folder, "embeddings", {"vectors": len(vectors), "sum": float(vectors.astype(np.float64).sum())})
     if draft.done:
@@ -22,7 +22,7 @@ def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2
         draft.commit(f"embeddings-{part:05d}.arrow", lambda path, table=table: _write(table, path), len(at))
     ids = pa.table({"passage_id": pa.array([f"p{i}" for i in range(rows)])})
     draft.commit("passage_ids.arrow", lambda path: _write(ids, path), rows)
-    return draft.finish(rows, dimension=dimension, dtype=str(vectors.dtype), model=model, corpus="c")
+    return draft.finish(rows, dimension=dimension, dtype=str(vectors.dtype), model=model, corpus=corpus)
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -18,21 +18,25 @@ from raydense.errors import InputError
 SCHEMA = pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))])
 
 
-def commit_queries(draft: Draft, name: str, start: int, lists: list[list[str]], **note: Any) -> File:
+def commit_queries(draft: Draft, name: str, start: int, lists: list[list[str]] | pa.ListArray, **note: Any) -> File:
     """Commit the lists of queries of the passages from row `start` on as the Arrow file `name`."""
     rows = np.arange(start, start + len(lists))
-    table = pa.table({"row": pa.array(rows), "queries": pa.array(lists, pa.list_(pa.string()))}, schema=SCHEMA)
+    queries = lists if isinstance(lists, pa.Array) else pa.array(lists, pa.list_(pa.string()))
+    table = pa.table({"row": pa.array(rows), "queries": queries}, schema=SCHEMA)
     return draft.commit(name, lambda path: write_arrow(path, table), len(lists), **note)
 
 
 class Generated:
-    """The `generated` artifact of a corpus; picklable, and opened again from its path."""
+    """The `generated` artifact of a corpus; picklable, and opened again from its path. `ranges` has [start, stop) rows by file."""
 
     def __init__(self, path: str | os.PathLike[str], store: PassageStore | None = None) -> None:
         """InputError where it was made for another corpus than `store`."""
         self.artifact = Artifact.open(path, "generated")
         if store is not None and self.artifact.summary["corpus"] != store.fingerprint:
             raise InputError("was generated for another corpus", path, f"generate queries for {store.path}, or give its own corpus")
+        files = [file for file in self.artifact.files if file.path.endswith(".arrow")]
+        ends = np.cumsum([file.rows for file in files], dtype=np.int64).tolist()
+        self.ranges: dict[str, tuple[int, int]] = {f.path: (end - f.rows, end) for f, end in zip(files, ends, strict=True)}
 
     def __reduce__(self) -> tuple[type[Generated], tuple[str]]:
         return Generated, (str(self.artifact.path.absolute()),)
@@ -42,7 +46,7 @@ class Generated:
 
     @cached_property
     def _parts(self) -> list[pa.ListArray]:
-        tables = [pa.ipc.open_file(pa.memory_map(str(part))).read_all() for part in self.artifact.parts(".arrow")]
+        tables = [pa.ipc.open_file(pa.memory_map(str(self.artifact.path / name))).read_all() for name in self.ranges]
         return [chunk for table in tables for chunk in table["queries"].chunks]
 
     @cached_property

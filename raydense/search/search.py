@@ -33,7 +33,7 @@ def search(settings: SearchSettings) -> Artifact:
     if draft.done:
         return draft.done
     index = Artifact.open(settings.index, "index")
-    _check_model(settings, index)
+    check_model(settings.model, index)
     queries = _queries(settings)
     there = draft.committed()
     starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
@@ -63,17 +63,18 @@ def _run_file(number: int) -> str:
     return f"run-{number:05d}.parquet"
 
 
-def _check_model(settings: SearchSettings, index: Artifact) -> None:
+def check_model(model: str | None, index: Artifact) -> None:
+    """InputError unless `model` is the retriever whose vectors `index` holds, or None for a BM25 index."""
     if index.summary["kind"] == "bm25":
-        if settings.model:
+        if model:
             raise InputError("a BM25 index needs no model", "model", "leave it out, or give an index of kind faiss")
         return
-    if not settings.model:
+    if not model:
         raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
-    here, wanted = fingerprint_of(settings.model), index.summary["model"]
+    here, wanted = fingerprint_of(model), index.summary["model"]
     if here != wanted:
         what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
-        raise InputError(what, settings.model, "give that model, or encode and index with this one")
+        raise InputError(what, model, "give that model, or encode and index with this one")
 
 
 def _queries(settings: SearchSettings) -> pa.Table:

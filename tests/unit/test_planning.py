@@ -70,6 +70,21 @@ def test_a_split_tells_its_documents_but_not_its_passages(tmp_path: Path) -> Non
     assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", ""]
 
 
+def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_path: Path) -> None:
+    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
+    corpus = f"{sample.output}/corpus"
+    generated = s.GenerateSettings(output=str(tmp_path / "generated"), model="g", corpus=corpus)
+    kept = s.FilterSettings(output=str(tmp_path / "kept"), generated=generated.output, corpus=corpus, index="i", k=7)
+    given = {"model": "tiny", "corpus": corpus, "batch_size": 32, "epochs": 2, "output": "e"}
+    query = s.PretrainSettings.read({**given, "method": "cotmae", "context": "query", "generated": kept.output})
+    assert list(needs_of([sample, generated, kept, query, s.PretrainSettings.read({**given, "method": "mlm"})]))[1:] == [
+        "about 300 passages x 5 queries",
+        "the queries of about 300 passages x 7",
+        "at most 18 steps of 32 queries, 1 worker(s)",
+        "about 18 steps of 32 queries, 1 worker(s)",
+    ]
+
+
 def test_the_memory_of_training_is_told_where_the_start_model_is_there(tmp_path: Path) -> None:
     told = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
     assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", told["retriever-1"])

@@ -1,0 +1,184 @@
+"""The stage `filter`: a generated query is kept where a search with it finds the passage that it was written for.
+
+That is round-trip consistency (Alberti et al. 2019, Synthetic QA corpora generation with roundtrip consistency), judged by the rank
+of the passage as in Promptagator (Dai et al. 2022). The queries go through the index's pool in one stream of blocks, file after
+file of the input; a file is committed when its last block is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.generated import Generated, commit_queries
+from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import write_arrow
+from raydense.errors import InputError
+from raydense.mining.consistency_report import SAMPLE, write_report
+from raydense.mining.counts import added
+from raydense.mining.negatives import Flags, draw, first_of_each
+from raydense.progress import Progress, say
+from raydense.search.search import check_model, query_encoder
+from raydense.settings import FilterSettings
+
+if TYPE_CHECKING:
+    from raydense.search.merge import Hits
+    from raydense.search.pool import Queries
+
+REPORT = "report.md"
+_BLOCK = 2_048
+# The ranks that the histogram tells apart begin here.
+_BINS = [*range(1, 11), *(edge * 10**power + 1 for power in range(1, 9) for edge in (1, 2, 5))]
+
+
+def filter_queries(settings: FilterSettings) -> Artifact:
+    """The generated queries whose own passage, or one of the same text, is among the first k that the index finds.
+
+    What comes out is `generated` again: a file for each one of the input, the same rows, each list in its order without what was
+    not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill goes on
+    with the files that are missing; the queries kept are the same whatever the replicas, threads or shards of an exact index.
+    Raises InputError where generated queries, index, model and corpus do not belong together, where the index has the words of
+    these queries, and when no query is left.
+    """
+    draft = Draft.open(settings.output, "generated", provenance("filter", settings))
+    if draft.done:
+        return draft.done
+    store, index = PassageStore(settings.corpus), Artifact.open(settings.index, "index")
+    generated = Generated(settings.generated, store)
+    store.refuse_rows_of_another(index)
+    check_model(settings.model, index)
+    _refuse_expanded(index, generated)
+    _filter_files(draft, settings, index, generated, store)
+    summary = _sum_up(settings, [file.note for file in draft.committed().values() if file.path != REPORT])
+    samples = [draft.work / _sample(name) for name in generated.ranges]
+    draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, samples=samples, store=store), 0)
+    share = 100 * summary["queries"] / summary["read"]
+    say(f"filter: {summary['queries']:,} of {summary['read']:,} queries kept ({share:.1f}%); {summary['without']:,} passages have none")
+    made_with = {"model": generated.artifact.summary.get("model"), "corpus": store.fingerprint, "index": index.fingerprint}
+    return draft.finish(len(generated), **made_with, k=settings.k, **summary)
+
+
+def _refuse_expanded(index: Artifact, generated: Generated) -> None:
+    """Such an index finds a passage by the query itself, and nothing would be dropped."""
+    if index.manifest["made_from"].get("inputs", {}).get("expand") == generated.artifact.fingerprint:
+        raise InputError("has the words of these very queries (expand)", index.path, "give an index of the passages alone")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The queries of one file, list after list, and the row of the passage that each was written for."""
+
+    lists: pa.ListArray
+    start: int
+
+    @property
+    def counts(self) -> Rows:
+        """How many queries each passage has, int64 [passages]."""
+        return self.lists.value_lengths().to_numpy().astype(np.int64)
+
+    @property
+    def own(self) -> Rows:
+        """The row of the passage of each query, int64 [queries]."""
+        return np.repeat(np.arange(self.start, self.start + len(self.lists)), self.counts)
+
+    def blocks(self) -> Iterator[list[str]]:
+        """The texts, a block at a time."""
+        texts = self.lists.flatten()
+        return (texts.slice(at, _BLOCK).to_pylist() for at in range(0, len(texts), _BLOCK))
+
+    def kept(self, kept: Flags) -> pa.ListArray:
+        """The lists with those queries alone that `kept` bool [queries] marks, in their order."""
+        before = np.concatenate([[0], np.cumsum(kept)])
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        return pa.ListArray.from_arrays(pa.array(before[ends], pa.int32()), self.lists.flatten().filter(pa.array(kept)))
+
+
+def places(rows: Rows, own: Rows, text_hash: NDArray[np.uint64]) -> Rows:
+    """The rank, from 1, at which each query's hits `rows` int64 [n, k] (-1: none) have its `own` passage or one of the same text.
+
+    `text_hash` uint64 is by row. Returns int64 [n]; 0 where no hit is one.
+    """
+    same = (rows >= 0) & (text_hash[rows] == text_hash[own][:, None])
+    return np.where(same.any(axis=1), same.argmax(axis=1) + 1, 0)
+
+
+def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, generated: Generated, store: PassageStore) -> None:
+    done = draft.committed()
+    pending = {name: rows for name, rows in generated.ranges.items() if name not in done}
+    counts = generated.counts()
+    left = sum(int(counts[start:stop].sum()) for start, stop in pending.values())
+    if not counts.sum():
+        raise InputError("has no queries", settings.generated, "give what `raydense generate` wrote")
+    if not pending:
+        return
+    from raydense.search.pool import SearchPool
+
+    with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
+        prepare = query_encoder(settings.model) if settings.model else list
+        stream: Iterator[Queries] = (prepare(texts) for rows in pending.values() for texts in _asked(generated, *rows).blocks())
+        hits = pool.search_blocks(stream, settings.k)
+        with Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
+            for name, rows in pending.items():
+                asked = _asked(generated, *rows)
+                _commit(draft, settings, name, asked, *_found(asked.own, hits, store, progress))
+
+
+def _asked(generated: Generated, start: int, stop: int) -> Asked:
+    return Asked(generated.slice(start, stop), start)
+
+
+def _found(own: Rows, hits: Iterator[tuple[Queries, Hits]], store: PassageStore, progress: Progress) -> tuple[Rows, Rows]:
+    """The rank of each query's own passage in the hits that come next, 0 where there is none, and the row of its first hit."""
+    place, first = np.zeros_like(own), np.full_like(own, -1)
+    for at in range(0, len(own), _BLOCK):
+        _, (_, rows) = next(hits)
+        block = slice(at, at + _BLOCK)
+        place[block], first[block] = places(rows, own[block], store.text_hash), rows[:, 0]
+        progress.add(len(rows))
+    return place, first
+
+
+def _commit(draft: Draft, settings: FilterSettings, name: str, asked: Asked, place: Rows, first: Rows) -> None:
+    """Commit what is kept of a file, and keep its sample for the report."""
+    kept = asked.kept(place > 0)
+    bins = [*(edge for edge in _BINS if edge <= settings.k), settings.k + 1]
+    ranks = np.histogram(place[place > 0], bins)[0].tolist()
+    spans = [str(low) if low + 1 == high else f"{low} to {high - 1}" for low, high in pairwise(bins)]
+    counts = {
+        "read": len(place),
+        "queries": int((place > 0).sum()),
+        "without": int((kept.value_lengths().to_numpy() == 0).sum()),
+        "without_before": int((asked.counts == 0).sum()),
+    }
+    draft.keep(_sample(name), partial(write_arrow, table=_drawn(settings.seed, asked, place, first)))
+    commit_queries(draft, name, asked.start, kept, counts=counts, ranks=dict(zip(spans, ranks, strict=True)))
+
+
+def _sample(name: str) -> str:
+    return f"sample-{name}"
+
+
+def _drawn(seed: int, asked: Asked, place: Rows, first: Rows) -> pa.Table:
+    """Of the kept and of the dropped queries of a file those with the lowest lots, each with its passage's row, its place and the first hit."""
+    own = asked.own
+    ends = np.cumsum(asked.counts)
+    lots = draw(seed, own.astype(np.uint64), np.arange(len(own)) - (ends - asked.counts)[own - asked.start])
+    chosen = first_of_each((place == 0).astype(np.int64), lots, SAMPLE)
+    columns = {"lot": lots, "own": own, "place": place, "first": first}
+    return pa.table({name: column[chosen] for name, column in columns.items()} | {"query": asked.lists.flatten().take(pa.array(chosen))})
+
+
+def _sum_up(settings: FilterSettings, notes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary from the notes of the files; InputError when nothing is left."""
+    counts = added(note["counts"] for note in notes)
+    if not counts["queries"]:
+        raise InputError("no query is left", settings.generated, "give a greater k, or an index that finds more")
+    return {**counts, "ranks": added(note["ranks"] for note in notes)}
