@@ -379,8 +379,6 @@ class PretrainSettings(LoopSettings):
             self._refuse_given(["skip_from"], f"method {self.method}")
         if self.method != "cocondenser":
             self._refuse_given(["temperature"], f"method {self.method}")
-        if self.micro_batch == "auto":
-            raise ValueError("micro_batch auto is not told for pre-training: give a number, or 0 for all at once")
         for name, share, of_cotmae in (("mask", 0.15, 0.3), ("context_mask", 0.15, 0.45)):
             if getattr(self, name) is None and (paired or name == "mask"):
                 self.__dict__[name] = of_cotmae if self.method == "cotmae" else share
