@@ -7,6 +7,7 @@ counted, for any family of encoders. What engine and optimiser hold follows from
 from __future__ import annotations
 
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -75,7 +76,8 @@ class Outline:
         self.settings, self._gpu = settings, device.type == "cuda"
         self.precision = choose_precision(settings.precision, device)
         self._fake = _Fake()
-        with self._fake, torch.random.fork_rng(devices=[]), without_reading():
+        with self._fake, torch.random.fork_rng(devices=[]), without_reading(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
             self.model = load_model(settings, objective_of(settings), str(folder)).train()
             if settings.engine == "deepspeed" and self.precision != "fp32":
                 _cast(self.model, DTYPES[self.precision])
