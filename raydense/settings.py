@@ -145,6 +145,13 @@ class ImportSettings(Settings):
         "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
+    strict: bool = setting(
+        True, "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept, and counted"
+    )
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; strictness only where it is off: what a strict import takes, the other takes as it is."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("strict", True)}
 
 
 class ExportSettings(Settings):
@@ -553,8 +560,15 @@ class EvaluateSettings(Settings):
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
+    drop_identical: bool = setting(
+        False, "leave out a hit whose passage has the query's own id and is not judged, as BEIR does: in ArguAna and Quora it is the query"
+    )
     answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
     answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_words)] = setting(
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; of hits of the query's own id only where they are left out."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
