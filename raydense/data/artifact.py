@@ -311,6 +311,13 @@ def _write_json(path: Path, value: object, aside_in: Path | None = None) -> None
         aside.unlink(missing_ok=True)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is no part of an artifact, as a table of what was measured: it is the old one or the new one, never half."""
+    aside = file.with_name(f"{file.name}.aside")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
 
