@@ -53,6 +53,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "micro_batch": 4,
         **SHORT,
     },
+    "small, mlm": {"model": "small", "method": "mlm", "batch_size": 16},
+    "small, coCondenser in pieces": {"model": "small", "method": "cocondenser", "context": "query", "batch_size": 64, "micro_batch": 16},
+    "base, CoT-MAE": {"model": "base", "method": "cotmae", "context": "query", "batch_size": 4, "engine": "deepspeed"},
     "base, joint 1:127 in pieces": {"model": "base", "objective": "joint", "batch_size": 1, "negatives": 127, "micro_batch": 16, **SHORT},
 }
 _WIDTHS = {
@@ -62,16 +65,19 @@ _WIDTHS = {
 
 
 def settings_of(name: str, root: Path) -> Any:
-    from raydense.settings import TrainSettings
+    from raydense.settings import PretrainSettings, TrainSettings
 
-    values: dict[str, Any] = {"objective": "retriever", "engine": "ddp", **SETTINGS[name]}
+    values: dict[str, Any] = {"engine": "ddp", "output": str(root / "o"), "corpus": str(root / "corpus"), **SETTINGS[name]}
+    if "method" in values:
+        generated = {"generated": str(root / "generated")} if "context" in values else {}
+        return PretrainSettings(**{**values, **generated, "model": str(root / values["model"])})
+    values.setdefault("objective", "retriever")
     unused = {"retriever": ["pair_length"], "reranker": ["query_length", "passage_length"], "joint": []}
     values = {key: value for key, value in values.items() if key not in unused[values["objective"]]}
     if values["objective"] == "joint":
         values["reranker"] = str(root / f"{values['model']}-scorer")
     values["model"] = str(root / values["model"])
-    inputs = {kind: str(root / kind) for kind in ("corpus", "queries", "examples")}
-    return TrainSettings(output=str(root / "o"), **inputs, **values)
+    return TrainSettings(queries=str(root / "queries"), examples=str(root / "examples"), **values)
 
 
 def make_world(root: Path) -> None:
@@ -84,6 +90,7 @@ def make_world(root: Path) -> None:
     from transformers import BertConfig, BertModel
 
     from raydense.data.artifact import Draft
+    from raydense.data.generated import commit_queries
     from raydense.data.tables import commit_table
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.tiny import make_tiny_encoder
@@ -103,6 +110,9 @@ def make_world(root: Path) -> None:
     rows = np.arange(len(queries))
     negatives = [rng.choice(np.arange(len(queries), len(texts)), 127, replace=False) for _ in rows]
     write_examples(root / "examples", queries, [[row] for row in rows], negatives, corpus=corpus.fingerprint)
+    draft = Draft.open(root / "generated", "generated", {"of": "benchmark"})
+    commit_queries(draft, "generated-00000.arrow", 0, [[text] for text in texts])
+    draft.finish(len(texts), corpus=corpus.fingerprint)
     make_tiny_encoder(texts, root / "tiny", 1)
     for name, widths in _WIDTHS.items():
         make_tiny_encoder(texts, root / name, 1)
@@ -118,26 +128,26 @@ def measure(name: str, root: Path) -> None:
     import torch.distributed as dist
 
     from raydense.data.store import PassageStore
-    from raydense.data.tables import read_table
-    from raydense.training.batches import Sampler, read_examples
+    from raydense.training.batches import Sampler
     from raydense.training.engine import choose_precision, make_engine
-    from raydense.training.objectives import Texts, load_model, objective_of
+    from raydense.training.loop import read_data
+    from raydense.training.objectives import load_model, objective_of
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     settings, device = settings_of(name, root), torch.device("cpu")
     with tempfile.TemporaryDirectory() as group:
         dist.init_process_group("gloo", store=dist.FileStore(f"{group}/store", 1), rank=0, world_size=1)
-        store, queries = PassageStore(settings.corpus), read_table(settings.queries, "queries", ["query_id", "text"])
+        examples, texts = read_data(settings, PassageStore(settings.corpus))
         model = load_model(settings, objective_of(settings), settings.model)
         if settings.activation_checkpointing:
             checkpoint_activations(model)
             give_memory_back()
-        objective = objective_of(settings)(settings, model, Texts(queries, store), 0, 1)
+        objective = objective_of(settings)(settings, model, texts, 0, 1)
         pieces = pieces_of(settings)
         engine = make_engine(model, settings, device, choose_precision(settings.precision, device), pieces)
         engine.module.train()
-        sampler = Sampler(read_examples(settings.examples, queries, store, settings.negatives), settings)
+        sampler = Sampler(examples, settings)
         for step in range(2):
             forward_and_backward(engine, objective, objective.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
             engine.step(1e-5)

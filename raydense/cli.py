@@ -11,6 +11,7 @@ import sys
 import typing
 from collections import Counter
 from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,13 +20,16 @@ from pydantic.fields import FieldInfo
 
 from raydense import __version__
 from raydense.data.artifact import named_folder
-from raydense.errors import mendable
+from raydense.errors import InputError, mendable, why
 from raydense.evaluation.table import comparison_table
 from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
 from raydense.progress import duration, say
-from raydense.settings import EvaluateSettings
-from raydense.sweep import Sweep, plan_sweep, run_sweep, why, write_tables
+from raydense.settings import EvaluateSettings, Settings, SuiteSettings
+from raydense.suite import Suite, run_suite
+from raydense.suite import write_tables as write_suite
+from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
 
+_SUITE = "With --suite: one table over many test sets, in place of runs"
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
 
@@ -38,7 +42,7 @@ class Command(click.Command):
             record = param.get_help_record(ctx)
             if record:
                 sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        for title in ("Inputs", "Settings", _GROUPS["resource"], "Options"):
+        for title in ("Inputs", "Settings", _GROUPS["resource"], _SUITE, "Options"):
             if title in sections:
                 with formatter.section(title):
                     formatter.write_dl(sections[title])
@@ -97,21 +101,56 @@ def _help(field: FieldInfo) -> str:
 
 def _verb_command(name: str, verb: Verb) -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
-        values = load_yaml(config) if config else {}
-        if config:
-            verb.settings.read({"output": "-", **values, **{k: v for k, v in flags.items() if v not in (None, ())}}, f"{config}: ")
-        for key, value in flags.items():
-            if value is not None and value != ():
-                values[key] = value[0] if isinstance(value, tuple) and len(value) == 1 else value
-        settings = verb.settings.read(values, "--")
+        settings = _read(verb.settings, config, flags)
         _join(address)
         _tell(name, verb.run(settings), as_json)
 
-    fields = verb.settings.model_fields
+    return Command(name, params=[*_flags(verb.settings), *_common()], callback=call, help=verb.settings.__doc__)
+
+
+def _flags(form: type[Settings]) -> list[Flag]:
+    fields = form.model_fields
     required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
-    params: list[click.Parameter] = [_flag(key, fields[key]) for key in required_first]
-    params += _common()
-    return Command(name, params=params, callback=call, help=verb.settings.__doc__)
+    return [_flag(key, fields[key]) for key in required_first]
+
+
+def _read(form: type[Settings], config: str | None, flags: dict[str, Any]) -> Settings:
+    """The settings in a file, those that were given as flags in their place."""
+    values = load_yaml(config) if config else {}
+    if config:
+        form.read({"output": "-", **values, **{k: v for k, v in flags.items() if v not in (None, ())}}, f"{config}: ")
+    for key, value in flags.items():
+        if value is not None and value != ():
+            values[key] = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    return form.read(values, "--")
+
+
+def _evaluate_command() -> click.Command:
+    """The verb `evaluate`, which with --suite has settings of its own."""
+    runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
+
+    def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
+        given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
+        form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
+        for key in given:
+            if key in other and key not in form.model_fields:
+                what, mend = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
+                raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", mend)
+        settings = _read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
+        _join(address)
+        if isinstance(settings, SuiteSettings):
+            _run_suite(Suite.read(settings), as_json)
+        else:
+            _tell("evaluate", VERBS["evaluate"].run(settings), as_json)
+
+    of_runs, of_suite = _flags(EvaluateSettings), [flag for flag in _flags(SuiteSettings) if flag.name not in runs]
+    for flag in of_suite:
+        flag.section = _SUITE
+    for flag in of_runs:
+        if flag.name == "metrics":
+            flag.help = f"{flag.help}; with --suite  [{' '.join(suite['metrics'].default)}]"
+    words = "\n\n".join(cleandoc(str(form.__doc__)) for form in (EvaluateSettings, SuiteSettings))
+    return Command("evaluate", params=[*of_runs, *of_suite, *_common()], callback=call, help=words)
 
 
 def _common() -> list[click.Parameter]:
@@ -196,6 +235,15 @@ def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
         print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
         chart = sweep.output / "sweep.svg"
         say(f"table: {sweep.output / 'sweep.md'}{f', chart: {chart}' if sweep.axis and chart.is_file() else ''}")
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def _run_suite(suite: Suite, as_json: bool) -> None:
+    failed = run_suite(suite)
+    summary, table = write_suite(suite, failed)
+    print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
+    say(f"table: {suite.settings.output}/suite.md")
     if failed:
         raise next(iter(failed.values()))
 
@@ -299,7 +347,7 @@ def doctor_command(as_json: bool) -> None:
 
 
 for _name, _verb in VERBS.items():
-    app.add_command(_verb_command(_name, _verb))
+    app.add_command(_verb_command(_name, _verb) if _name != "evaluate" else _evaluate_command())
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -30,6 +30,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
+def why(error: BaseException) -> str:
+    """One line on what went wrong, where others go on."""
+    found = mendable(error)
+    return found[1] if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
 def mendable(error: BaseException) -> tuple[int, str] | None:
     """The exit code and the one line for an error that a person can mend, or None.
 

@@ -302,6 +302,19 @@ def state(stage: Stage) -> tuple[str, str]:
     return "ready", ""
 
 
+def open_stages(recipe: Recipe, name: str) -> list[Stage]:
+    """The stages that are not done; InputError, which says the recipe's `name`, where a folder holds something made from something else.
+
+    A stage whose inputs are yet to be made is looked at when they are: made again, they may be what they were.
+    """
+    states = {stage.name: state(stage) for stage in recipe.stages}
+    for stage in recipe.stages:
+        status, words = states[stage.name]
+        if status == "changed" and all(states[need][0] == "done" for need in stage.needs):
+            raise InputError(words, f"{name}: stage {stage.name}", "or give another --output")
+    return [stage for stage in recipe.stages if states[stage.name][0] != "done"]
+
+
 def plan(recipe: Recipe) -> list[dict[str, Any]]:
     """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
     took = _seconds(recipe.output)

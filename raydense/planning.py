@@ -108,11 +108,8 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"the queries of {passages} passages x {settings.k}"
         case s.MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
-        case s.PretrainSettings():
-            passages = of(settings.corpus) if settings.context in (None, "query") else None
-            return _steps(settings, _fewest(passages) if settings.context else passages)  # some may have no query
-        case s.TrainSettings():
-            return ", ".join(part for part in (_steps(settings, of(settings.examples)), _worker(settings)) if part)
+        case s.PretrainSettings() | s.TrainSettings():
+            return ", ".join(part for part in (_steps(settings, _examples(settings, of)), _worker(settings)) if part)
         case s.LabelSettings(model=None) if queries := _queries(settings, of):
             return f"{queries} queries to label"
         case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
@@ -120,6 +117,15 @@ def _need(settings: s.Settings, of: Of) -> str:
         case s.EvaluateSettings() if queries := of(settings.qrels):
             return f"{len(settings.run)} run(s) over {queries} queries"
     return ""
+
+
+def _examples(settings: s.Training, of: Of) -> Count | None:
+    """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
+    if isinstance(settings, s.TrainSettings):
+        return of(settings.examples)
+    if settings.context == "query":
+        return _fewest(of(settings.corpus))  # some passages may have no query
+    return of(settings.corpus) if settings.context is None else None
 
 
 def _steps(settings: s.Training, examples: Count | None) -> str:
@@ -133,12 +139,13 @@ def _steps(settings: s.Training, examples: Count | None) -> str:
         steps = Count(max(1, int(settings.epochs * (examples.number // batch))), examples.word)
     else:
         return ""
-    return f"{steps} steps of {batch:,} queries, {settings.workers} worker(s)"
+    each = "queries" if isinstance(settings, s.TrainSettings) else "passages"
+    return f"{steps} steps of {batch:,} {each}, {settings.workers} worker(s)"
 
 
-def _worker(settings: s.TrainSettings) -> str:
+def _worker(settings: s.Training) -> str:
     """The memory of a training's worker, where its start models are there."""
-    if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, settings.reranker)):
+    if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, getattr(settings, "reranker", None))):
         return ""
     from raydense.training.memory import told  # only here: importing torch takes seconds
 

@@ -145,6 +145,13 @@ class ImportSettings(Settings):
         "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
+    strict: bool = setting(
+        True, "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept, and counted"
+    )
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; strictness only where it is off: what a strict import takes, the other takes as it is."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("strict", True)}
 
 
 class ExportSettings(Settings):
@@ -379,8 +386,6 @@ class PretrainSettings(LoopSettings):
             self._refuse_given(["skip_from"], f"method {self.method}")
         if self.method != "cocondenser":
             self._refuse_given(["temperature"], f"method {self.method}")
-        if self.micro_batch == "auto":
-            raise ValueError("micro_batch auto is not told for pre-training: give a number, or 0 for all at once")
         for name, share, of_cotmae in (("mask", 0.15, 0.3), ("context_mask", 0.15, 0.45)):
             if getattr(self, name) is None and (paired or name == "mask"):
                 self.__dict__[name] = of_cotmae if self.method == "cotmae" else share
@@ -569,8 +574,48 @@ class EvaluateSettings(Settings):
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
+    drop_identical: bool = setting(
+        False, "leave out a hit whose passage has the query's own id and is not judged, as BEIR does: in ArguAna and Quora it is the query"
+    )
     answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
     answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_words)] = setting(
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; of hits of the query's own id only where they are left out."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
+
+
+class SuiteSettings(Settings):
+    """With --suite: measure a retriever, or BM25, on every test set of a folder; one table, and the mean of all.
+
+    Each set is imported, encoded, indexed, searched and measured in a folder of its own; stopped, it goes on where it was.
+    """
+
+    output: str = setting(..., "the folder for the outputs of all sets, and for the table", min_length=1)
+    suite: str = artifact(
+        "suite",
+        "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
+    )
+    model: str | None = artifact("model", "faiss: the retriever", None)
+    reranker: str | None = artifact("model", "orders the first passages of each query anew, and is measured too", None)
+    sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
+    splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
+    kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
+    metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
+    k: int = setting(100, "passages of each query, the query itself (where it stands in the corpus) not counted", ge=1)
+    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out", ge=1)
+    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16 or HNSW32")
+    shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind == "bm25":
+            self._refuse_given(["model", "factory"], "kind bm25")
+        elif not self.model:
+            raise ValueError("a suite needs model, the retriever to measure, or kind bm25")
+        if not self.reranker:
+            self._refuse_given(["depth"], "a suite without a reranker")
+        return self

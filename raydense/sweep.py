@@ -25,9 +25,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raydense.data.artifact import Artifact, named_folder
-from raydense.errors import InputError, did_you_mean, mendable
-from raydense.pipeline import VERBS, Recipe, Stage, apply, plan, recipe_content, run_stage, state
+from raydense.data.artifact import Artifact, named_folder, write_whole
+from raydense.errors import InputError, did_you_mean, why
+from raydense.pipeline import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
 from raydense.progress import duration, say
 from raydense.ray_session import ensure_ray, quiet_data
 from raydense.settings import EvaluateSettings
@@ -51,14 +51,6 @@ class Trial:
     def report(self) -> Stage:
         """The last evaluate stage."""
         return [stage for stage in self.recipe.stages if isinstance(stage.settings, EvaluateSettings)][-1]
-
-    def open_stages(self) -> list[Stage]:
-        """The stages that are not done; InputError where a folder holds something made from something else."""
-        states = [(stage, *state(stage)) for stage in self.recipe.stages]
-        for stage, status, words in states:
-            if status == "changed":
-                raise InputError(words, f"{self.name}: stage {stage.name}", "or give another --output")
-        return [stage for stage, status, _ in states if status != "done"]
 
 
 @dataclass(frozen=True)
@@ -187,7 +179,7 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
     """
     for trial in sweep.trials:
         _describe(trial)
-    left = [trial for trial in sweep.trials if trial.open_stages()]
+    left = [trial for trial in sweep.trials if open_stages(trial.recipe, trial.name)]
     say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
     return _tune(sweep, left, concurrent) if left else {}
 
@@ -304,15 +296,15 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     summary["trials"] = [{"name": t.name, "variant": t.variant, "seed": t.seed, "report": t.report.settings.output} for t in sweep.trials]
     summary["failed"] = {name: why(error) for name, error in failed.items()}
     once = _made_once(sweep)
-    _write(sweep.output / "sweep.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    _write(sweep.output / "sweep.md", markdown_table(summary, once))
+    write_whole(sweep.output / "sweep.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_whole(sweep.output / "sweep.md", markdown_table(summary, once))
     swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
     if sweep.axis and swept:
         from raydense.evaluation.sweep_chart import chart_svg
 
         svg = chart_svg(swept, *sweep.axis)
         if svg:
-            _write(sweep.output / "sweep.svg", svg)
+            write_whole(sweep.output / "sweep.svg", svg)
     return summary, text_table(summary, once)
 
 
@@ -322,15 +314,3 @@ def _made_once(sweep: Sweep) -> set[str]:
     if len(settings) == 1 or len({(each.qrels, *each.metrics) for each in settings}) > 1:
         return set()
     return {name for name, _ in set.intersection(*({named_folder(item) for item in each.run} for each in settings))}
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.aside")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
-
-
-def why(error: Exception) -> str:
-    """One line on what went wrong in a trial."""
-    found = mendable(error)
-    return found[1] if found else str(error).strip().splitlines()[-1]

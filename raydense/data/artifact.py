@@ -263,9 +263,7 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
         manifest = read_manifest(source)
         if manifest is not None:
             return Artifact.open(source).fingerprint
-        files = sorted(
-            p for p in source.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(source).parts)
-        )
+        files = sorted(_files_in(source, frozenset()))
     elif source.is_file():
         files = [source]
     else:
@@ -275,6 +273,16 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
         with open(file, "rb") as stream:
             digests.append([str(file.relative_to(source)), hashlib.file_digest(stream, "sha256").hexdigest()])
     return digest_of(digests)
+
+
+def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The files in a folder at any depth, hidden ones left out; links to folders are followed, but not back to one `above`."""
+    above |= {folder.resolve()}
+    for path in folder.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            yield path
+        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above:
+            yield from _files_in(path, above)
 
 
 def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
@@ -315,6 +323,13 @@ def _write_json(path: Path, value: object, aside_in: Path | None = None) -> None
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is no part of an artifact, as a table of what was measured: it is the old one or the new one, never half."""
+    aside = file.with_name(f"{file.name}.aside")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, provenance("import", settings))
     if dataset.done:
         return dataset.done
-    intake = Intake(dataset, settings.shard_rows, settings.corpus)
+    intake = Intake(dataset, settings.shard_rows, settings.corpus, settings.strict)
     with _gone_if_refused(dataset.draft):
         if settings.format == "ir_datasets":
             irdatasets.read(settings.input, intake)

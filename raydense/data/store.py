@@ -156,12 +156,15 @@ def full_text(table: pa.Table) -> pa.ChunkedArray:
 class CorpusWriter:
     """Writes a stream of passages into a corpus draft, a file of `shard_rows` passages at a time; holds one file in memory.
 
-    `where(row)` says where a passage came from (`corpus.jsonl:17`), for the messages.
+    `where(row)` says where a passage came from (`corpus.jsonl:17`), for the messages. With `strict` off, passages without text are
+    taken, and counted in `blank`.
     """
 
-    def __init__(self, draft: Draft, shard_rows: int, where: Callable[[int], str] = lambda row: f"passage {row}") -> None:
-        self.draft, self.shard_rows, self.where = draft, shard_rows, where
-        self.rows = self._shard = self._held_rows = 0
+    def __init__(
+        self, draft: Draft, shard_rows: int, where: Callable[[int], str] = lambda row: f"passage {row}", strict: bool = True
+    ) -> None:
+        self.draft, self.shard_rows, self.where, self.strict = draft, shard_rows, where, strict
+        self.rows = self.blank = self._shard = self._held_rows = 0
         self._held: list[pa.Table] = []
         self._id_hashes: list[NDArray[np.uint64]] = []
         self._text_hashes: list[NDArray[np.uint64]] = []
@@ -173,7 +176,9 @@ class CorpusWriter:
         table = table.set_column(1, "title", pc.fill_null(table["title"], ""))
         for name in ("passage_id", "text"):
             blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(table[name], ""))), 0)
-            if pc.any(blank).as_py():
+            if name == "text" and not self.strict:
+                self.blank += pc.sum(blank).as_py() or 0
+            elif pc.any(blank).as_py():
                 row = self.rows + pc.index(blank, pa.scalar(True)).as_py()
                 raise InputError(f"empty {name}", self.where(row), "fill it, or remove the passage")
         self._id_hashes.append(hash_strings(table["passage_id"]))

@@ -1,8 +1,8 @@
-"""The table of runs and metrics as plain text, for a terminal."""
+"""Tables of runs and metrics: plain text for a terminal, Markdown for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from raydense.data.artifact import Artifact
 
@@ -16,6 +16,25 @@ def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = Non
     for run, measured in runs.items():
         time = [] if seconds is None else [f"{seconds[run]:,.1f}" if run in seconds else "-"]
         lines.append([run, *(f"{measured['metrics'][name]:.4f}" for name in names), *time])
+    return aligned(lines)
+
+
+def metrics_of(report: Artifact) -> dict[str, dict[str, float]]:
+    """The metrics of each run of a report artifact."""
+    result = report.summary["result"]
+    if "runs" in result:
+        return {run: measured["metrics"] for run, measured in result["runs"].items()}
+    return {report.manifest["made_from"]["names"][0]: result["metrics"]}
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, their head first, for a terminal: names to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]) for line in lines]
     return "\n".join([rows[0], "-" * len(rows[0]), *rows[1:]])
+
+
+def piped(lines: Sequence[Sequence[str]]) -> str:
+    """The same as a table of Markdown."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([rows[0], "|" + " --- |" * len(lines[0]), *rows[1:]])

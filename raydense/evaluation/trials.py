@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from raydense.data.artifact import Artifact
 from raydense.evaluation.report import significance_mark
 from raydense.evaluation.significance import SAMPLES, compare_all
+from raydense.evaluation.table import metrics_of, piped
 
 Reports = Mapping[str, Mapping[str, Artifact]]
 
@@ -55,21 +56,13 @@ def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:
 
 
 def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
-    each = {seed: found for seed, report in of.items() if (found := _metrics(report).get(run))}
+    each = {seed: found for seed, report in of.items() if (found := metrics_of(report).get(run))}
     shared = [m for m in next(iter(each.values())) if all(m in found for found in each.values())]
     values = {m: [found[m] for found in each.values()] for m in shared}
     metrics: dict[str, dict[str, Any]] = {
         m: {"mean": float(np.mean(v)), "spread": float(np.std(v, ddof=1)) if len(v) > 1 else None, "values": v} for m, v in values.items()
     }
     return {"seeds": list(each), "metrics": metrics}
-
-
-def _metrics(report: Artifact) -> dict[str, dict[str, float]]:
-    """The metrics of each run of a report."""
-    result = report.summary["result"]
-    if "runs" in result:
-        return {run: measured["metrics"] for run, measured in result["runs"].items()}
-    return {report.manifest["made_from"]["names"][0]: result["metrics"]}
 
 
 def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
@@ -95,8 +88,7 @@ def markdown_table(summary: dict[str, Any], once: Collection[str]) -> str:
     """The same as a Markdown page."""
     parts = []
     for run, lines in _cells(summary, once).items():
-        rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-        parts.append("\n".join([f"## {run}\n", rows[0], "|" + " --- |" * len(lines[0]), *rows[1:]]))
+        parts.append(f"## {run}\n\n{piped(lines)}")
     return "\n\n".join([*parts, f"{_LEGEND} {summary['tests']}"]) + "\n"
 
 

@@ -18,7 +18,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.ray_session import physical_cpus
-from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.settings import PretrainSettings, Training
 from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.contexts import Contexts
@@ -94,12 +94,11 @@ class Loop:
         self.engine.module.train()
         self.dev_every = s.dev_every or math.ceil(job.steps / 10)
 
-    def _with_micro_batch(self, model: nn.Module) -> TrainSettings:
+    def _with_micro_batch(self, model: nn.Module) -> Training:
         """The settings with the micro-batch that fits; the driver says the line that worker 0 leaves in `FOUND`.
 
         It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
         """
-        assert isinstance(self.settings, TrainSettings)
         place, kept = self.place, self.job.storage / f"micro_batch-{self.place.workers}.txt"
         if kept.is_file():
             texts, line = int(kept.read_text()), f"micro_batch {kept.read_text()}, as before"

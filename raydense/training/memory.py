@@ -7,6 +7,7 @@ counted, for any family of encoders. What engine and optimiser hold follows from
 from __future__ import annotations
 
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,9 +26,10 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.generator import Generator
+from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.models.weights import without_reading
-from raydense.settings import TrainSettings
+from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import DTYPES, choose_precision
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.step import checkpoint_activations, pieces_of, texts_of
@@ -69,12 +71,13 @@ class Memory:
 class Outline:
     """A training whose model has shapes and no memory; tells what each `micro_batch` needs."""
 
-    def __init__(self, settings: TrainSettings, folder: str | Path, device: torch.device) -> None:
+    def __init__(self, settings: Training, folder: str | Path, device: torch.device) -> None:
         """InputError where the folder cannot be used; it is checked, and its weights are not read."""
         self.settings, self._gpu = settings, device.type == "cuda"
         self.precision = choose_precision(settings.precision, device)
-        self._fake = FakeTensorMode()
-        with self._fake, torch.random.fork_rng(devices=[]), without_reading():
+        self._fake = _Fake()
+        with self._fake, torch.random.fork_rng(devices=[]), without_reading(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
             self.model = load_model(settings, objective_of(settings), str(folder)).train()
             if settings.engine == "deepspeed" and self.precision != "fp32":
                 _cast(self.model, DTYPES[self.precision])
@@ -108,8 +111,9 @@ class Outline:
             for weight in self._trained:
                 weight.grad = torch.empty_like(weight)
             held = [*self.model.parameters(), *self.model.buffers(), *(weight.grad for weight in self._trained)]
-            batch = longest_batch(self.model, texts_of(self.settings), pieces)
-            with _Tally(held) as tally, _KernelDropout(self._gpu), torch.autocast("cpu", mixed, enabled=mixed is not None):
+            batch = longest_batch(self.model, self.settings, pieces)
+            modes = (_KernelDropout(self._gpu), _MaskedPicked(_masked_share(self.settings)))
+            with _Tally(held) as tally, modes[0], modes[1], torch.autocast("cpu", mixed, enabled=mixed is not None):
                 forward_and_back(self.model, batch)
         return tally.peak
 
@@ -141,29 +145,49 @@ class Outline:
         s, texts = self.settings, texts_of(self.settings)
         if s.objective in ("reranker", "generator"):
             return 4 * _COPIES * max(texts.values())
+        dimension = next(m.dimension for m in self.model.modules() if isinstance(m, DualEncoder))
+        if isinstance(s, PretrainSettings):
+            spans = sum(texts.values()) if s.method == "cocondenser" else 0
+            gathered = spans * s.workers
+            return 4 * (2 * dimension * (spans + gathered) + _COPIES * (spans * gathered + sum(texts.values())))
         everyone = s.workers if s.objective != "joint" and s.in_batch and s.cross_batch else 1
         # in joint training each place of a list holds the vector of its passage; else each query meets each passage
         gathered = texts["pairs"] if s.objective == "joint" else texts["passages"] * everyone
         scores = texts["pairs"] if s.objective == "joint" else texts["queries"] * gathered * (2 if s.objective == "pair" else 1)
-        dimension = next(m.dimension for m in self.model.modules() if isinstance(m, DualEncoder))
         return 4 * (2 * dimension * (texts["queries"] + texts["passages"] + gathered) + _COPIES * scores)
 
 
-def longest_batch(model: nn.Module, texts: dict[str, int], pieces: int, device: str | torch.device = "cpu") -> Batch:
-    """A batch of the largest of `pieces`, every text as long as the model's lengths allow."""
+def longest_batch(model: nn.Module, settings: Training, pieces: int, device: str | torch.device = "cpu") -> Batch:
+    """A batch of the largest of `pieces`, every text as long as the model's lengths allow, the tokens at its end masked in pre-training."""
     lengths: dict[str, int] = {}
     for part in model.modules():
         if isinstance(part, DualEncoder):
-            lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
+            longest = part.config.passage_length
+            lengths |= {"queries": part.config.query_length, "passages": longest, "contexts": longest}
         elif isinstance(part, CrossEncoder):
             lengths["pairs"] = part.length
         elif isinstance(part, Generator):
             lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
-    shapes = {name: (-(-count // pieces), lengths[name]) for name, count in texts.items()}
-    return {
-        name: {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
-        for name, shape in shapes.items()
-    }
+    batch: Batch = {}
+    for name, count in texts_of(settings).items():
+        shape = (-(-count // pieces), lengths[name])
+        batch[name] = {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
+        if share := _masked(settings).get(name):
+            whole = torch.ones(shape, dtype=torch.int64, device=device)
+            batch[name]["labels"] = whole.index_fill(1, torch.arange(round((1 - share) * shape[1]), device=device), NOT_MASKED)
+    return batch
+
+
+def _masked(settings: Training) -> dict[str, float]:
+    """The share of the tokens of each kind of texts that pre-training hides."""
+    shares = {"passages": settings.mask, "contexts": settings.context_mask} if isinstance(settings, PretrainSettings) else {}
+    return {name: share for name, share in shares.items() if share}
+
+
+def _masked_share(settings: Training) -> float:
+    """Of the tokens of all kinds together, which have as many texts each."""
+    shares = _masked(settings).values()
+    return sum(shares) / max(1, len(shares))
 
 
 def forward_and_back(model: nn.Module, batch: Batch) -> None:
@@ -173,7 +197,7 @@ def forward_and_back(model: nn.Module, batch: Batch) -> None:
     torch.stack([o.sum() for o in given]).sum().backward()
 
 
-def told(settings: TrainSettings) -> str:
+def told(settings: Training) -> str:
     """What a worker will need, in words; empty where a start model is not there (yet), or is none.
 
     For this machine's kind of device: a GPU where torch sees one. Of micro_batch auto, what it can choose from.
@@ -195,6 +219,13 @@ def told(settings: TrainSettings) -> str:
 def many_words() -> Iterator[str]:
     """Texts that fill the vocabulary of `tiny`: a corpus gives it as many pieces, or fewer."""
     return (f"{i * i * 7919:o} {i * 104729:o}" for i in range(5_000))
+
+
+class _Fake(FakeTensorMode):
+    """One mode for all of a model: also for the layers that PyTorch makes as copies of a first one, which would copy it too."""
+
+    def __deepcopy__(self, memo: Any) -> _Fake:
+        return self
 
 
 class _Tally(TorchDispatchMode):
@@ -236,6 +267,19 @@ class _KernelDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._on and func is scaled_dot_product_attention:
             kwargs = {**(kwargs or {}), "dropout_p": 0.0}
+        return func(*args, **(kwargs or {}))
+
+
+class _MaskedPicked(TorchFunctionMode):
+    """Picks the masked tokens of tensors without values: as many as there will be, of all kinds of texts alike."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self._share = share
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+            return args[0].flatten(0, args[1].dim() - 1)[: round(self._share * args[1].numel())].clone()
         return func(*args, **(kwargs or {}))
 
 

@@ -74,7 +74,7 @@ def _run(settings: Training, storage: Path) -> dict[str, Any]:
         refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
     with tracking(settings) as send:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
-        if isinstance(settings, TrainSettings) and settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
+        if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
             refuse_too_little(settings, start)
         fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
         return _follow(fit, storage, steps, state.step if state else 0, send)

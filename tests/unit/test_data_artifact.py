@@ -242,5 +242,16 @@ def test_fingerprint_of_files_and_folders(tmp_path: Path) -> None:
         fingerprint_of(tmp_path / "none")
 
 
+def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "f").write_text("a")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "inner").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "back").symlink_to(tmp_path / "d")
+    before = fingerprint_of(tmp_path / "d")
+    (tmp_path / "real" / "f").write_text("b")
+    assert fingerprint_of(tmp_path / "d") != before
+
+
 def test_differences_names_keys() -> None:
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == "a.c: 2 -> 3, d: None -> 4"

@@ -168,6 +168,27 @@ def test_bad_input_is_one_line_with_its_place(tmp_path: Path, case: str) -> None
     assert imported("beir", folder, tmp_path / "out").is_dir(), "the same output can be used once the input is corrected"
 
 
+def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = beir(tmp_path / "in")
+    with open(folder / "corpus.jsonl", "a") as corpus, open(folder / "qrels/test.tsv", "a") as qrels:
+        corpus.write('{"_id": "blank", "title": "", "text": ""}\n{"_id": "titled", "title": "only a title", "text": " "}\n')
+        qrels.write("q1\td9\t1\nq1\tblank\t1\n")
+    strict, loose = (ImportSettings(format="beir", input=str(folder), output=str(tmp_path / f"{s}"), strict=s) for s in (True, False))
+    with pytest.raises(InputError, match=r"corpus\.jsonl:4: empty text"):
+        import_dataset(strict)
+    assert import_dataset(loose).rows == 5
+    said = capfd.readouterr().err
+    assert "kept 2 passages without text" in said
+    assert "import qrels/test: kept 1 judgements of passages that the corpus does not have" in said
+    assert [p[0] for p in passages(tmp_path / "False/corpus")][-2:] == ["blank", "titled"]
+    assert [row["passage_id"] for row in table(tmp_path / "False/qrels/test", "qrels")][-2:] == ["d9", "blank"]
+    with open(folder / "qrels/test.tsv", "a") as qrels:
+        qrels.write("q9\td1\t1\n")
+    with pytest.raises(InputError, match=r"names query 'q9'"):
+        import_dataset(loose.model_copy(update={"output": str(tmp_path / "again")}))
+    assert "strict" not in strict.shaping(), "what was imported before this was a setting is still the same"
+
+
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: no such file or folder"):
         imported("beir", tmp_path / "nowhere", tmp_path / "out")

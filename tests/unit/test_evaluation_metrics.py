@@ -133,6 +133,16 @@ def test_equals_the_equations_with_ties_and_grades(labels: dict[str, int], score
     assert measure(labels, scores, list(expected)).means == pytest.approx(expected)
 
 
+def test_metrics_that_count_from_a_grade_on():
+    """TREC DL: gains are the grades, 0 to 3, and what is binary counts from grade 2 on."""
+    labels = {"a": 1, "b": 3, "c": 2, "d": 0, "e": 2}
+    scores = {"a": 4.0, "d": 3.0, "b": 2.0, "c": 1.0}
+    ideal = 3 + 2 / math.log2(3) + 2 / 2 + 1 / math.log2(5)
+    found = measure(labels, scores, ["nDCG@10", "RR(rel=2)@10", "R(rel=2)@100", "RR@10", "R@100"]).means
+    expected = {"nDCG@10": (1 + 3 / 2 + 2 / math.log2(5)) / ideal, "RR(rel=2)@10": 1 / 3, "R(rel=2)@100": 2 / 3, "RR@10": 1, "R@100": 3 / 4}
+    assert found == pytest.approx(expected)
+
+
 def test_a_missing_query_counts_0_and_an_unjudged_one_nothing():
     qrels = pa.table({"query_id": ["a", "b"], "passage_id": ["p", "p"], "relevance": [1, 1]})
     run = pa.table({"query_id": ["x", "a"], "passage_id": ["p", "p"], "score": [1.0, 1.0]})

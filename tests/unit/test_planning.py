@@ -77,11 +77,12 @@ def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_pa
     kept = s.FilterSettings(output=str(tmp_path / "kept"), generated=generated.output, corpus=corpus, index="i", k=7)
     given = {"model": "tiny", "corpus": corpus, "batch_size": 32, "epochs": 2, "output": "e"}
     query = s.PretrainSettings.read({**given, "method": "cotmae", "context": "query", "generated": kept.output})
-    assert list(needs_of([sample, generated, kept, query, s.PretrainSettings.read({**given, "method": "mlm"})]))[1:] == [
+    stages = [sample, generated, kept, query, s.PretrainSettings.read({**given, "method": "mlm"})]
+    assert list(map(without_memory, needs_of(stages)))[1:] == [
         "about 300 passages x 5 queries",
         "the queries of about 300 passages x 7",
-        "at most 18 steps of 32 queries, 1 worker(s)",
-        "about 18 steps of 32 queries, 1 worker(s)",
+        "at most 18 steps of 32 passages, 1 worker(s)",
+        "about 18 steps of 32 passages, 1 worker(s)",
     ]
 
 

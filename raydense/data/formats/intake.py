@@ -13,23 +13,25 @@ from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
-from raydense.progress import Progress
+from raydense.progress import Progress, say
 
 Where = Callable[[int], str]
 Passages = tuple[Iterable[pa.Table], Where]
 _MEND = "correct it, or give the data set that it was made for"
 
 
-def write_corpus(draft: Draft, passages: Passages, shard_rows: int) -> Artifact:
-    """Write a stream of passages, as tables and what says where a row of them stands."""
+def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True) -> Artifact:
+    """Write a stream of passages, as tables and what says where a row of them stands; not `strict`, also those without text."""
     if draft.done:
         return draft.done
     tables, at = passages
-    writer = CorpusWriter(draft, shard_rows, at)
+    writer = CorpusWriter(draft, shard_rows, at, strict)
     with Progress("import corpus", 0, "passages") as progress:
         for table in tables:
             writer.add(table)
             progress.add(table.num_rows)
+    if writer.blank:
+        say(f"import corpus: kept {writer.blank:,} passages without text")
     return writer.finish()
 
 
@@ -37,17 +39,18 @@ class Intake:
     """The data set under work. Give the corpus first, then the queries, then what names both.
 
     `store` is the corpus: the imported one, or the one that the settings name; without one, ids of passages are not checked.
+    With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
     """
 
-    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None) -> None:
-        self.dataset, self.shard_rows = dataset, shard_rows
+    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True) -> None:
+        self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
         self.store = PassageStore(corpus) if corpus else None
         self.query_ids: pa.Array | None = None
         self.parts = 0
 
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""
-        artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows)
+        artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows, self.strict)
         self.store = PassageStore(self.dataset.keep("corpus", artifact).path)
         self.parts += 1
 
@@ -66,7 +69,9 @@ class Intake:
 
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
         """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with two results."""
-        self.check_ids(table, at)
+        unknown = self.check_ids(table, at, self.strict)
+        if unknown:
+            say(f"import qrels/{split}: kept {unknown:,} judgements of passages that the corpus does not have: no run can find these")
         pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([("relevance", "min"), ("relevance", "max")])
         torn = pc.index(pc.not_equal(pairs["relevance_min"], pairs["relevance_max"]), pa.scalar(True)).as_py()
         if torn >= 0:
@@ -106,13 +111,20 @@ class Intake:
             raise InputError(f"names passage {flat[int(unknown[0])].as_py()!r}, which the corpus does not have", at(line), _MEND)
         return pa.ListArray.from_arrays(ids.offsets, pa.array(rows))
 
-    def check_ids(self, table: pa.Table, at: Where) -> None:
-        """InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`."""
+    def check_ids(self, table: pa.Table, at: Where, strict: bool = True) -> int:
+        """InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`.
+
+        Not `strict`, passages may be unknown; returns how many are.
+        """
         refuse_blank(table, ["query_id", "passage_id"], at)
         self._check_queries(table["query_id"], at)
-        if self.store is not None and (unknown := np.flatnonzero(self.store.rows_of(table["passage_id"]) < 0)).size:
+        if self.store is None:
+            return 0
+        unknown = np.flatnonzero(self.store.rows_of(table["passage_id"]) < 0)
+        if unknown.size and strict:
             row = int(unknown[0])
             raise InputError(f"names passage {table['passage_id'][row].as_py()!r}, which the corpus does not have", at(row), _MEND)
+        return unknown.size
 
     def _check_queries(self, ids: pa.ChunkedArray, at: Where) -> None:
         if self.query_ids is None:
