@@ -146,7 +146,8 @@ class ImportSettings(Settings):
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
     strict: bool = setting(
-        True, "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept, and counted"
+        True,
+        "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
 
     def shaping(self) -> dict[str, Any]:
@@ -476,7 +477,15 @@ class SearchSettings(Settings, Pool):
     model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     qrels: str | None = artifact("qrels", "search only the queries judged here", None)
     k: int = setting(100, "passages of each query", ge=1)
+    drop_identical: bool = setting(
+        False,
+        "leave out a passage that has the query's own id and is not judged (with qrels), as BEIR does: in ArguAna and Quora it is the query",
+    )
     block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; of passages that are the query only where they are left out."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
 
 
 class FilterSettings(Settings, Pool):
@@ -574,18 +583,11 @@ class EvaluateSettings(Settings):
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
-    drop_identical: bool = setting(
-        False, "leave out a hit whose passage has the query's own id and is not judged, as BEIR does: in ArguAna and Quora it is the query"
-    )
     answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
     answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_words)] = setting(
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; of hits of the query's own id only where they are left out."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
 
 
 class SuiteSettings(Settings):
@@ -605,8 +607,8 @@ class SuiteSettings(Settings):
     splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
-    k: int = setting(100, "passages of each query, the query itself (where it stands in the corpus) not counted", ge=1)
-    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out", ge=1)
+    k: int = setting(100, "passages of each query; the query itself, where it stands in the corpus, is none", ge=1)
+    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16 or HNSW32")
     shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
 
