@@ -346,8 +346,12 @@ class PretrainSettings(LoopSettings):
     model: str = artifact("model", "the encoder's folder to start from, or 'tiny': a small one from scratch")
     corpus: str = artifact("corpus", "the passages; with doc_id for context passage")
     generated: str | None = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
+    dropout: float | None = setting(None, "dropout of the encoder and of the head; by default as the model folder says", ge=0, lt=1)
+    batch_size: int = setting(64, "passages of one optimiser step, over all workers", ge=1)
+    accumulation: int = setting(1, "parts that a step is made of, one after another; cocondenser compares the texts of a part", ge=1)
     context: Literal["passage", "query", "mixed"] | None = setting(
-        None, "cocondenser, cotmae: another passage of the document, one of the passage's queries, drawn anew each time, or either"
+        None,
+        "cocondenser, cotmae (which need it): another passage of the document, one of the passage's queries, drawn anew each time, or either",
     )
     mask: float | None = setting(None, "share of a passage's tokens to hide; by default 0.15, and 0.3 for cotmae", gt=0, lt=1)
     context_mask: float | None = setting(None, "the same of a context; by default 0.15, and 0.45 for cotmae", gt=0, lt=1)
@@ -575,7 +579,7 @@ class RerankSettings(Settings, Spread):
 
 
 class EvaluateSettings(Settings):
-    """Measure runs against judgements; write metrics.json and report.html."""
+    """Measure runs against judgements (give run and qrels, or suite); write metrics.json and report.html."""
 
     run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with", min_length=1)
     qrels: str = artifact("qrels", "the judgements")

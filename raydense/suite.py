@@ -179,7 +179,7 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
     before anything starts, where a folder was made from something else, or on models and metrics that no set could use.
     """
     members = suite.members
-    left = {member.name for member in members if open_stages(member.recipe, member.name)}
+    left = _left(suite)
     say(f"suite: {len(members)} test set{'s' * (len(members) > 1)}, {len(members) - len(left)} done before")
     if left:
         _check(suite.settings)
@@ -197,6 +197,23 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
             failed[member.name] = error
             say(f"{label}: failed: {why(error)}")
     return failed
+
+
+def _left(suite: Suite) -> set[str]:
+    """The sets that are not done; InputError where a folder was made from something else, for all that were in one line."""
+    left, refused = set(), []
+    for member in suite.members:
+        try:
+            if open_stages(member.recipe, member.name):
+                left.add(member.name)
+        except InputError as error:
+            refused.append(error)
+    if len(refused) > 1:
+        what, where, mend = refused[0].args
+        raise InputError(f"{what}; and so with {len(refused) - 1} more of the sets", where, mend)
+    if refused:
+        raise refused[0]
+    return left
 
 
 def _check(settings: SuiteSettings) -> None:

@@ -128,9 +128,9 @@ class PassageStore:
         made_with = artifact.summary.get("corpus")
         if made_with not in (None, self.fingerprint):
             raise InputError(
-                f"was made with another corpus ({made_with[:8]}, not {self.fingerprint[:8]})",
+                f"was made with another corpus than {self.path} ({made_with[:8]}, not {self.fingerprint[:8]})",
                 artifact.path,
-                f"not {self.path}: give its own corpus",
+                "give the corpus that it was made with, or make it anew with this one",
             )
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:

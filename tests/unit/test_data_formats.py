@@ -180,7 +180,7 @@ def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, ca
     assert import_dataset(loose).rows == 7
     said = capfd.readouterr().err
     assert "kept 4 passages without text" in said
-    assert "import qrels/test: kept 1 judgements of passages that the corpus does not have" in said
+    assert "import qrels/test: judgements of passages that the corpus does not have: 1 kept" in said
     assert [p[0] for p in passages(tmp_path / "False/corpus")][-4:] == ["blank", "titled", "null", "without"]
     store = PassageStore(tmp_path / "False/corpus")
     assert store.passages(np.arange(4, 7)) == ["only a title", "another title", "a third"]
