@@ -11,18 +11,19 @@ import sys
 import typing
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 from pydantic.fields import FieldInfo
 
-from raydense import __version__
+from raydense import __version__, submit
 from raydense.data.artifact import named_folder
 from raydense.errors import InputError, mendable, why
 from raydense.evaluation.table import comparison_table
-from raydense.pipeline import VERBS, Recipe, Verb, load_yaml, plan, recipe_file, run, seconds_behind
+from raydense.pipeline import VERBS, Recipe, Stage, Verb, load_yaml, plan, recipe_file, run, seconds_behind
 from raydense.progress import duration, say
 from raydense.settings import EvaluateSettings, Settings, SuiteSettings
 from raydense.suite import Suite, run_suite
@@ -30,6 +31,7 @@ from raydense.suite import write_tables as write_suite
 from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
 
 _SUITE = "With --suite: one table over many test sets, in place of runs"
+_DASHBOARD = "the address of the cluster's dashboard, as http://HEAD:8265; by default RAY_ADDRESS"
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
 
@@ -103,6 +105,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = _read(verb.settings, config, flags)
         _join(address)
+        submit.refuse_unseen([Stage(name, name, settings, ())])
         _tell(name, verb.run(settings), as_json)
 
     return Command(name, params=[*_flags(verb.settings), *_common()], callback=call, help=verb.settings.__doc__)
@@ -130,14 +133,9 @@ def _evaluate_command() -> click.Command:
     runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
 
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
-        given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
-        form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
-        for key in given:
-            if key in other and key not in form.model_fields:
-                what, mend = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
-                raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", mend)
-        settings = _read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
+        settings = _read_evaluate(config, flags)
         _join(address)
+        submit.refuse_unseen([Stage("evaluate", "evaluate", settings, ())])
         if isinstance(settings, SuiteSettings):
             _run_suite(Suite.read(settings), as_json)
         else:
@@ -154,6 +152,17 @@ def _evaluate_command() -> click.Command:
             flag.help = str(flag.help).replace("  [required]", "")
     words = "\n\n".join(cleandoc(str(form.__doc__)) for form in (EvaluateSettings, SuiteSettings))
     return Command("evaluate", params=[*of_runs, *of_suite, *_common()], callback=call, help=words)
+
+
+def _read_evaluate(config: str | None, flags: dict[str, Any]) -> Settings:
+    runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
+    given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
+    form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
+    for key in given:
+        if key in other and key not in form.model_fields:
+            what, mend = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
+            raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", mend)
+    return _read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
 
 
 def _common() -> list[click.Parameter]:
@@ -222,11 +231,22 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
     """Run the stages of RECIPE in order, going on where an earlier run stopped; of a recipe with `sweep:`, every trial's."""
     _join(address)
-    sweep = Sweep.read(recipe, output, changes)
-    if sweep is None:
-        _run(Recipe.read(recipe, output, changes), as_json)
+    read = _read_recipe(recipe, output, changes)
+    submit.refuse_unseen(_stages(read))
+    if isinstance(read, Recipe):
+        _run(read, as_json)
     else:
-        _run_sweep(sweep, concurrent, as_json)
+        _run_sweep(read, concurrent, as_json)
+
+
+def _read_recipe(file: str, output: str, changes: tuple[str, ...]) -> Recipe | Sweep:
+    sweep = Sweep.read(file, output, changes)
+    return Recipe.read(file, output, changes) if sweep is None else sweep
+
+
+def _stages(work: Recipe | Sweep) -> list[Stage]:
+    recipes = [work] if isinstance(work, Recipe) else [trial.recipe for trial in work.trials]
+    return [stage for recipe in recipes for stage in recipe.stages]
 
 
 def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
@@ -353,6 +373,170 @@ for _name, _verb in VERBS.items():
     app.add_command(_verb_command(_name, _verb) if _name != "evaluate" else _evaluate_command())
 
 
+@app.group("submit")
+def submit_group() -> None:
+    """Submit a verb, or `run`, as a job of a Ray cluster; follow it here, and end with its exit code.
+
+    The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
+    that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies on storage that all nodes mount, at
+    the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
+    of this machine; and the job begins with a look on every node, and is refused if one does not see an input, or the output's folder.
+
+    The job is named by what it makes. Submitted again while it runs, it is followed from its start; when it has ended, it is submitted
+    anew as NAME-2 and so on, and goes on where it was. Ctrl-C leaves it running. The settings are looked over before anything is
+    sent. If the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
+    """
+
+
+def _submit_options() -> list[click.Parameter]:
+    """The options that a submission has beside those of what it submits."""
+    return [
+        Flag(["--address"], metavar="URL", help=_DASHBOARD),
+        Flag(["--no-wait"], is_flag=True, help="print the job's name, and do not follow it"),
+        Flag(["--python"], default="python", metavar="PATH", help="the Python of the cluster, which has raydense's requirements  [python]"),
+    ]
+
+
+def _submit_verb(name: str, command: click.Command) -> click.Command:
+    def call(config: str | None, as_json: bool, address: str | None, python: str, no_wait: bool, **flags: Any) -> None:
+        read = _read_evaluate if name == "evaluate" else lambda config, flags: _read(VERBS[name].settings, config, flags)
+        settings = read(config, flags)
+        work = submit.verb_work(name, settings)
+        again = command.make_context(name, list(work.words[1:])).params
+        again = {key: value for key, value in again.items() if key not in ("config", "as_json", "address")}
+        if read(None, again).model_dump() != work.stages[0].settings.model_dump():
+            raise InputError("holds what flags cannot say, as a list of one path with a space", name, "write it as a recipe")
+        submit.announce(work, settings)
+        _submit(work, address, python, no_wait, as_json)
+
+    params = [param for param in command.params if param.name != "address"]
+    words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
+    return Command(name, params=[*params, *_submit_options()], callback=call, help=words)
+
+
+def _submit_run() -> click.Command:
+    def call(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, concurrent: int, **where: Any) -> None:
+        whole = os.path.abspath(output)
+        words = [word for change in changes for word in ("--set", change)] + ["--concurrent", str(concurrent)] * (concurrent > 1)
+        work = submit.recipe_work(recipe, whole, _stages(_read_recipe(recipe, whole, changes)), words)
+        if whole != output:
+            say(f"submit: --output is {whole}")
+        _submit(work, as_json=as_json, **where)
+
+    params = [param for param in run_command.params if param.name != "address"]
+    return click.Command(
+        "run",
+        params=[*params, *_submit_options()],
+        callback=call,
+        help="Submit `raydense run RECIPE` as a job; see `raydense submit --help`.",
+    )
+
+
+def _submit(work: submit.Work, address: str | None, python: str, no_wait: bool, as_json: bool) -> None:
+    where = submit.dashboard(address)
+    submit.refuse_local(work, where)
+    if as_json:
+        work = replace(work, words=(*work.words, "--json"))
+    client = submit.connect(where)
+    name, became = submit.start(client, work, python)
+    say(f"{name}: {became}")
+    if not no_wait:
+        _follow(client, name, where, as_json, sys.stderr)
+    print(json.dumps(submit.show(submit.job_of(client, name))) if as_json else name)
+    say(submit.wait_words(name, where))
+
+
+def _follow(client: Any, name: str, address: str, as_json: bool, out: TextIO) -> NoReturn:
+    """Hand on what a job says, and exit as it does."""
+    said = _Said(out)
+    try:
+        job = submit.Follower(client, name, said.write).follow()
+    except KeyboardInterrupt:
+        say(f"\n{submit.wait_words(name, address)}")
+        sys.exit(130)
+    say(f"{name}: {submit.outcome(job)}")
+    if as_json:
+        print(json.dumps(submit.show(job) | {"result": said.result()}, ensure_ascii=False))
+    sys.exit(submit.exit_code(job))
+
+
+class _Said:
+    """What a job says, handed on; keeps the last line that may be its result as JSON."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self._rest, self._last = out, "", ""
+
+    def write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+        *lines, self._rest = (self._rest + text).split("\n")
+        self._last = next((line for line in reversed(lines) if line.startswith("{")), self._last)
+
+    def result(self) -> Any:
+        try:
+            return json.loads(self._last)
+        except json.JSONDecodeError:
+            return None
+
+
+for _name, _command in [(name, app.commands[name]) for name in VERBS]:
+    submit_group.add_command(_submit_verb(_name, _command))
+submit_group.add_command(_submit_run())
+
+
+_NAME = click.argument("name")
+_WHERE = click.option("--address", metavar="URL", help=_DASHBOARD)
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="print the result as JSON on standard output")
+
+
+def _print_job(job: Any, as_json: bool) -> None:
+    print(json.dumps(submit.show(job)) if as_json else submit.line(job))
+
+
+@submit_group.command("status")
+@_NAME
+@_WHERE
+@_AS_JSON
+def job_status(name: str, address: str | None, as_json: bool) -> None:
+    """Say how far the job NAME is, or how it ended."""
+    _print_job(submit.job_of(submit.connect(submit.dashboard(address)), name), as_json)
+
+
+@submit_group.command("stop")
+@_NAME
+@_WHERE
+@_AS_JSON
+def job_stop(name: str, address: str | None, as_json: bool) -> None:
+    """End the job NAME. What its stages committed is kept: submitted again, they go on."""
+    job, ran = submit.stop(submit.connect(submit.dashboard(address)), name)
+    if not ran:
+        say(f"{name}: had ended before")
+    _print_job(job, as_json)
+
+
+@submit_group.command("list")
+@_WHERE
+@_AS_JSON
+def job_list(address: str | None, as_json: bool) -> None:
+    """Say how far the jobs are that raydense submitted, the oldest first."""
+    rows = submit.jobs(submit.connect(submit.dashboard(address)))
+    print(json.dumps([submit.show(job) for job in rows]) if as_json else "\n".join(map(submit.line, rows)))
+
+
+@submit_group.command("logs")
+@_NAME
+@_WHERE
+@click.option("--no-wait", is_flag=True, help="only what it said so far")
+def job_logs(name: str, address: str | None, no_wait: bool) -> None:
+    """Print what the job NAME says, from its start, until it ends; the exit code is the job's."""
+    where = submit.dashboard(address)
+    client = submit.connect(where)
+    submit.job_of(client, name)
+    if not no_wait:
+        _follow(client, name, where, False, sys.stdout)
+    print(client.get_job_logs(name), end="")
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that a person can mend is one line."""
     try:
@@ -370,6 +554,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         say("raydense: interrupted; the same command goes on from here")
         sys.exit(130)
+    except submit.JobError as error:
+        say(f"raydense: {error}")
+        sys.exit(1)
     except Exception as error:
         found = mendable(error)
         if found is None:

@@ -1,4 +1,4 @@
-"""The quickstart, submitted as a Ray job to a local cluster with its dashboard, through Ray's own command line."""
+"""Jobs of a local cluster with its dashboard: the quickstart through Ray's own command line, and what `raydense submit` submits."""
 
 import json
 import os
@@ -19,14 +19,14 @@ SMALL = ["data.passages=700", "data.shard_rows=350", "data.train_queries=300", "
 SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker-1.max_steps=4", "reranker.max_steps=4", "reranked.depth=5"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def environment():
     """Ray lets only those in who know the cluster's token."""
     kept = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     return {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dashboard(environment):
     """The address of a cluster of this test's own, on ports of its own; it ends with the processes that were started for it."""
     port, web, agent, client = _free_ports(4)
@@ -76,3 +76,60 @@ def test_quickstart_as_a_job(dashboard, environment, tmp_path):
     metrics = json.loads((output / "report" / "metrics.json").read_text())
     assert list(metrics["runs"]) == ["BM25", "retriever 1", "retriever 2", "re-ranked"]
     assert (output / "report" / "report.html").stat().st_size > 10_000
+
+
+def _begin(environment, *words):
+    command = [sys.executable, "-m", "raydense", "submit", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+
+
+def _call(environment, *words):
+    process = _begin(environment, *words)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def _read_to(stream, words):
+    for line in stream:
+        if words in line:
+            return line
+    raise AssertionError(f"ended without {words!r}")
+
+
+def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environment, tmp_path):
+    where = ["--address", dashboard]
+    submit = [*where, "--python", sys.executable]
+    code, out, err = _call(environment, "sample", "--passages", "700", "--output", str(tmp_path / "small"), "--json", *submit)
+    assert code == 0, err
+    assert json.loads(out)["result"]["rows"] >= 700
+    assert (tmp_path / "small" / "corpus" / "manifest.json").is_file()
+
+    code, out, err = _call(environment, "index", "--kind", "bm25", "--corpus", "nowhere", "--output", str(tmp_path / "ix"), *submit)
+    assert (code, out) == (2, "")
+    assert f"{ROOT / 'nowhere'}: is not seen by the cluster's node" in err
+    assert environment["RAY_AUTH_TOKEN"] not in err
+    assert not (tmp_path / "ix").exists()
+
+    long = ["sample", "--passages", "50000000", "--output", str(tmp_path / "long"), *submit]
+    both = [_begin(environment, *long), _begin(environment, *long)]
+    try:
+        begun = [_read_to(process.stderr, "raydense-sample-").strip() for process in both]
+        name = begun[0].partition(":")[0]
+        assert sorted(begun) == [f"{name}: runs already", f"{name}: submitted"]
+        for process in both:
+            _read_to(process.stderr, f"Running entrypoint for job {name}")
+        both[0].send_signal(signal.SIGINT)
+        _, said = both[0].communicate(timeout=60)
+        assert both[0].returncode == 130
+        assert f"{name} goes on" in said
+        assert json.loads(_call(environment, "status", name, "--json", *where)[1])["status"] == "RUNNING"
+        assert _call(environment, "stop", name, *where)[1].startswith(f"{name}  stopped after ")
+        _, said = both[1].communicate(timeout=60)
+        assert both[1].returncode == 1
+        assert f"{name}: stopped after " in said
+    finally:
+        for process in both:
+            process.kill()
+    code, out, _ = _call(environment, "logs", name, *where)
+    assert code == 1
+    assert f"Running entrypoint for job {name}" in out
