@@ -377,6 +377,8 @@ for _name, _verb in VERBS.items():
 def submit_group() -> None:
     """Submit a verb, or `run`, as a job of a Ray cluster; follow it here, and end with its exit code.
 
+    `raydense submit train ... --address http://HEAD:8265` is `raydense train ...` there.
+
     The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
     that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies on storage that all nodes mount, at
     the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
@@ -411,7 +413,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
 
     params = [param for param in command.params if param.name != "address"]
     words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
-    return Command(name, params=[*params, *_submit_options()], callback=call, help=words)
+    return Command(name, params=[*params, *_submit_options()], callback=call, help=words, short_help=f"`raydense {name}` as a job.")
 
 
 def _submit_run() -> click.Command:
@@ -424,12 +426,8 @@ def _submit_run() -> click.Command:
         _submit(work, as_json=as_json, **where)
 
     params = [param for param in run_command.params if param.name != "address"]
-    return click.Command(
-        "run",
-        params=[*params, *_submit_options()],
-        callback=call,
-        help="Submit `raydense run RECIPE` as a job; see `raydense submit --help`.",
-    )
+    words = "Submit `raydense run RECIPE` as a job of a cluster; see `raydense submit --help`."
+    return click.Command("run", params=[*params, *_submit_options()], callback=call, help=words, short_help="`raydense run` as a job.")
 
 
 def _submit(work: submit.Work, address: str | None, python: str, no_wait: bool, as_json: bool) -> None:
@@ -520,7 +518,10 @@ def job_stop(name: str, address: str | None, as_json: bool) -> None:
 def job_list(address: str | None, as_json: bool) -> None:
     """Say how far the jobs are that raydense submitted, the oldest first."""
     rows = submit.jobs(submit.connect(submit.dashboard(address)))
-    print(json.dumps([submit.show(job) for job in rows]) if as_json else "\n".join(map(submit.line, rows)))
+    if as_json:
+        print(json.dumps([submit.show(job) for job in rows]))
+    for job in () if as_json else rows:
+        print(submit.line(job))
 
 
 @submit_group.command("logs")

@@ -363,7 +363,7 @@ def outcome(job: Any) -> str:
     """A few words on how far a job is, or how it ended."""
     status = str(job.status)
     if status == "FAILED" and job.driver_exit_code is None:
-        return f"failed before it began: {_last_line(job.message or '')}"
+        return f"failed: {_last_line(job.message or '')}"
     words = {"FAILED": f"failed with exit code {exit_code(job)}", "RUNNING": "runs", "PENDING": "waits"}.get(status, status.lower())
     took = (job.end_time or time.time() * 1000) - job.start_time if job.start_time else 0
     return f"{words}{' for' if job.end_time is None else ' after'} {duration(max(took, 0) / 1000)}" if took else words

@@ -1,5 +1,6 @@
 """Jobs of a local cluster with its dashboard: the quickstart through Ray's own command line, and what `raydense submit` submits."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -36,10 +37,23 @@ def dashboard(environment):
         command = [RAY, "start", *start, f"--temp-dir={folder}"]
         head = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
+            _wait_for(web, head)
             yield f"http://127.0.0.1:{web}"
         finally:
             os.killpg(head.pid, signal.SIGTERM)
             head.wait(60)
+
+
+def _wait_for(port, process):
+    """Until something listens, or the process has ended, which it should not."""
+    deadline = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            return socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+    raise AssertionError("the dashboard did not come up")
 
 
 def _free_ports(count):
@@ -99,10 +113,14 @@ def _read_to(stream, words):
 def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environment, tmp_path):
     where = ["--address", dashboard]
     submit = [*where, "--python", sys.executable]
-    code, out, err = _call(environment, "sample", "--passages", "700", "--output", str(tmp_path / "small"), "--json", *submit)
+    (tmp_path / "base.yaml").write_text("stages: {data: {do: sample, passages: 100000, train_queries: 300}}")
+    (tmp_path / "small.yaml").write_text("base: base.yaml\nstages: {data: {passages: 700}}")
+    recipe = [str(tmp_path / "small.yaml"), "--output", str(tmp_path / "small"), "--set", "data.seed=7", "--json"]
+    code, out, err = _call(environment, "run", *recipe, *submit)
     assert code == 0, err
-    assert json.loads(out)["result"]["rows"] >= 700
-    assert (tmp_path / "small" / "corpus" / "manifest.json").is_file()
+    assert [stage["stage"] for stage in json.loads(out)["result"]["stages"]] == ["data"]
+    made = json.loads((tmp_path / "small" / "data" / "manifest.json").read_text())
+    assert (700 <= made["rows"] < 1000, made["made_from"]["settings"]["seed"]) == (True, 7)
 
     code, out, err = _call(environment, "index", "--kind", "bm25", "--corpus", "nowhere", "--output", str(tmp_path / "ix"), *submit)
     assert (code, out) == (2, "")

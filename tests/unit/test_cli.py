@@ -28,7 +28,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor"])
+@pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor", "submit"])
 def test_help_of_every_verb_teaches(verb, capsys):
     code, out, _ = call(verb, "--help", capsys=capsys)
     assert code == 0
