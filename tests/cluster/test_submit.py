@@ -40,8 +40,8 @@ def dashboard(environment):
             _wait_for(web, head)
             yield f"http://127.0.0.1:{web}"
         finally:
-            os.killpg(head.pid, signal.SIGTERM)
-            head.wait(60)
+            head.terminate()  # it drains and ends the others, which it could not if they were gone
+            head.wait(120)
 
 
 def _wait_for(port, process):
