@@ -382,7 +382,8 @@ def submit_group() -> None:
     The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
     that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies on storage that all nodes mount, at
     the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
-    of this machine; and the job begins with a look on every node, and is refused if one does not see an input, or the output's folder.
+    of this machine; and the job begins with a look on every node that is up, and is refused if one does not see an input, or the
+    output's folder.
 
     The job is named by what it makes. Submitted again while it runs, it is followed from its start; when it has ended, it is submitted
     anew as NAME-2 and so on, and goes on where it was. Ctrl-C leaves it running. The settings are looked over before anything is

@@ -249,8 +249,9 @@ def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
                 client.submit_job(entrypoint=entrypoint(work, python), submission_id=name, runtime_env=environment)
             return name, f"submitted anew: {earlier}" if earlier else "submitted"
         except (RuntimeError, OSError) as error:
-            early = "No available agent" in str(error)  # of a cluster that has only begun
-            if "already exists" not in str(error) and not (early and time.monotonic() < deadline):
+            # The first: somebody else was quicker; the second: the cluster has only begun.
+            again = any(words in str(error) for words in ("already exists", "No available agent"))
+            if not again or time.monotonic() > deadline:
                 raise JobError(f"the cluster did not take the job: {_last_line(error)}") from error
         time.sleep(_AGAIN_S)
 

@@ -122,11 +122,16 @@ def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environ
     made = json.loads((tmp_path / "small" / "data" / "manifest.json").read_text())
     assert (700 <= made["rows"] < 1000, made["made_from"]["settings"]["seed"]) == (True, 7)
 
-    code, out, err = _call(environment, "index", "--kind", "bm25", "--corpus", "nowhere", "--output", str(tmp_path / "ix"), *submit)
+    index = ["index", "--kind", "bm25", "--corpus", "nowhere", "--output", str(tmp_path / "ix"), *submit]
+    code, out, err = _call(environment, *index)
     assert (code, out) == (2, "")
     assert f"{ROOT / 'nowhere'}: is not seen by the cluster's node" in err
     assert environment["RAY_AUTH_TOKEN"] not in err
     assert not (tmp_path / "ix").exists()
+    failed = err.splitlines()[-1].partition(":")[0]
+    code, out, err = _call(environment, *index, "--no-wait")
+    assert (code, out) == (0, f"{failed}-2\n"), err
+    assert f"{failed}-2: submitted anew: {failed} failed with exit code 2" in err
 
     long = ["sample", "--passages", "50000000", "--output", str(tmp_path / "long"), *submit]
     both = [_begin(environment, *long), _begin(environment, *long)]
