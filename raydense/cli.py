@@ -149,6 +149,9 @@ def _evaluate_command() -> click.Command:
     for flag in of_runs:
         if flag.name == "metrics":
             flag.help = f"{flag.help}; with --suite  [{' '.join(suite['metrics'].default)}]"
+    for flag in (*of_runs, *of_suite):
+        if flag.name != "output":
+            flag.help = str(flag.help).replace("  [required]", "")
     words = "\n\n".join(cleandoc(str(form.__doc__)) for form in (EvaluateSettings, SuiteSettings))
     return Command("evaluate", params=[*of_runs, *of_suite, *_common()], callback=call, help=words)
 

@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from raydense import settings as s
-from raydense.data.artifact import WORK, Artifact, begun_from, differences, digest_of, provenance, read_manifest
+from raydense.data.artifact import WORK, Artifact, begun_from, differences, digest_of, discard_untouched, provenance, read_manifest
 from raydense.errors import InputError, did_you_mean
 from raydense.planning import needs_of
 from raydense.progress import duration, say
@@ -41,7 +41,11 @@ class Verb:
 
     def run(self, settings: s.Settings) -> Any:
         module, function = self.home.split(":")
-        return getattr(import_module(module), function)(settings)
+        try:
+            return getattr(import_module(module), function)(settings)
+        except InputError:
+            discard_untouched(settings.output)
+            raise
 
 
 VERBS: dict[str, Verb] = {

@@ -36,6 +36,7 @@ class Progress:
     def __init__(self, name: str, total: int, unit: str, done_before: int = 0) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = self.before = done_before
+        self._first: tuple[float, int] | None = None  # when something had first been done: workers take long to start
         self.note = ""
         self.start = self._shown = time.monotonic()
         self._live = sys.stderr.isatty()
@@ -54,19 +55,22 @@ class Progress:
         self.done = done
         self.note = note or self.note
         now = time.monotonic()
+        if self._first is None and done > self.before:
+            self._first = now, done
         if now - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
             self._shown = now
             self._show(self._line(now))
 
     def _line(self, now: float) -> str:
-        passed = max(now - self.start, 1e-9)
-        rate = (self.done - self.before) / passed
+        begun, before = self._first or (now, self.done)
+        rate = (self.done - before) / max(now - begun, 1e-9)
+        said = f", {rate:,.1f}/s" if rate > 0 else ""
         note = f", {self.note}" if self.note else ""
         if not self.total:  # how many there are is not known
-            return f"{self.name}: {self.done:,} {self.unit}, {rate:,.1f}/s{note}"
+            return f"{self.name}: {self.done:,} {self.unit}{said}{note}"
         left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
         share = f" ({100 * self.done / self.total:.0f}%)"
-        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}, {rate:,.1f}/s{left}{note}"
+        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}{said}{left}{note}"
 
     def _show(self, line: str) -> None:
         if self._live:

@@ -19,7 +19,7 @@ def physical_cpus() -> int:
 def ensure_ray() -> None:
     """Connect to RAY_ADDRESS (which Ray sets inside a job, and --address here), else start a local Ray; at most once a process.
 
-    InputError where no cluster answers at the address.
+    InputError where no cluster answers at the address, or none can be started in time.
     The embedded Ray counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
     """
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
@@ -38,7 +38,12 @@ def ensure_ray() -> None:
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
-        ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
+        try:
+            ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
+        except Exception as error:  # Ray raises no class of its own
+            if "timed out during startup" not in str(error):
+                raise
+            raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
     quiet_data()
 
 

@@ -146,7 +146,8 @@ class ImportSettings(Settings):
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
     strict: bool = setting(
-        True, "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept, and counted"
+        True,
+        "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
 
     def shaping(self) -> dict[str, Any]:
@@ -345,8 +346,12 @@ class PretrainSettings(LoopSettings):
     model: str = artifact("model", "the encoder's folder to start from, or 'tiny': a small one from scratch")
     corpus: str = artifact("corpus", "the passages; with doc_id for context passage")
     generated: str | None = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
+    dropout: float | None = setting(None, "dropout of the encoder and of the head; by default as the model folder says", ge=0, lt=1)
+    batch_size: int = setting(64, "passages of one optimiser step, over all workers", ge=1)
+    accumulation: int = setting(1, "parts that a step is made of, one after another; cocondenser compares the texts of a part", ge=1)
     context: Literal["passage", "query", "mixed"] | None = setting(
-        None, "cocondenser, cotmae: another passage of the document, one of the passage's queries, drawn anew each time, or either"
+        None,
+        "cocondenser, cotmae (which need it): another passage of the document, one of the passage's queries, drawn anew each time, or either",
     )
     mask: float | None = setting(None, "share of a passage's tokens to hide; by default 0.15, and 0.3 for cotmae", gt=0, lt=1)
     context_mask: float | None = setting(None, "the same of a context; by default 0.15, and 0.45 for cotmae", gt=0, lt=1)
@@ -476,7 +481,15 @@ class SearchSettings(Settings, Pool):
     model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     qrels: str | None = artifact("qrels", "search only the queries judged here", None)
     k: int = setting(100, "passages of each query", ge=1)
+    drop_identical: bool = setting(
+        False,
+        "leave out a passage that has the query's own id and is not judged (with qrels), as BEIR does: in ArguAna and Quora it is the query",
+    )
     block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; of passages that are the query only where they are left out."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
 
 
 class FilterSettings(Settings, Pool):
@@ -566,7 +579,7 @@ class RerankSettings(Settings, Spread):
 
 
 class EvaluateSettings(Settings):
-    """Measure runs against judgements; write metrics.json and report.html."""
+    """Measure runs against judgements (give run and qrels, or suite); write metrics.json and report.html."""
 
     run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with", min_length=1)
     qrels: str = artifact("qrels", "the judgements")
@@ -574,18 +587,11 @@ class EvaluateSettings(Settings):
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
-    drop_identical: bool = setting(
-        False, "leave out a hit whose passage has the query's own id and is not judged, as BEIR does: in ArguAna and Quora it is the query"
-    )
     answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
     answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_words)] = setting(
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; of hits of the query's own id only where they are left out."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
 
 
 class SuiteSettings(Settings):
@@ -605,8 +611,8 @@ class SuiteSettings(Settings):
     splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
-    k: int = setting(100, "passages of each query, the query itself (where it stands in the corpus) not counted", ge=1)
-    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out", ge=1)
+    k: int = setting(100, "passages of each query; the query itself, where it stands in the corpus, is none", ge=1)
+    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16 or HNSW32")
     shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydense.data.artifact import Artifact, read_manifest, write_whole
+from raydense.data.artifact import WORK, Artifact, read_manifest, write_whole
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.pipeline import Recipe, Stage, open_stages, run_stage, state
@@ -25,7 +25,7 @@ from raydense.settings import SuiteSettings
 
 @dataclass(frozen=True)
 class Source:
-    """A test set as it was found: its name, folder and splits; `lacks` says what a set needs and this has not."""
+    """A test set as it was found: its name, folder and splits; `lacks` says what keeps it from being whole."""
 
     name: str
     folder: Path
@@ -108,7 +108,9 @@ def _source(folder: Path, name: str) -> Source | None:
         splits = [plain(path).stem for path in files_of(qrels, "*.tsv")] if qrels.is_dir() else []
     else:
         return None
-    return Source(name, folder, imported, tuple(splits), "queries" if not queries else "qrels" if not splits else "")
+    lacks = "is begun, and its import was not finished" if (folder / WORK).is_dir() else ""
+    missing = "queries" if not queries else "qrels" if not splits else ""
+    return Source(name, folder, imported, tuple(splits), lacks or (missing and f"has a corpus, but no {missing}"))
 
 
 def _chosen(found: list[Source], settings: SuiteSettings) -> list[Source]:
@@ -119,7 +121,7 @@ def _chosen(found: list[Source], settings: SuiteSettings) -> list[Source]:
     chosen = [source for source in found if not wanted or any(_is_of(source, name) for name in wanted)]
     for source in chosen:
         if source.lacks:
-            raise InputError(f"has a corpus, but no {source.lacks}", source.folder, "add them, or leave the set out with --sets")
+            raise InputError(source.lacks, source.folder, "complete it, or leave the set out with --sets")
     return chosen
 
 
@@ -138,6 +140,7 @@ def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Membe
     for split in splits:
         stages |= _split_stages(source, here, split, settings)
     given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
+    given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
     recipe = Recipe.build({"given": given, "stages": stages}, Path(settings.output) / source.name, source.name)
     named = {stage.name: stage for stage in recipe.stages}
     return Member(source.name, {split: named[f"report-{_folder(split)}"] for split in splits}, recipe)
@@ -155,21 +158,18 @@ def _index_stages(source: Source, here: str, settings: SuiteSettings) -> dict[st
 
 
 def _split_stages(source: Source, here: str, split: str, settings: SuiteSettings) -> dict[str, Any]:
-    """What finds the passages of a split's queries, and measures them.
-
-    One hit more than asked is found: a query that stands in the corpus finds itself, which is not counted.
-    """
+    """What finds the passages of a split's queries, and measures them; a query that stands in the corpus finds itself, which is no hit."""
     found, reranked = f"found-{_folder(split)}", f"reranked-{_folder(split)}"
     texts, qrels = {"queries": f"{here}/queries"}, f"{here}/qrels/{split}"
-    search = {"do": "search", "index": "$index", "qrels": qrels, "k": settings.k + 1, **texts}
+    search = {"do": "search", "index": "$index", "qrels": qrels, "k": settings.k, "drop_identical": True, **texts}
     stages: dict[str, Any] = {found: search if settings.kind == "bm25" else search | {"model": "$model"}}
     runs = [f"{'BM25' if settings.kind == 'bm25' else 'dense'}=${found}"]
     texts["corpus"] = f"{here}/corpus"
     if settings.reranker:
         stages[reranked] = {"do": "rerank", "model": "$reranker", "run": f"${found}", "depth": settings.depth, **texts}
         runs.append(f"re-ranked=${reranked}")
-    report = {"do": "evaluate", "run": runs, "qrels": qrels, "metrics": settings.metrics, "drop_identical": True, **texts}
-    return stages | {f"report-{_folder(split)}": report | {"title": f"{source.name}, {split}"}}
+    report = {"do": "evaluate", "run": runs, "qrels": qrels, "metrics": settings.metrics, **texts}
+    return stages | {f"report-{_folder(split)}": report | {"title": f"$title-{split}"}}
 
 
 def run_suite(suite: Suite) -> dict[str, Exception]:
@@ -179,7 +179,7 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
     before anything starts, where a folder was made from something else, or on models and metrics that no set could use.
     """
     members = suite.members
-    left = {member.name for member in members if open_stages(member.recipe, member.name)}
+    left = _left(suite)
     say(f"suite: {len(members)} test set{'s' * (len(members) > 1)}, {len(members) - len(left)} done before")
     if left:
         _check(suite.settings)
@@ -197,6 +197,23 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
             failed[member.name] = error
             say(f"{label}: failed: {why(error)}")
     return failed
+
+
+def _left(suite: Suite) -> set[str]:
+    """The sets that are not done; InputError where a folder was made from something else, for all that were in one line."""
+    left, refused = set(), []
+    for member in suite.members:
+        try:
+            if open_stages(member.recipe, member.name):
+                left.add(member.name)
+        except InputError as error:
+            refused.append(error)
+    if len(refused) > 1:
+        what, where, mend = refused[0].args
+        raise InputError(f"{what}; and so with {len(refused) - 1} more of the sets", where, mend)
+    if refused:
+        raise refused[0]
+    return left
 
 
 def _check(settings: SuiteSettings) -> None:

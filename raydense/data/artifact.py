@@ -285,6 +285,15 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
             yield from _files_in(path, above)
 
 
+def discard_untouched(output: str | os.PathLike[str]) -> None:
+    """Remove an output that this process began and put nothing into, as where its inputs were refused after it was opened."""
+    folder = Path(output)
+    begun = {folder / WORK / name for name in ("lock", "commits", _BEGUN)}
+    if folder.resolve() in _LOCKS and set(folder.rglob("*")) <= {folder / WORK, *begun}:
+        Draft(folder, "", {}).close()
+        shutil.rmtree(folder)
+
+
 def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
     """What differs between two `made_from`, as `key: there -> here`, or the empty string."""
     found = []

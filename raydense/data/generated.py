@@ -38,6 +38,11 @@ class Generated:
         ends = np.cumsum([file.rows for file in files], dtype=np.int64).tolist()
         self.ranges: dict[str, tuple[int, int]] = {f.path: (end - f.rows, end) for f, end in zip(files, ends, strict=True)}
 
+    @property
+    def origin(self) -> str:
+        """The fingerprint of what `generate` wrote, of which this is a part where it was filtered."""
+        return str(self.artifact.summary.get("origin", self.artifact.fingerprint))
+
     def __reduce__(self) -> tuple[type[Generated], tuple[str]]:
         return Generated, (str(self.artifact.path.absolute()),)
 

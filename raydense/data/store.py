@@ -128,9 +128,9 @@ class PassageStore:
         made_with = artifact.summary.get("corpus")
         if made_with not in (None, self.fingerprint):
             raise InputError(
-                f"was made with another corpus ({made_with[:8]}, not {self.fingerprint[:8]})",
+                f"was made with another corpus than {self.path} ({made_with[:8]}, not {self.fingerprint[:8]})",
                 artifact.path,
-                f"not {self.path}: give its own corpus",
+                "give the corpus that it was made with, or make it anew with this one",
             )
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
@@ -140,7 +140,9 @@ class PassageStore:
         if (rows < 0).any():
             unknown = words.dictionary[int(np.argmax(rows < 0))].as_py()
             what = f"names passage {unknown!r}, which the corpus {self.path} does not have"
-            raise InputError(what, where, "give the corpus that it was made from")
+            raise InputError(
+                what, where, "give the corpus that it was made from; or, after import --no-strict, import strictly to find the line"
+            )
         return rows[words.indices.to_numpy()]
 
     @cached_property
@@ -174,6 +176,8 @@ class CorpusWriter:
         names = ["passage_id", "title", "text"] + (["doc_id"] if "doc_id" in table.column_names else [])
         table = table.select(names).cast(pa.schema([(n, pa.string()) for n in names]))
         table = table.set_column(1, "title", pc.fill_null(table["title"], ""))
+        if not self.strict:
+            table = table.set_column(2, "text", pc.fill_null(table["text"], ""))
         for name in ("passage_id", "text"):
             blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(table[name], ""))), 0)
             if name == "text" and not self.strict:
@@ -182,7 +186,8 @@ class CorpusWriter:
                 row = self.rows + pc.index(blank, pa.scalar(True)).as_py()
                 raise InputError(f"empty {name}", self.where(row), "fill it, or remove the passage")
         self._id_hashes.append(hash_strings(table["passage_id"]))
-        self._text_hashes.append(hash_strings(table["text"]))
+        # without text the title is all that tells a passage from another one
+        self._text_hashes.append(hash_strings(pc.if_else(blank, table["title"], table["text"]) if self.blank else table["text"]))
         self.rows += table.num_rows
         self._held.append(table)
         self._held_rows += table.num_rows

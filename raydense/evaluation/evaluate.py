@@ -72,8 +72,6 @@ def _measure(name: str, folder: str, judgements: Judgements, queries: pa.Table |
     artifact = Artifact.open(folder, "run")
     judged = [_judged(part, judgements.query_ids) for part in artifact.parts(".parquet")]
     run = pa.concat_tables(judged) if judged else concat_parts([], "run")
-    if settings.drop_identical:
-        run = _without_identical(run, judgements)
     measured = judgements.measure(run, folder)
     answers = None if settings.answers == "none" else _answers(run, judgements.query_ids, queries, settings)
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
@@ -85,13 +83,6 @@ def _measure(name: str, folder: str, judgements: Judgements, queries: pa.Table |
 def _judged(part: Path, query_ids: pa.Array) -> pa.Table:
     table = pq.read_table(part, columns=_COLUMNS)
     return table.filter(pc.is_in(table["query_id"], value_set=query_ids))
-
-
-def _without_identical(run: pa.Table, judgements: Judgements) -> pa.Table:
-    """The run without the hits that are the query itself; one that is judged is more than that: an accident of how ids were given."""
-    same = pc.equal(run["query_id"], run["passage_id"])
-    judged = pa.array([query for query, passages in judgements.judged.items() if query in passages], pa.string())
-    return run.filter(pc.or_(pc.invert(same), pc.is_in(run["query_id"], value_set=judged)))
 
 
 def _answers(run: pa.Table, query_ids: pa.Array, queries: pa.Table | None, settings: EvaluateSettings) -> dict[str, Any]:

@@ -63,12 +63,13 @@ def filter_queries(settings: FilterSettings) -> Artifact:
     share = 100 * summary["queries"] / summary["read"]
     say(f"filter: {summary['queries']:,} of {summary['read']:,} queries kept ({share:.1f}%); {summary['without']:,} passages have none")
     made_with = {"model": generated.artifact.summary.get("model"), "corpus": store.fingerprint, "index": index.fingerprint}
+    made_with["origin"] = generated.origin
     return draft.finish(len(generated), **made_with, k=settings.k, **summary)
 
 
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
     """Such an index finds a passage by the query itself, and nothing would be dropped."""
-    if index.manifest["made_from"].get("inputs", {}).get("expand") == generated.artifact.fingerprint:
+    if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")) == generated.origin:
         raise InputError("has the words of these very queries (expand)", index.path, "give an index of the passages alone")
 
 

@@ -168,6 +168,8 @@ def _own_config(folder: Path) -> EncoderConfig:
     known = {f.name for f in fields(EncoderConfig)}
     values = read_json(folder / OWN_FILE)
     if set(values) != known:
+        if read_json(weights_folder(folder) / "config.json").get("is_encoder_decoder"):
+            raise InputError("is a generator, not an encoder", folder, "give a retriever's folder, or any encoder")
         raise InputError("is not what this raydense writes for an encoder", folder / OWN_FILE, "give a retriever's folder")
     return EncoderConfig(**values)
 

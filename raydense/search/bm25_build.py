@@ -65,6 +65,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
             progress.add(rows)
     draft.commit("passage_ids.arrow", partial(_write_ids, store), len(store))
     summary = {"kind": "bm25", "shards": ranges, "corpus": store.fingerprint, "model": None, "dimension": None}
+    summary["expand"] = generated.origin if generated else None
     return draft.finish(len(store), **summary, factory=None, stemmer=settings.stemmer, stopwords=settings.stopwords)
 
 

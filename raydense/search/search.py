@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft, fingerprint_of, provenance
-from raydense.data.tables import commit_table, query_positions, read_table
+from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
 from raydense.progress import Progress
 from raydense.settings import SearchSettings
@@ -48,13 +48,17 @@ def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, quer
     from raydense.search.pool import SearchPool
 
     ids, block = PassageIds(index), settings.block
+    # as many as asked, beside the query itself
+    k, own = settings.k + settings.drop_identical, _judged_own(settings)
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
         prepare = query_encoder(settings.model) if settings.model else list
         stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
-            for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, settings.k), strict=True):
+            for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
                 table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
+                if settings.drop_identical:
+                    table = without_identical(table, own, settings.k)
                 commit_table(draft, _run_file(at // block), table)
                 progress.add(len(rows))
 
@@ -85,6 +89,23 @@ def _queries(settings: SearchSettings) -> pa.Table:
     if not len(queries):
         raise InputError("no queries", settings.qrels or settings.queries, "give some")
     return queries.combine_chunks()
+
+
+def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
+    """The queries that are judged with a passage of their own id: an accident of how ids were given, and no reason to drop it."""
+    if not (settings.qrels and settings.drop_identical):
+        return pa.chunked_array([], pa.string())
+    qrels = read_table(settings.qrels, "qrels", ["query_id", "passage_id"])
+    return qrels.filter(pc.equal(qrels["query_id"], qrels["passage_id"]))["query_id"]
+
+
+def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
+    """The first k of each query in a run, its ranks anew, without passages of the query's own id; those of the queries `but` stay."""
+    same = pc.and_(pc.equal(run["query_id"], run["passage_id"]), pc.invert(pc.is_in(run["query_id"], value_set=but)))
+    run = run.filter(pc.invert(same))
+    starts = query_starts(run["query_id"])
+    rank = np.arange(1, len(run) + 1) - np.repeat(starts[:-1], np.diff(starts))
+    return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
 
 
 def query_encoder(model: str) -> Callable[[list[str]], NDArray[np.float32]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raydense.data.artifact import Artifact, Draft, differences, fingerprint_of
+from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of
 from raydense.errors import InputError, mendable
 
 
@@ -255,3 +255,24 @@ def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
 
 def test_differences_names_keys() -> None:
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == "a.c: 2 -> 3, d: None -> 4"
+
+
+def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: Path) -> None:
+    made_from = {"stage": "test"}
+    Draft.open(tmp_path / "begun", "run", made_from)
+    discard_untouched(tmp_path / "begun")
+    assert not (tmp_path / "begun").exists()
+    committed = Draft.open(tmp_path / "committed", "run", made_from)
+    committed.commit("part", lambda path: path.write_text("x"), 1)
+    kept = Draft.open(tmp_path / "kept", "run", made_from)
+    kept.keep("spill", lambda path: path.write_text("x"))
+    elsewhere = Draft.open(tmp_path / "elsewhere", "run", made_from)
+    elsewhere.close()  # as another process's, which this one has no lock of
+    (tmp_path / "own").mkdir()
+    for draft in (committed, kept, elsewhere):
+        discard_untouched(draft.folder)
+        assert draft.folder.is_dir()
+    discard_untouched(tmp_path / "own")
+    discard_untouched(tmp_path / "nowhere")
+    assert (tmp_path / "own").is_dir()
+    assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"

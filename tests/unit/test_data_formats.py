@@ -172,15 +172,19 @@ def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, ca
     folder = beir(tmp_path / "in")
     with open(folder / "corpus.jsonl", "a") as corpus, open(folder / "qrels/test.tsv", "a") as qrels:
         corpus.write('{"_id": "blank", "title": "", "text": ""}\n{"_id": "titled", "title": "only a title", "text": " "}\n')
+        corpus.write('{"_id": "null", "title": "another title", "text": null}\n{"_id": "without", "title": "a third"}\n')
         qrels.write("q1\td9\t1\nq1\tblank\t1\n")
     strict, loose = (ImportSettings(format="beir", input=str(folder), output=str(tmp_path / f"{s}"), strict=s) for s in (True, False))
-    with pytest.raises(InputError, match=r"corpus\.jsonl:4: empty text"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl:6: no 'text'"):
         import_dataset(strict)
-    assert import_dataset(loose).rows == 5
+    assert import_dataset(loose).rows == 7
     said = capfd.readouterr().err
-    assert "kept 2 passages without text" in said
-    assert "import qrels/test: kept 1 judgements of passages that the corpus does not have" in said
-    assert [p[0] for p in passages(tmp_path / "False/corpus")][-2:] == ["blank", "titled"]
+    assert "kept 4 passages without text" in said
+    assert "import qrels/test: judgements of passages that the corpus does not have: 1 kept" in said
+    assert [p[0] for p in passages(tmp_path / "False/corpus")][-4:] == ["blank", "titled", "null", "without"]
+    store = PassageStore(tmp_path / "False/corpus")
+    assert store.passages(np.arange(4, 7)) == ["only a title", "another title", "a third"]
+    assert len(set(store.text_hash.tolist())) == 7, "those without text are told apart by their titles"
     assert [row["passage_id"] for row in table(tmp_path / "False/qrels/test", "qrels")][-2:] == ["d9", "blank"]
     with open(folder / "qrels/test.tsv", "a") as qrels:
         qrels.write("q9\td1\t1\n")

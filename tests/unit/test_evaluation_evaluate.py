@@ -72,24 +72,6 @@ def test_one_run(world: Path):
     assert evaluate_world(world, "report", [str(world / "good")]).path.joinpath("report.html").stat().st_mtime_ns == before
 
 
-def test_hits_that_are_the_query_itself_are_left_out(tmp_path: Path):
-    """As in ArguAna, whose queries stand in its corpus; one that is judged stays."""
-    hits = [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b"), ("c", "a"), ("c", "c")]
-    run = pa.table({"query_id": [q for q, _ in hits], "passage_id": [p for _, p in hits], "rank": [1, 2] * 3, "score": [2.0, 1.0] * 3})
-    write_table(tmp_path / "run", "run", run)
-    write_table(tmp_path / "qrels", "qrels", pa.table({"query_id": [*"abc"], "passage_id": ["b", "b", "c"], "relevance": [1, 1, 1]}))
-
-    def values(output: str, **settings: object) -> list[float]:
-        report = evaluate_world(tmp_path, output, [str(tmp_path / "run")], metrics="RR", **settings)
-        return pq.read_table(report.path / "per_query.parquet")["RR"].to_pylist()
-
-    assert values("as-it-is") == [0.5, 0.5, 0.5]
-    assert values("dropped", drop_identical=True) == [1.0, 0.5, 0.5]
-    settings = {"run": "r", "qrels": "q", "output": "o"}
-    assert "drop_identical" not in EvaluateSettings.read(settings).shaping(), "older reports are still the same"
-    assert EvaluateSettings.read({**settings, "drop_identical": True}).shaping()["drop_identical"]
-
-
 def test_several_runs_against_the_first(world: Path):
     report = evaluate_world(world, "report", [f"BM25={world / 'bad'}", f"dense={world / 'good'}"])
     result = report.summary["result"]

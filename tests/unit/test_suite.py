@@ -90,9 +90,19 @@ def test_a_folder_without_sets_or_with_half_a_set_is_refused(root: Path, tmp_pat
     (root / "packed" / "queries.jsonl").unlink()
     (root / "plain" / "qrels" / "test.tsv").unlink()
     for name, lacks in {"packed": "queries", "plain": "qrels"}.items():
-        with pytest.raises(InputError, match=f"{name}: has a corpus, but no {lacks}; add them, or leave the set out with --sets"):
+        with pytest.raises(InputError, match=f"{name}: has a corpus, but no {lacks}; complete it, or leave the set out with --sets"):
             read(root, sets=name)
     assert len(read(root, sets="forum linked").members) == 3
+    (root / "imported" / ".work").mkdir()
+    with pytest.raises(InputError, match=r"imported: is begun, and its import was not finished; complete it, or leave the set out"):
+        read(root, sets="imported")
+
+
+def test_a_name_is_no_reference(tmp_path: Path):
+    for name in ("$index", "$nothing", "x=$index"):
+        make_set(tmp_path / "suite" / name)
+    titles = [member.reports["test"].settings.title for member in read(tmp_path / "suite").members]
+    assert titles == ["$index, test", "$nothing, test", "x=$index, test"]
 
 
 @pytest.mark.parametrize(

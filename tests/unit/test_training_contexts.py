@@ -126,7 +126,6 @@ def test_what_cannot_give_contexts_is_refused(root: Path, tmp_path: Path) -> Non
         ({"method": "cotmae", "context": "passage", "generated": "g"}, "context passage does not use generated"),
         ({"method": "cotmae", "context": "passage", "skip_from": 1}, "method cotmae does not use skip_from"),
         ({"method": "condenser", "temperature": 0.5}, "method condenser does not use temperature"),
-        ({"method": "mlm", "micro_batch": "auto"}, "micro_batch auto is not told for pre-training"),
         ({"method": "mlm", "batch_size": 9, "workers": 2}, "batch_size 9 must divide"),
     ],
 )

@@ -18,16 +18,17 @@ QRELS = [Field("query_id", "id", "query-id"), Field("passage_id", "id", "corpus-
 HEADER = "query-id\tcorpus-id\tscore"
 
 
-def passages(folder: Path) -> Passages:
-    """The passages of `corpus.jsonl`."""
+def passages(folder: Path, strict: bool = True) -> Passages:
+    """The passages of `corpus.jsonl`; not `strict`, their text may be missing or null."""
     path = either(folder / "corpus.jsonl")
-    return json_lines(path, CORPUS), where(path)
+    fields = [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
+    return json_lines(path, fields), where(path)
 
 
 def read(folder: Path, intake: Intake) -> None:
     """Take a BEIR folder. A folder without qrels is a data set to search only."""
     if intake.store is None or either(folder / "corpus.jsonl").is_file():
-        intake.corpus(passages(folder))
+        intake.corpus(passages(folder, intake.strict))
     path = either(folder / "queries.jsonl")
     intake.queries(pa.concat_tables(json_lines(path, QUERIES)), where(path))
     if (folder / "qrels").is_dir():

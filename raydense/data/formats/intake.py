@@ -71,7 +71,9 @@ class Intake:
         """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with two results."""
         unknown = self.check_ids(table, at, self.strict)
         if unknown:
-            say(f"import qrels/{split}: kept {unknown:,} judgements of passages that the corpus does not have: no run can find these")
+            say(
+                f"import qrels/{split}: judgements of passages that the corpus does not have: {unknown:,} kept, though no run can find these"
+            )
         pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([("relevance", "min"), ("relevance", "max")])
         torn = pc.index(pc.not_equal(pairs["relevance_min"], pairs["relevance_max"]), pa.scalar(True)).as_py()
         if torn >= 0:
