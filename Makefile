@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check setup docs clean-demo
+.PHONY: help demo test check setup docs cluster-local clean-demo
 
 help:
 	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
 	@echo "make test    set up, check the code, and run all tests"
 	@echo "make check   format, lint, types, floors of the house"
 	@echo "make docs    write docs/reference.md anew from the settings"
+	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"
 
 setup: .venv/ready
 
@@ -33,6 +34,9 @@ test: check
 
 docs: setup
 	$(BIN)/python docs/make_reference.py
+
+cluster-local: setup
+	@$(BIN)/python cluster/local.py
 
 clean-demo:
 	rm -rf demo

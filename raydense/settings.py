@@ -432,7 +432,9 @@ class GenerateSettings(Settings, Spread):
 class IndexSettings(Settings):
     """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
 
-    kind: Literal["faiss", "bm25"] = setting(..., "faiss for vectors, bm25 for words")
+    kind: Literal["faiss", "bm25"] = setting(
+        ..., "faiss for vectors, bm25 for words; of Chinese, Japanese and Korean, each two neighbouring characters"
+    )
     embeddings: str | None = artifact("embeddings", "faiss: the vectors", None)
     corpus: str | None = artifact("corpus", "bm25: the passages", None)
     expand: str | None = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)

@@ -1,8 +1,14 @@
-"""Turns texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems."""
+"""Turns texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems.
+
+Chinese, Japanese and Korean set no blanks between words, or not between all: of a run of their characters each two neighbours are a
+word, and a character that stands alone, as Lucene's CJKAnalyzer has it.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +20,9 @@ from numpy.typing import NDArray
 from raydense.errors import InputError, did_you_mean
 
 NONE = "none"
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0002fa1f"
+_RUN = re.compile(f"[{_CJK}]+")
+_WORD = rf"(?u)\b\w\w+\b|[{_CJK}]"
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,14 @@ class Words:
             raise InputError(f"no stemmer {self.stemmer!r}", "stemmer", did_you_mean(self.stemmer, [*Stemmer.algorithms(), NONE]))
         stemmer = None if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer)
         try:
-            return Tokenizer(stopwords=None if self.stopwords == NONE else self.stopwords, stemmer=stemmer)
+            return Tokenizer(splitter=_WORD, stopwords=None if self.stopwords == NONE else self.stopwords, stemmer=stemmer)
         except ValueError:
             known = [*_stopword_languages(), NONE]
             raise InputError(f"no stop words {self.stopwords!r}", "stopwords", did_you_mean(self.stopwords, known)) from None
 
     def split(self, texts: list[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The words of all texts one after another, as ids of `tokenizer`'s growing vocabulary, and each text's count of them."""
+        texts = [text if text.isascii() else _RUN.sub(_neighbours, text) for text in texts]
         lists = list(tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False))
         lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
         flat = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in lists]) if lists else np.empty(0, np.int32)
@@ -55,6 +65,12 @@ class Words:
         known = ids >= 0
         counts = np.bincount(owner[known], minlength=len(lengths))
         return ids[known], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _neighbours(run: re.Match[str]) -> str:
+    """Each two neighbouring characters of a run, between blanks."""
+    found = run[0]
+    return f" {' '.join(map(''.join, pairwise(found))) or found} "
 
 
 def _stopword_languages() -> list[str]:

@@ -37,7 +37,7 @@ stages:
     queries: $data/queries, corpus: $data/corpus, models: [$retriever]}
 """
 STAGES = re.findall(r"^  (\w+): {do", RECIPE, re.MULTILINE)
-KILLS = 3
+KILLS = 2
 _MOST_FILES = 15
 
 

@@ -1,0 +1,230 @@
+"""The files of `cluster/`, as far as they can be checked with no cloud: by Ray's own schema, reader and scheduler, and by our settings."""
+
+import copy
+import logging
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from kuberay_fields import faults
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+
+from raydense.cli import app
+from raydense.errors import InputError
+from raydense.pipeline import VERBS, Recipe
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ["aws.yaml", "gcp.yaml"]
+KUBERAY = ["data.yaml", "raycluster.yaml", "rayjob-encode.yaml", "rayjob-generate.yaml", "rayjob-joint.yaml"]
+JOBS = KUBERAY[2:]
+TELLING = [ROOT / "cluster" / "README.md", *(ROOT / "cluster").glob("*.yaml"), *(ROOT / "cluster" / "kuberay").glob("*.yaml")]
+
+
+def _launcher(name):
+    return yaml.safe_load((ROOT / "cluster" / name).read_text())
+
+
+def _kubernetes(name):
+    return yaml.safe_load((ROOT / "cluster" / "kuberay" / name).read_text())
+
+
+def _cluster_of(name):
+    spec = _kubernetes(name)["spec"]
+    return spec.get("rayClusterSpec", spec)
+
+
+def _started(config, shape, count, **unavailable):
+    """What Ray's scheduler would start for so many demands of a shape, where nothing runs yet beyond min_workers."""
+    types = AutoscalingConfig(copy.deepcopy(config), skip_content_hash=True)
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=types.get_node_type_configs(),
+        max_num_nodes=types.get_max_num_nodes(),
+        resource_requests=ResourceRequestUtil.group_by_count([ResourceRequestUtil.make(shape) for _ in range(count)]),
+        recoverable_resource_availabilities=unavailable,
+    )
+    reply = ResourceDemandScheduler(None).schedule(request)
+    assert not reply.infeasible_resource_requests
+    return {launch.instance_type: launch.count for launch in reply.to_launch}
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_ray_takes_the_launcher_files(name):
+    validate_config(prepare_config(_launcher(name)))
+    with pytest.raises(Exception, match="idle_timeout_minuts"):
+        validate_config(prepare_config(_launcher(name) | {"idle_timeout_minuts": 5}))
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_a_launched_cluster_begins_with_its_head_alone_and_grows_by_what_is_asked_for(name):
+    config = _launcher(name)
+    assert _started(config, {"GPU": 1}, 20) == {"v100-spot": 16, "v100-on-demand": 4}
+    assert _started(config, {"GPU": 1}, 3) == {"v100-spot": 3}
+    assert _started(config, {"CPU": 1}, 20) == {"cpu-spot": 2}
+    assert sum(kind.get("min_workers", 0) for kind in config["available_node_types"].values()) == 0
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_a_training_gets_the_large_machines_that_the_comment_says(name):
+    config = _launcher(name)
+    config["available_node_types"]["v100x4-spot"] |= {"min_workers": 2, "max_workers": 2}
+    assert _started(config, {"GPU": 1}, 0) == {"v100x4-spot": 2}
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_a_launched_cluster_is_closed_and_its_head_does_no_work(name):
+    config = _launcher(name)
+    head = config["head_start_ray_commands"][-1]
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "--num-cpus=0 --num-gpus=0" in head
+    assert config["available_node_types"][config["head_node_type"]]["resources"] == {"CPU": 0}
+    assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"]
+    if name == "aws.yaml":
+        groups = [kind["node_config"]["SecurityGroupIds"] for kind in config["available_node_types"].values()]
+        assert all(group == ["sg-YOUR-GROUP"] for group in groups), "a type without one opens port 22 to the world"
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_kubernetes_files_have_no_field_that_is_not_there(name):
+    assert faults(_kubernetes(name)) == []
+
+
+def test_a_misspelt_or_misplaced_field_is_found_at_any_depth():
+    whole = _kubernetes("rayjob-encode.yaml")
+    whole["spec"]["backofLimit"] = 1
+    whole["spec"]["rayClusterSpec"]["autoscalerOptions"]["version"] = "v3"
+    container = whole["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    container["resource"] = container.pop("resources")
+    found = faults(whole)
+    spots = [
+        "$.spec",
+        "$.spec.rayClusterSpec.autoscalerOptions.version",
+        "$.spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0]",
+    ]
+    for spot, word in zip(spots, ("'backofLimit' was unexpected", "'v3' is not one of", "'resource' was unexpected"), strict=True):
+        assert any(line.startswith(f"{spot}: ") and word in line for line in found), found
+
+
+@pytest.mark.parametrize("name", KUBERAY[1:])
+def test_rays_autoscaler_reads_the_pods_as_meant(name):
+    config = _autoscaled(name)
+    kinds = config["available_node_types"]
+    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 16 * 2**30}
+    for group in ("v100-spot", "v100-on-demand"):
+        assert kinds[group]["resources"] == {"CPU": 7, "GPU": 1, "memory": 24 * 2**30}
+    assert kinds["v100-spot"]["priority"] > kinds["v100-on-demand"].get("priority", 0)
+
+
+def _autoscaled(name):
+    logging.getLogger("ray.autoscaler").setLevel(logging.ERROR)
+    return _derive_autoscaling_config_from_ray_cr({"metadata": {"name": "raydense", "namespace": "default"}, "spec": _cluster_of(name)})
+
+
+@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob-encode.yaml", "rayjob-generate.yaml"])
+def test_pods_on_spot_machines_come_first_and_others_where_there_are_none(name):
+    assert _started(_autoscaled(name), {"GPU": 1}, 20) == {"v100-spot": 16, "v100-on-demand": 4}
+    assert _started(_autoscaled(name), {"GPU": 1}, 3, **{"v100-spot": 0.0}) == {"v100-on-demand": 3}
+
+
+def test_the_workers_of_a_training_are_there_when_it_begins():
+    words = shlex.split(_kubernetes("rayjob-joint.yaml")["spec"]["entrypoint"])
+    spot = _cluster_of("rayjob-joint.yaml")["workerGroupSpecs"][0]
+    assert spot["replicas"] == spot["minReplicas"] == int(words[words.index("--workers") + 1])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_that_is_tried_again_can_go_on(name):
+    job = _kubernetes(name)["spec"]
+    assert job["backoffLimit"] > 0
+    assert job["shutdownAfterJobFinishes"]  # else KubeRay refuses `suspend`
+    assert set(yaml.safe_load(job.get("runtimeEnvYAML", "{}"))) <= {"env_vars"}
+    words = shlex.split(job["entrypoint"])
+    assert words[words.index("--output") + 1].startswith("/data/")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_entry_points_are_commands_that_exist(name):
+    _check_command(_kubernetes(name)["spec"]["entrypoint"].replace("/opt/raydense/", ""))
+
+
+@pytest.mark.parametrize("file", TELLING, ids=lambda file: file.name)
+def test_jobs_that_are_told_of_exist(file):
+    told = re.sub(r"\\\n#?\s*", "", file.read_text())
+    commands = re.findall(r"-- python (jobs/\w+\.py [^\n`']*)", told)
+    assert bool(commands) == ("ray job submit" in told)
+    for command in commands:
+        _check_command(f"python {command}")
+
+
+def _check_command(command):
+    """The script is there, and its flags make settings (or a recipe) as the command line would."""
+    _, script, *flags = shlex.split(command)
+    assert (ROOT / script).is_file()
+    verb = Path(script).stem
+    assert f'main(["{verb}", *sys.argv[1:]])' in (ROOT / script).read_text()
+    given = app.commands[verb].make_context(verb, flags).params
+    if verb == "run":
+        assert Recipe.read(ROOT / given["recipe"], given["output"], given["changes"]).stages
+    else:
+        form = VERBS[verb].settings
+        form.read({key: value for key, value in given.items() if key in form.model_fields and value not in (None, ())})
+
+
+def test_a_flag_that_went_away_is_found():
+    with pytest.raises(click.NoSuchOption):
+        _check_command("python jobs/encode.py --modell m --corpus c --output o")
+    with pytest.raises(InputError, match="MIN,MAX"):
+        _check_command("python jobs/encode.py --model m --corpus c --output o --concurrency 8,1")
+
+
+def _pins():
+    return dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+
+
+def test_all_nodes_have_the_versions_that_were_tested():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    image = f"YOUR-REGISTRY/raydense:{version}"
+    assert [_launcher(name)["docker"]["image"] for name in LAUNCHER] == [image] * 2
+    for name in KUBERAY[1:]:
+        spec = _cluster_of(name)
+        assert spec["rayVersion"] == _pins()["ray"]
+        pods = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+        assert {container["image"] for pod in pods for container in pod["containers"]} == {image}
+    assert image in (ROOT / "cluster" / "Dockerfile").read_text()
+
+
+def test_the_image_takes_its_versions_from_the_constraints(tmp_path):
+    dockerfile = (ROOT / "cluster" / "Dockerfile").read_text()
+    assert (
+        re.search(r"\(Python ([\d.]+)\)", (ROOT / "constraints.txt").read_text())[1]
+        == re.search(r"^FROM python:([\d.]+)-", dockerfile, re.M)[1]
+    )
+    install = re.search(r"^RUN (torch=.*?[^\\])\n\n", dockerfile, re.M | re.S)[1]
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "pip").chmod(0o755)
+    install = install.replace("/tmp/constraints.txt", str(tmp_path / "constraints.txt"))
+    done = subprocess.run(
+        ["sh", "-c", install], cwd=ROOT, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA": "cu126"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    torch, whole, without, faiss = done.stdout.splitlines()
+    assert torch.endswith(f"torch=={_pins()['torch']}+cu126")
+    assert "-c constraints.txt ." in whole
+    assert without == "uninstall --yes faiss-cpu"
+    assert faiss.endswith(f"faiss-gpu=={_pins()['faiss-cpu']}")
+
+
+def test_the_image_is_made_from_what_is_in_the_repository():
+    dockerfile = (ROOT / "cluster" / "Dockerfile").read_text()
+    for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.M):
+        assert all((ROOT / source).exists() for source in sources.split())
+    assert re.search(r"^USER ray$", dockerfile, re.M)

@@ -1,0 +1,149 @@
+"""The fields that our Kubernetes files may use: of KubeRay 1.7's RayCluster and RayJob (ray.io/v1), and of the pods in them.
+
+Closed: what is not listed is refused, so that no misspelt field is silently ignored. It is narrower than the API: whoever needs another
+field adds it here, from KubeRay's and Kubernetes' API references. What an API server itself says, `kubectl apply --dry-run=server` tells.
+"""
+
+from typing import Any
+
+import jsonschema
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+FLAG: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NAME: Schema = {"type": "string", "pattern": "^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"}
+QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def fields(*required: str, **known: Schema) -> Schema:
+    """An object with these fields and no others."""
+    return {"type": "object", "properties": known, "required": list(required), "additionalProperties": False}
+
+
+def each(item: Schema) -> Schema:
+    """A list of them, not empty."""
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+def one_of(*words: str) -> Schema:
+    """One of these words."""
+    return {"enum": list(words)}
+
+
+AMOUNTS: Schema = {
+    "type": "object",
+    "properties": {"cpu": QUANTITY, "memory": QUANTITY, "ephemeral-storage": QUANTITY, "nvidia.com/gpu": QUANTITY},
+    "additionalProperties": False,
+}
+RESOURCES = fields("requests", requests=AMOUNTS, limits=AMOUNTS)
+VARIABLE = fields("name", "value", name=TEXT, value={"type": "string"})
+CONTAINER = fields(
+    "name",
+    "image",
+    "resources",
+    name=NAME,
+    image=TEXT,
+    imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
+    env=each(VARIABLE),
+    ports=each(fields("name", "containerPort", name=NAME, containerPort=COUNT)),
+    resources=RESOURCES,
+    volumeMounts=each(fields("name", "mountPath", name=NAME, mountPath=TEXT, readOnly=FLAG)),
+)
+TOLERATION = fields(
+    "key",
+    "operator",
+    key=TEXT,
+    operator=one_of("Exists", "Equal"),
+    value=TEXT,
+    effect=one_of("NoSchedule", "NoExecute", "PreferNoSchedule"),
+)
+POD = fields(
+    "containers",
+    "volumes",
+    containers=each(CONTAINER),
+    volumes=each(fields("name", "persistentVolumeClaim", name=NAME, persistentVolumeClaim=fields("claimName", claimName=NAME))),
+    securityContext=fields(runAsUser=COUNT, runAsGroup=COUNT, fsGroup=COUNT, runAsNonRoot=FLAG),
+    nodeSelector=TEXTS,
+    tolerations=each(TOLERATION),
+    priorityClassName=TEXT,
+    terminationGracePeriodSeconds=COUNT,
+    # no restartPolicy: under autoscaler v2 KubeRay sets it, and refuses others
+)
+TEMPLATE = fields("spec", metadata=fields(labels=TEXTS, annotations=TEXTS), spec=POD)
+HEAD = fields(
+    "template", "rayStartParams", template=TEMPLATE, rayStartParams=TEXTS, serviceType=one_of("ClusterIP"), labels=TEXTS, resources=TEXTS
+)
+WORKERS = fields(
+    "groupName",
+    "minReplicas",
+    "maxReplicas",
+    "template",
+    groupName=NAME,
+    replicas=COUNT,
+    minReplicas=COUNT,
+    maxReplicas=COUNT,
+    idleTimeoutSeconds=COUNT,
+    priority={"type": "integer"},
+    rayStartParams=TEXTS,
+    labels=TEXTS,
+    resources=TEXTS,
+    template=TEMPLATE,
+)
+AUTOSCALER = fields(
+    "version",
+    version=one_of("v2"),
+    idleTimeoutSeconds=COUNT,
+    upscalingMode=one_of("Default", "Aggressive", "Conservative"),
+    imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
+    env=each(VARIABLE),
+    resources=RESOURCES,
+)
+CLUSTER = fields(
+    "rayVersion",
+    "headGroupSpec",
+    "workerGroupSpecs",
+    rayVersion=TEXT,
+    enableInTreeAutoscaling=FLAG,
+    autoscalerOptions=AUTOSCALER,
+    authOptions=fields("mode", mode=one_of("token")),
+    suspend=FLAG,
+    headGroupSpec=HEAD,
+    workerGroupSpecs=each(WORKERS),
+)
+JOB = fields(
+    "entrypoint",
+    "rayClusterSpec",
+    entrypoint=TEXT,
+    runtimeEnvYAML=TEXT,
+    metadata=TEXTS,
+    backoffLimit=COUNT,
+    activeDeadlineSeconds=COUNT,
+    preRunningDeadlineSeconds=COUNT,
+    submissionMode=one_of("K8sJobMode", "HTTPMode", "SidecarMode"),
+    suspend=FLAG,
+    shutdownAfterJobFinishes=FLAG,
+    ttlSecondsAfterFinished=COUNT,
+    entrypointNumCpus={"type": "number"},
+    rayClusterSpec=CLUSTER,
+)
+CLAIM = fields(
+    "accessModes",
+    "resources",
+    accessModes=each(one_of("ReadWriteMany")),
+    storageClassName=TEXT,
+    resources=fields("requests", requests=fields("storage", storage=QUANTITY)),
+)
+KINDS = {("ray.io/v1", "RayCluster"): CLUSTER, ("ray.io/v1", "RayJob"): JOB, ("v1", "PersistentVolumeClaim"): CLAIM}
+
+
+def faults(document: Schema) -> list[str]:
+    """What is wrong with a Kubernetes object, a line each: where, and what."""
+    kind = (document.get("apiVersion"), document.get("kind"))
+    if kind not in KINDS:
+        return [f"kind: {kind} is none of {list(KINDS)}"]
+    metadata = fields("name", name=NAME, namespace=NAME, labels=TEXTS, annotations=TEXTS)
+    whole = fields("apiVersion", "kind", "metadata", "spec", apiVersion=TEXT, kind=TEXT, metadata=metadata, spec=KINDS[kind])
+    return [f"{error.json_path}: {error.message}" for error in jsonschema.Draft202012Validator(whole).iter_errors(document)]
