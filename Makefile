@@ -29,8 +29,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The unit tests run beside the others, which wait for processes to start most of their time.
 test: check
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest tests/unit >.venv/unit.log 2>&1 & unit=$$!; \
+	$(BIN)/python -m pytest tests/ray tests/faults tests/cluster; code=$$?; \
+	wait $$unit || code=1; cat .venv/unit.log; exit $$code
 
 docs: setup
 	$(BIN)/python docs/make_reference.py
