@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from raydense.mining.consistency import filter_queries
 from raydense.search.index import index
 from raydense.settings import FilterSettings, IndexSettings
 from tests.inference_world import file_bytes, make_corpus
+from tests.killing import kill_once_committed
 
 FILES, ROWS = 60, 25
 FILTER = """
@@ -60,15 +58,7 @@ def test_a_killed_filter_continues_and_equals_an_undisturbed_one(world: Path) ->
     given = {"output": str(world / "killed"), "k": 40, **inputs}
     output = Path(given["output"])
     driver = subprocess.Popen([sys.executable, "-c", FILTER, json.dumps(given)])
-    end = time.monotonic() + 300
-    try:
-        while len(list((output / ".work" / "commits").glob("*-*.json"))) < 3:
-            assert driver.poll() is None, "it finished before it could be killed"
-            assert time.monotonic() < end, "nothing was committed in 300 s"
-            time.sleep(0.002)
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
+    kill_once_committed(driver, output / ".work" / "commits", "*-*.json", 3)
     kept = committed(output)
     assert 3 <= len(kept) < FILES
     assert not (output / "manifest.json").exists()

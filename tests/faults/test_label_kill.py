@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,7 @@ from raydense.mining.label import label
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.settings import LabelSettings
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
+from tests.killing import kill_once_committed
 
 QUERIES, DEPTH, PASSAGES, BLOCK = 120, 30, 300, 4
 LABEL = """
@@ -70,15 +68,7 @@ def test_a_killed_label_continues_and_equals_an_undisturbed_one(world: Path, mid
     output = world / "killed"
     scores = output / ".work" / "scores"
     driver = subprocess.Popen([sys.executable, "-c", LABEL, str(world), str(output), str(middle)])
-    end = time.monotonic() + 300
-    try:
-        while len(list((scores / ".work" / "commits").glob("*.json"))) < 3:
-            assert driver.poll() is None, "it finished before it could be killed"
-            assert time.monotonic() < end, "nothing was committed in 300 s"
-            time.sleep(0.002)
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
+    kill_once_committed(driver, scores / ".work" / "commits", "*.json", 3)
     recorded = len(list((scores / ".work" / "commits").glob("*.json")))
     kept = stamps(scores)
     assert 3 <= recorded < QUERIES // BLOCK

@@ -1,0 +1,22 @@
+"""Kills a driver in the middle of its work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+def kill_once_committed(driver: subprocess.Popen[bytes], commits: Path, pattern: str, least: int) -> None:
+    """kill -9 as soon as the folder `commits` holds so many records of a name like `pattern`."""
+    end = time.monotonic() + 300
+    try:
+        while len(list(commits.glob(pattern))) < least:
+            assert driver.poll() is None, "it finished before it could be killed"
+            assert time.monotonic() < end, "nothing was committed in 300 s"
+            time.sleep(0.002)
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
