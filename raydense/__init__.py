@@ -16,7 +16,7 @@ _HOMES = {
     "import_dataset": "raydense.data.importing",
     "export": "raydense.data.exporting",
     "split": "raydense.inference.split",
-    "train": "raydense.training.train",
+    "train": "raydense.mining.refresh",
     "generate": "raydense.inference.generate",
     "encode": "raydense.inference.encode",
     "rerank": "raydense.inference.rerank",

@@ -53,7 +53,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
     "split": Verb(s.SplitSettings, "raydense.inference.split:split"),
     "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
-    "train": Verb(s.TrainSettings, "raydense.training.train:train"),
+    "train": Verb(s.TrainSettings, "raydense.mining.refresh:train"),
     "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),
     "pretrain": Verb(s.PretrainSettings, "raydense.training.train:train"),
     "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
@@ -11,9 +14,23 @@ _PLAIN_EVERY_S = 10.0
 _LIVE_EVERY_S = 0.2
 
 
+_QUIET = ContextVar("quiet", default=False)
+
+
 def say(line: str) -> None:
     """A plain line for the person who waits; results go to standard output, this does not."""
-    print(line, file=sys.stderr, flush=True)
+    if not _QUIET.get():
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is said or shown of what this thread does in the block: another one has the line."""
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
 
 
 def duration(seconds: float) -> str:
@@ -39,7 +56,8 @@ class Progress:
         self._first: tuple[float, int] | None = None  # when something had first been done: workers take long to start
         self.note = ""
         self.start = self._shown = time.monotonic()
-        self._live = sys.stderr.isatty()
+        self._quiet = _QUIET.get()  # here: others' threads call `set`
+        self._live = sys.stderr.isatty() and not self._quiet
 
     def __enter__(self) -> Self:
         if self.before:
@@ -76,7 +94,7 @@ class Progress:
         if self._live:
             sys.stderr.write(f"\r\x1b[2K{line}")
             sys.stderr.flush()
-        else:
+        elif not self._quiet:
             say(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -113,6 +113,7 @@ class Spread(BaseModel):
     concurrency: Pair = resource((1, 0), "fewest and most model actors, as MIN,MAX; MAX 0 means as many as the cluster has room for")
     gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1 takes one where the cluster has GPUs, else none")
     cpus_per_actor: float = resource(1.0, "logical CPUs of one actor", gt=0)
+    background: bool = resource(False, "on CPUs: let all other work of the machine go first")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -249,6 +250,7 @@ _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
     "cross_batch": _RETRIEVERS,
     **dict.fromkeys(("alpha", "in_batch_queries"), ("pair",)),
     "positives": ("multi-positive",),
+    "refresh_every": (*_RETRIEVERS, "joint"),
     **dict.fromkeys(("reranker", "teacher", "direction"), ("joint",)),
     **dict.fromkeys(("loss", "pair_length"), ("reranker", "joint")),
 }
@@ -311,6 +313,25 @@ class TrainSettings(LoopSettings):
     dev_every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
     dev_passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
 
+    refresh_every: float | None = setting(
+        None, "let the retriever, as it is then, find new hard negatives every so many steps, or epochs; by default never", gt=0
+    )
+    refresh_unit: Literal["steps", "epochs"] = setting("steps", "what refresh_every counts")
+    refresh_mode: Literal["sync", "async"] = setting(
+        "sync", "the training waits for the new negatives, and lends its GPUs; or goes on, and takes them a period later"
+    )
+    refresh_qrels: str | None = artifact("qrels", "its passages are no new negatives, as the positives of the examples never are", None)
+    refresh_fraction: float = setting(
+        1.0, "share of the queries that get new negatives, drawn anew each time; the others keep theirs", gt=0, le=1
+    )
+    refresh_negatives: int = setting(8, "new negatives of each query", ge=1)
+    refresh_depth: int = setting(200, "ranks to draw them from", ge=1)
+    refresh_skip: int = setting(0, "first ranks to leave out", ge=0)
+    refresh_reranker: str | None = artifact("model", "a trained re-ranker, which denoises: only what it is sure is irrelevant stays", None)
+    refresh_s_neg: float = setting(0.1, "with it: the probability that a new negative must be below", gt=0, lt=1)
+    refresh_factory: str = setting("Flat", "FAISS index factory string of the index that is searched")
+    refresh_shards: int = setting(1, "parts of that index, each held by its own actor", ge=1)
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         unused = [name for name, objectives in _OBJECTIVES_OF.items() if self.objective not in objectives]
@@ -331,12 +352,36 @@ class TrainSettings(LoopSettings):
             raise ValueError("joint training needs reranker, the folder that it starts from")
         if self.teacher == "static":
             self._refuse_given(["loss"], "a static teacher")
+        self._refuse_refresh()
         return self
 
+    def _refuse_refresh(self) -> None:
+        """ValueError where the settings of refresh do not go together."""
+        if self.refresh_every is None:
+            self._refuse_given(_refresh_of(type(self)), "a training without refresh_every")
+            return
+        if self.refresh_unit == "steps" and self.refresh_every % 1:
+            raise ValueError(f"refresh_every {self.refresh_every:g} steps is no whole number: give one, or refresh_unit epochs")
+        if not 1 <= self.negatives <= self.refresh_negatives:
+            raise ValueError(f"refresh needs 1 <= negatives <= refresh_negatives, not {self.negatives} and {self.refresh_negatives}")
+        if self.refresh_skip >= self.refresh_depth:
+            raise ValueError(f"refresh_skip {self.refresh_skip} leaves nothing of refresh_depth {self.refresh_depth}")
+        if self.refresh_reranker is None:
+            self._refuse_given(["refresh_s_neg"], "a refresh without refresh_reranker")
+        else:
+            self._refuse_given(["refresh_skip"], "a refresh with refresh_reranker")
+
     def shaping(self) -> dict[str, Any]:
-        """As of every stage; and the workers, where each takes negatives of its own queries only."""
+        """As of every stage, of refresh only where there is one; and the workers, where each takes negatives of its own queries only."""
         alone = self.objective in _RETRIEVERS and self.in_batch and not self.cross_batch
-        return super().shaping() | ({"workers": self.workers} if alone else {})
+        left_out = set() if self.refresh_every else {"refresh_every", *_refresh_of(type(self))}
+        shaping = {name: value for name, value in super().shaping().items() if name not in left_out}
+        return shaping | ({"workers": self.workers} if alone else {})
+
+
+def _refresh_of(cls: type[TrainSettings]) -> list[str]:
+    """The settings that mean something only where there is a refresh."""
+    return [name for name in cls.model_fields if name.startswith("refresh_") and name != "refresh_every"]
 
 
 class PretrainSettings(LoopSettings):

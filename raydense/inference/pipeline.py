@@ -46,6 +46,7 @@ class Layout:
     gpus: float
     cpus: float
     per_node: int
+    background: bool = False
 
     @classmethod
     def of(cls, spread: Spread, pending: int) -> Layout:
@@ -61,7 +62,7 @@ class Layout:
         low, high = spread.concurrency
         room = int(gpus_there / gpus) if gpus else nodes
         most = max(1, min(high or max(room, low), pending))
-        return cls(min(low, most), most, gpus, spread.cpus_per_actor, -(-most // nodes))
+        return cls(min(low, most), most, gpus, spread.cpus_per_actor, -(-most // nodes), spread.background)
 
 
 def require_model(folder: str, scores: bool) -> None:
@@ -193,6 +194,8 @@ class Device:
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         threads = 2 if layout.gpus else max(1, physical_cpus() // layout.per_node)
         torch.set_num_threads(1)
+        if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads, which inherit it
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:

@@ -24,6 +24,7 @@ from raydense.training.checkpoints import State, load_checkpoint, save_checkpoin
 from raydense.training.contexts import Contexts
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
+from raydense.training.generations import Generations
 from raydense.training.history import History, Line
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.objectives import Batch, Texts, load_model, objective_of
@@ -36,13 +37,18 @@ _MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, the storage."""
+    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, the storage.
+
+    The workers end after `until` of the `steps`.
+    """
 
     settings: Training
     start: str
     storage: Path
     steps: int
     dev: dict[str, DevSet]
+    generations: Generations
+    until: int
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -74,10 +80,11 @@ class Loop:
     def __init__(self, job: Job, place: Place) -> None:
         self.job, self.place, self.settings = job, place, job.settings
         if place.device.type == "cpu":
-            torch.set_num_threads(max(int(job.settings.cpus_per_worker), physical_cpus() // place.on_machine, 1))
+            cores = physical_cpus() - job.generations.behind  # one for what makes generations meanwhile
+            torch.set_num_threads(max(int(job.settings.cpus_per_worker), cores // place.on_machine, 1))
         s = self.settings
         examples, texts = read_data(s, PassageStore(s.corpus))
-        self.sampler = Sampler(examples, s)
+        self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
         objective = objective_of(s)
         model = load_model(s, objective, job.start)
         if s.activation_checkpointing:
@@ -110,20 +117,31 @@ class Loop:
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step; returns what the driver puts into the summary."""
+        """Train to the last step, or to where this job ends; returns what the driver puts into the summary."""
         state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.storage)
         log = Log(self.job.storage, state.step, self.place)
         started, first = time.monotonic(), state.step
-        for step, parts in prefetched(self._batches, state.step, self.job.steps):
-            self._train_step(step, parts, log)
-            state = self._after(replace(state, step=step + 1), log)
+        while state.step < self.job.until:
+            self._take_generation(self.job.generations.at(state.step))
+            for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
+                self._train_step(step, parts, log)
+                state = self._after(replace(state, step=step + 1), log)
         log.flush()
-        if state.best is None:
+        if state.best is None and state.step == self.job.steps:
             state = replace(state, best_step=state.step)
             self._save_weights(state.step)
         log.close()
-        seconds = time.monotonic() - started
-        return {"best_step": state.best_step, "best": state.best, "seconds": seconds, "steps": state.step - first}
+        seconds = time.monotonic() - started - self.waited
+        done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
+        return {"best_step": state.best_step, "best": state.best, **done}
+
+    def _take_generation(self, number: int) -> None:
+        """Learn from generation `number` of the hard negatives from here on; waits till it is made."""
+        if number != self.generation:
+            self.waited += self.job.generations.await_(number)
+            newer = {"examples": str(self.job.generations.examples(number))}
+            examples, _ = read_data(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
+            self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> list[Batch]:
         return [self.objective.prepare(part) for part in self.sampler.step(step)]
@@ -136,10 +154,14 @@ class Loop:
         ]
         lr = learning_rate(step, self.job.steps, self.settings)
         self.engine.step(lr)
-        log.add(step + 1, lr, {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]})
+        values = {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]}
+        if self.job.generations.last:
+            told = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
+            values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in told.items()}
+        log.add(step + 1, lr, values)
 
     def _after(self, state: State, log: Log) -> State:
-        """What is due once `state.step` steps are done: dev metric, log, checkpoint."""
+        """What is due once `state.step` steps are done: dev metric, log, weights for a generation, checkpoint."""
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
             values = {name: dev.measure(self.engine) for name, dev in self.dev.items()}
@@ -149,10 +171,18 @@ class Loop:
                 self._save_weights(state.step)
         elif state.step % self.settings.log_every == 0:
             log.flush()
-        if not last and state.step % self.settings.checkpoint_every == 0:
+        if self.job.generations.boundary(state.step):
+            self._hand_over(state.step)
+        if not last and (state.step % self.settings.checkpoint_every == 0 or state.step == self.job.until):
             log.flush()
             save_checkpoint(self.engine, state, self.place.rank)
         return state
+
+    def _hand_over(self, step: int) -> None:
+        weights = self.engine.weights()
+        refuse_weights_not_finite(weights, step, self.place)
+        if self.place.rank == 0:
+            self.job.generations.hand_over(step, weights)
 
     def _save_weights(self, step: int) -> None:
         weights = self.engine.weights()

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
+from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, Follower, read_history
 from raydense.training.loop import FOUND, Job, read_data, train_worker
+from raydense.training.maker import MakeGeneration, Maker
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
@@ -37,10 +40,11 @@ _SHOWN_EVERY_S = 0.2
 _LOOK_EVERY_S = "0.25"
 
 
-def train(settings: Training) -> Artifact:
+def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     """Train, or pre-train, and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
 
-    Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it.
+    Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it. Where the settings ask for
+    new hard negatives while it trains, `make` makes them: `raydense.mining.refresh`, which calls this.
     InputError on bad inputs, or on a loss that is not finite.
     """
     verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
@@ -52,20 +56,22 @@ def train(settings: Training) -> Artifact:
     storage = draft.work.resolve()
     result_file = storage / "result.json"
     if not result_file.is_file():
-        result = _run(settings, storage)
+        result = _run(settings, storage, make)
         result_file.with_suffix(".aside").write_text(json.dumps(result))
         os.replace(result_file.with_suffix(".aside"), result_file)
     return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
 
 
-def _run(settings: Training, storage: Path) -> dict[str, Any]:
+def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict[str, Any]:
     """Check the inputs, train, and return what worker 0 says of it."""
     store = PassageStore(settings.corpus)
     examples, _ = read_data(settings, store, tell=True)
     dev: dict[str, DevSet] = {}
     if isinstance(settings, TrainSettings) and (settings.dev_qrels or settings.dev_run):
         dev = read_dev_sets(settings, read_table(settings.queries, "queries", ["query_id"]), store)
-    steps = Sampler(examples, settings).steps(settings.epochs, settings.max_steps)
+    sampler = Sampler(examples, settings)
+    steps = sampler.steps(settings.epochs, settings.max_steps)
+    generations = Generations.of(settings, sampler, steps, storage.parent)
     if settings.model != "tiny":
         objective_of(settings).check(settings, settings.model)
     gpu = _room(settings)
@@ -76,26 +82,51 @@ def _run(settings: Training, storage: Path) -> dict[str, Any]:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
             refuse_too_little(settings, start)
-        fit = _Fit(Job(settings, start, storage, steps, dev), gpu)
-        return _follow(fit, storage, steps, state.step if state else 0, send)
+        job = Job(settings, start, storage, steps, dev, generations, steps)
+        with Maker(make, settings, start, generations) as maker:
+            return _train(job, gpu, state.step if state else 0, send, maker)
 
 
-def _follow(fit: _Fit, storage: Path, steps: int, done_before: int, send: Send) -> dict[str, Any]:
-    """Start the workers, show and `send` what they write into the history, and return the outcome."""
-    follower, sent, found = Follower(storage / "history.jsonl"), 0, storage / FOUND
-    found.unlink(missing_ok=True)
-    with Progress("train", steps, "steps", done_before) as progress:
+def _train(job: Job, gpu: bool, done: int, send: Send, maker: Maker) -> dict[str, Any]:
+    """Train to the last step, and return what worker 0 says of it.
+
+    Where the training waits for new negatives, its workers end at each boundary, and their GPUs are free for what makes these.
+    """
+    lends = job.generations.last > 0 and not job.generations.behind
+    followed = _Followed(job, send)
+    seconds, steps = 0.0, 0
+    with Progress("train", job.steps, "steps", done) as progress:
+        while True:
+            if lends:
+                maker.make_open()
+                job = replace(job, until=job.generations.end(done))
+            result = followed.run(_Fit(job, gpu), maker, progress)
+            seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
+            if done == job.steps:
+                return {**result, "seconds": seconds, "steps": steps}
+
+
+class _Followed:
+    """Starts workers, and shows and sends what they write into the history."""
+
+    def __init__(self, job: Job, send: Send) -> None:
+        self._follower, self._found, self._send, self._sent = Follower(job.storage / "history.jsonl"), job.storage / FOUND, send, 0
+
+    def run(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
+        """Start the workers, follow them to their end, and return the outcome."""
+        self._found.unlink(missing_ok=True)
         fit.start()
         while fit.is_alive():
             fit.join(_SHOWN_EVERY_S)
-            if found.is_file():
-                say(f"train: {found.read_text()}")
-                found.unlink()
-            for line in follower.new_lines():
+            maker.check()
+            if self._found.is_file():
+                say(f"train: {self._found.read_text()}")
+                self._found.unlink()
+            for line in self._follower.new_lines():
                 progress.set(line["step"], f"loss {line['loss']:.4f}")
-                if line["step"] > sent:
-                    send(line)
-                    sent = line["step"]
+                if line["step"] > self._sent:
+                    self._send(line)
+                    self._sent = line["step"]
         return fit.outcome()
 
 
@@ -198,6 +229,7 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
                 part.finish(0, objective=settings.objective, best_step=result["best_step"])
     else:
         draft.commit_tree(model.save)
+    renewed = {"generations": [Artifact.open(one).summary for one in sorted((draft.folder / "refresh").glob("*"))]}
     lines = read_history(storage / "history.jsonl")
     draft.commit("history.jsonl", lambda path: shutil.copyfile(storage / "history.jsonl", path), len(lines))
     draft.commit(f"logs/{EVENTS}", lambda path: shutil.copyfile(storage / "logs" / EVENTS, path), len(lines))
@@ -211,4 +243,5 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
         corpus=PassageStore(settings.corpus).fingerprint,
+        **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )

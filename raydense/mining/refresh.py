@@ -1,0 +1,149 @@
+"""Periodic refresh: while a retriever trains, its own weights find the hard negatives that it learns from next (ANCE, Xiong et al. 2021).
+
+A generation: the corpus encoded by the weights of a boundary, an index, the queries of the examples searched, negatives mined, or
+denoised by a re-ranker. Each phase is a stage with an artifact of its own, so that a kill costs a phase at most. The generation itself is
+an artifact too: the examples as they were, with other negatives.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from raydense.data.artifact import Artifact, Draft, fingerprint_of
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
+from raydense.inference.encode import encode
+from raydense.mining.label import label
+from raydense.mining.mine import mine
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.joint import JointModel
+from raydense.progress import duration, say
+from raydense.search.index import index
+from raydense.search.search import search
+from raydense.settings import EncodeSettings, IndexSettings, LabelSettings, MineSettings, SearchSettings, Training, TrainSettings
+from raydense.training.batches import Ragged
+from raydense.training.generations import Generations
+from raydense.training.objectives import load_model, objective_of
+from raydense.training.train import train as train_on
+
+_LISTS = ("negatives", "negative_scores", "negative_sources")
+
+
+def train(settings: TrainSettings) -> Artifact:
+    """The stage `train`, as `raydense.training.train.train` describes it; with `refresh_every`, its hard negatives are made anew.
+
+    The artifact keeps every generation of the examples in its folder `refresh/`. InputError also where the examples are qrels, which hold no negatives to begin with, and where a re-ranker
+    that should denoise is none.
+    """
+    if settings.refresh_every is None:
+        return train_on(settings)
+    Artifact.open(settings.examples, "examples")
+    return train_on(settings, make_generation)
+
+
+def make_generation(settings: Training, start: str | Path, generations: Generations, number: int) -> None:
+    """Make generation `number` of the examples from the weights that were handed over for it; phases that are done stay done."""
+    assert isinstance(settings, TrainSettings)
+    begun, work = time.monotonic(), generations.work(number)
+    step = generations.made_of(number)
+    model = _retriever(settings, str(start), generations.weights(number), work / "retriever")
+    corpus, queries = settings.corpus, settings.queries
+    before = settings.examples if number == 1 else str(generations.examples(number - 1))
+    known = _positives(settings, before, number, work / "positives")
+    vectors = encode(
+        EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, "background": generations.behind > 0})
+    )
+    shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
+    dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
+    asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth}
+    found = search(SearchSettings.read({"output": work / "run", "index": dense, "model": model, **asked}))
+    mined = _negatives(settings, found, known, number, work / "negatives")
+    made = _renewed(settings, before, mined, model, step, generations.examples(number))
+    generations.close(number)
+    told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
+    say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
+
+
+def _retriever(settings: TrainSettings, start: str, weights: Path, output: Path) -> Artifact:
+    """The retriever of some weights, as a model folder."""
+    draft = Draft.open(output, "model", {"stage": "refresh"})
+    if draft.done:
+        return draft.done
+    model = load_model(settings, objective_of(settings), start)
+    model.load_state_dict({**model.state_dict(), **load_file(weights)})
+    retriever = model.retriever if isinstance(model, JointModel) else model
+    assert isinstance(retriever, DualEncoder)
+    draft.commit_tree(retriever.save)
+    return draft.finish(0)
+
+
+def _positives(settings: TrainSettings, examples: str, number: int, output: Path) -> Artifact:
+    """What is no negative of the queries that are to have new ones, as qrels: the positives of their examples, and `refresh_qrels`."""
+    draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
+    if draft.done:
+        return draft.done
+    store, table = PassageStore(settings.corpus), read_table(examples, "examples", ["query_id", "positives"])
+    lots = np.random.default_rng([settings.seed, number]).random(table.num_rows)
+    table = table.take(np.flatnonzero(lots <= np.quantile(lots, settings.refresh_fraction)))
+    lists = Ragged.of_column(table["positives"])
+    ids = table["query_id"].take(pa.array(lists.owner))
+    known = pa.table({"query_id": ids, "passage_id": store.ids(lists.values)})
+    if settings.refresh_qrels:
+        more = positives_of(read_table(settings.refresh_qrels, "qrels"))
+        known = pa.concat_tables([known, more.filter(pc.is_in(more["query_id"], value_set=table["query_id"])).select(known.column_names)])
+    known = known.group_by(["query_id", "passage_id"], use_threads=False).aggregate([])
+    commit_table(draft, "qrels.parquet", known.append_column("relevance", pa.array(np.ones(len(known), np.int32))))
+    return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
+
+
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path) -> Artifact:
+    """Examples with the new negatives; a query for which there are too few has as many as there are."""
+    common = {
+        "output": output,
+        "run": found,
+        "corpus": settings.corpus,
+        "queries": settings.queries,
+        "qrels": known,
+        "depth": settings.refresh_depth,
+        "negatives": settings.refresh_negatives,
+        "seed": int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0]),
+    }
+    if settings.refresh_reranker is None:
+        return mine(MineSettings.read({**common, "skip": settings.refresh_skip}))
+    return label(LabelSettings.read({**common, "model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg}))
+
+
+def _renewed(settings: TrainSettings, before: str, mined: Artifact, model: Artifact, step: int, output: Path) -> Artifact:
+    """The examples of the generation before, those queries with enough new negatives having these."""
+    made_from = {
+        "stage": "refresh",
+        "inputs": {"examples": fingerprint_of(before), "negatives": mined.fingerprint, "model": model.fingerprint},
+    }
+    draft = Draft.open(output, "examples", made_from)
+    old, new = read_table(before, "examples").combine_chunks(), concat_parts(mined.parts(".parquet"), "examples")
+    new = new.filter(pc.greater_equal(pc.list_value_length(new["negatives"]), settings.negatives)).combine_chunks()
+    place = pc.fill_null(pc.index_in(old["query_id"], value_set=new["query_id"].combine_chunks()), -1).to_numpy()
+    chosen, table = np.where(place < 0, np.arange(len(old)), place + len(old)), old
+    for name in _LISTS:
+        if name in old.column_names:
+            both = pa.chunked_array([*old[name].chunks, *new[name].chunks]).combine_chunks()
+            table = table.set_column(table.column_names.index(name), name, both.take(pa.array(chosen)))
+    commit_table(draft, "examples.parquet", table)
+    share = _share_new(old["negatives"], table["negatives"], place >= 0)
+    corpus = PassageStore(settings.corpus).fingerprint
+    return draft.finish(len(table), step=step, queries=int((place >= 0).sum()), new=share, model=model.fingerprint, corpus=corpus)
+
+
+def _share_new(before: pa.ChunkedArray, after: pa.ChunkedArray, renewed: NDArray[np.bool_]) -> float:
+    """The share of the negatives of `renewed` lists that these did not have before."""
+    lists = [Ragged.of_column(column).take(np.flatnonzero(renewed)) for column in (before, after)]
+    rows = max(int(one.values.max(initial=0)) for one in lists) + 1
+    old, new = (one.owner * rows + one.values for one in lists)
+    return round(float(np.isin(new, old, invert=True).mean()), 4) if len(new) else 0.0

@@ -1,0 +1,49 @@
+"""kill -9 of a training that mines while it trains: run again it goes on in the phase where it was, and its model is the undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from killing import kill_once_committed
+from training_data import TrainingData, make_training_data
+
+from raydense.data.artifact import Artifact
+
+ROOT = Path(__file__).parents[2]
+RUN = "import sys, json; from raydense.settings import TrainSettings; from raydense.mining.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+
+
+def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes]:
+    refresh = {"refresh_every": 10, "refresh_mode": mode, "refresh_depth": 20, "refresh_negatives": 3}
+    settings = data.settings(output, max_steps=30, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()
+
+
+@pytest.mark.parametrize("mode", ["async"])
+def test_killed_while_it_mines_and_run_again(tmp_path: Path, mode: str) -> None:
+    data = make_training_data(tmp_path)
+    undisturbed = start(data, tmp_path / "undisturbed", mode)
+    finish(undisturbed)
+
+    work = tmp_path / "killed/.work/refresh/001"
+    kill_once_committed(start(data, tmp_path / "killed", mode), work, "vectors", 1)
+    assert (work / "retriever/manifest.json").is_file()
+    assert not (tmp_path / "killed/refresh").exists()
+    finish(start(data, tmp_path / "killed", mode))
+
+    whole, again = Artifact.open(tmp_path / "undisturbed"), Artifact.open(tmp_path / "killed")
+    assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]
+    made = [Artifact.open(one.path / "refresh/001", "examples").fingerprint for one in (whole, again)]
+    assert made[0] == made[1]
+    assert not (tmp_path / "killed/.work").exists()

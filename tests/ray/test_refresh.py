@@ -1,0 +1,119 @@
+"""Training with hard negatives made anew while it goes on: which step learns from which generation, and what a generation holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from training_data import TrainingData, make_training_data
+
+from raydense.data.artifact import Artifact
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.mining.refresh import make_generation, train
+from raydense.settings import TrainSettings
+from raydense.training import train as training
+from raydense.training.generations import Generations
+from raydense.training.history import Line, read_history
+
+STEPS, EVERY, DEPTH = 24, 8, 20
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("refresh"))
+
+
+def settings_of(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
+    return data.settings(output, **{"max_steps": STEPS, "log_every": 1, "normalize": True, "temperature": 0.2, "lr": 1e-4, **changes})
+
+
+def renewing(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
+    fixed = {"refresh_every": EVERY, "refresh_depth": DEPTH, "refresh_negatives": 3}
+    return settings_of(data, output, **{**fixed, **changes})
+
+
+class Kept(Generations):
+    """Generations whose phases stay where they were made."""
+
+    def close(self, number: int) -> None:
+        self.work(number).rename(self.output.parent / f"phases-{number}")
+
+
+@pytest.fixture(scope="module")
+def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A training in mode sync; beside it lie the phases of each generation."""
+
+    def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
+        make_generation(settings, start, Kept(**vars(generations)), number)
+
+    return training.train(renewing(data, tmp_path_factory.mktemp("sync") / "model"), make)
+
+
+def column(history: list[Line], name: str) -> list[float]:
+    return [line[name] for line in history]
+
+
+def negatives(examples: Path) -> dict[str, list[int]]:
+    table = read_table(examples, "examples", ["query_id", "negatives"])
+    return dict(zip(table["query_id"].to_pylist(), table["negatives"].to_pylist(), strict=True))
+
+
+def test_the_steps_after_a_boundary_learn_from_the_generation_made_there(waited: Artifact) -> None:
+    history = read_history(waited.path / "history.jsonl")
+    assert column(history, "step") == list(range(1, STEPS + 1))
+    assert column(history, "generation") == [0] * EVERY + [1] * EVERY + [2] * EVERY
+    assert column(history, "staleness") == [*range(EVERY)] * 3
+    assert [one["step"] for one in waited.summary["generations"]] == [EVERY, 2 * EVERY]
+    assert [one["queries"] for one in waited.summary["generations"]] == [96, 96]
+
+
+def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: TrainingData, waited: Artifact) -> None:
+    """Against sentence-transformers, a plain matrix product and a plain sort."""
+    store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
+    positives = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
+    for number in (1, 2):
+        theirs = SentenceTransformer(str(waited.path.parent / f"phases-{number}/retriever"), device="cpu")
+        passages = theirs.encode(store.passages(np.arange(len(store))))
+        found = negatives(waited.path / f"refresh/{number:03d}")
+        inside = []
+        for query, known in zip(positives["query_id"], positives["positives"], strict=True):
+            text = queries["text"][queries["query_id"].to_pylist().index(query)].as_py()
+            nearest = np.argsort(-(passages @ theirs.encode(text)), kind="stable")[:DEPTH]
+            assert not set(found[query]) & set(known)
+            inside.append(np.isin(found[query], nearest).mean())
+        assert len(found) == 96
+        assert np.mean(inside) > 0.98  # float16 vectors may order the last ones of a list otherwise
+
+
+def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited: Artifact, tmp_path: Path) -> None:
+    later = train(renewing(data, tmp_path / "model", refresh_mode="async"))
+    history, other = read_history(later.path / "history.jsonl"), read_history(waited.path / "history.jsonl")
+    assert column(history, "generation") == [0] * 2 * EVERY + [1] * EVERY
+    assert column(history, "staleness") == [*range(2 * EVERY), *range(EVERY, 2 * EVERY)]
+    np.testing.assert_allclose(column(history, "loss")[:EVERY], column(other, "loss")[:EVERY], atol=1e-5)
+    assert not np.allclose(column(history, "loss")[EVERY : 2 * EVERY], column(other, "loss")[EVERY : 2 * EVERY], atol=1e-4)
+    first, same = negatives(later.path / "refresh/001"), negatives(waited.path / "refresh/001")
+    assert np.mean([first[query] == same[query] for query in same]) > 0.95
+
+
+def test_joint_training_with_a_part_of_the_queries_renewed(data: TrainingData, tmp_path: Path) -> None:
+    """Its retriever finds them; the queries that were not drawn keep what they had."""
+    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh_every": 4, "refresh_fraction": 0.25}
+    train(settings_of(data, tmp_path / "reranker", objective="reranker", normalize=None, temperature=None, max_steps=2))
+    made = train(renewing(data, tmp_path / "model", **both))
+    before, after = negatives(data.root / "examples"), negatives(made.path / "refresh/001")
+    assert list(after) == list(before)
+    changed = [query for query in before if after[query] != before[query]]
+    assert len(changed) <= 24 == made.summary["generations"][0]["queries"]
+    assert len(changed) > 12
+
+
+def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="factory"):
+        train(renewing(data, tmp_path / "model", refresh_mode="async", refresh_factory="Nonsense"))
+    assert not (tmp_path / "model/manifest.json").exists()

@@ -1,0 +1,116 @@
+"""Which generation of negatives each step learns from; what a generation keeps of the one before; settings that do not go together."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_data import TrainingData, make_training_data, write_examples
+
+from raydense.data.artifact import Artifact, Draft
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.mining.refresh import _positives, _renewed
+from raydense.settings import TrainSettings
+from raydense.training.generations import Generations
+
+
+@given(steps=st.integers(1, 300), every=st.integers(1, 80), behind=st.integers(0, 1))
+def test_generations_come_in_order_and_are_as_old_as_their_mode_allows(steps: int, every: int, behind: int) -> None:
+    generations = Generations(Path("out"), steps, every, behind)
+    at = [generations.at(step) for step in range(steps)]
+    assert at[0] == 0
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(at))
+    for step, number in enumerate(at):
+        if number:
+            assert behind * every <= step - generations.made_of(number) < (behind + 1) * every
+            assert generations.boundary(generations.made_of(number))
+    assert list(range(1, generations.last + 1)) == sorted(set(at) - {0})
+    assert sum(generations.boundary(step) for step in range(steps + 1)) == generations.last
+    for step in range(steps):  # within a stretch no step learns from another generation
+        assert len({at[inside] for inside in range(step, generations.end(step))}) == 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("generations"))
+
+
+def settings_of(data: TrainingData, **changes: Any) -> TrainSettings:
+    return data.settings(Path("out"), **{"refresh_every": 5, **changes})
+
+
+def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_path: Path) -> None:
+    before = read_table(data.root / "examples", "examples").to_pydict()
+    ids = before["query_id"]
+    # the last one first: the order of the new ones is not that of the examples
+    mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]])
+    model = Draft.open(tmp_path / "model", "model", {})
+    made = _renewed(settings_of(data, negatives=2), str(data.root / "examples"), mined, model.finish(0), 5, tmp_path / "made")
+    after = read_table(made.path, "examples").to_pydict()
+    assert after["query_id"] == ids
+    assert after["positives"] == before["positives"]
+    wanted = list(before["negatives"])
+    wanted[9], wanted[5] = [7, 8, 9], [1, 2]
+    assert after["negatives"] == wanted
+    fresh = set(zip([9] * 3 + [5] * 2, [7, 8, 9, 1, 2], strict=True))
+    old = {(q, row) for q in (9, 5) for row in before["negatives"][q]}
+    assert made.summary["queries"] == 2
+    assert made.summary["new"] == pytest.approx(len(fresh - old) / len(fresh), abs=1e-4)
+
+
+def test_a_fraction_of_the_queries_is_drawn_anew_each_time(data: TrainingData, tmp_path: Path) -> None:
+    settings, drawn = settings_of(data, refresh_fraction=0.25, refresh_qrels=str(data.root / "sample/qrels/dev")), []
+    for number in (1, 2):
+        known = _positives(settings, str(data.root / "examples"), number, tmp_path / str(number))
+        drawn.append(set(read_table(known.path, "qrels")["query_id"].to_pylist()))
+        assert len(drawn[-1]) == known.summary["queries"] == 24
+    assert drawn[0] != drawn[1]
+
+
+def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path) -> None:
+    examples = read_table(data.root / "examples", "examples").to_pydict()
+    more = Draft.open(tmp_path / "more", "qrels", {})
+    store = PassageStore(data.root / "sample/corpus")
+    row = next(row for row in range(len(store)) if row not in examples["positives"][3])
+    judged = {"query_id": [examples["query_id"][3], "nobody"], "passage_id": store.ids(np.array([row, row])), "relevance": [1, 1]}
+    commit_table(more, "qrels.parquet", pa.table(judged))
+    more.finish(2)
+    known = _positives(settings_of(data, refresh_qrels=str(tmp_path / "more")), str(data.root / "examples"), 1, tmp_path / "known")
+    found = read_table(known.path, "qrels").to_pydict()
+    of_query = {
+        store.rows_of(pa.array([p]))[0] for q, p in zip(found["query_id"], found["passage_id"], strict=True) if q == judged["query_id"][0]
+    }
+    assert of_query == {*examples["positives"][3], row}
+    assert "nobody" not in found["query_id"]
+    assert Artifact.open(known.path).kind == "qrels"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"refresh_mode": "async"}, "without refresh_every does not use refresh_mode"),
+        ({"refresh_every": 2.5}, "2.5 steps is no whole number"),
+        ({"refresh_every": 5, "refresh_negatives": 1, "negatives": 2}, "1 <= negatives <= refresh_negatives"),
+        ({"refresh_every": 5, "negatives": 0}, "1 <= negatives <= refresh_negatives"),
+        ({"refresh_every": 5, "refresh_skip": 30, "refresh_depth": 30}, "leaves nothing of refresh_depth 30"),
+        ({"refresh_every": 5, "refresh_s_neg": 0.2}, "without refresh_reranker does not use refresh_s_neg"),
+        ({"refresh_every": 5, "objective": "reranker"}, "objective reranker does not use refresh_every"),
+    ],
+)
+def test_refused(given: dict[str, Any], words: str) -> None:
+    needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
+    with pytest.raises(InputError, match=words):
+        TrainSettings.read({**needed, **given})
+
+
+def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
+    assert not [name for name in data.settings(Path("out")).shaping() if name.startswith("refresh")]
+    assert settings_of(data).shaping()["refresh_mode"] == "sync"
