@@ -16,6 +16,11 @@ def physical_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def joins_cluster() -> bool:
+    """Whether this process works on a cluster that others started, and not on a Ray of its own on this machine."""
+    return os.environ.get("RAY_ADDRESS") not in (None, "", "local")
+
+
 def ensure_ray() -> None:
     """Connect to RAY_ADDRESS (which Ray sets inside a job, and --address here), else start a local Ray; at most once a process.
 
@@ -30,9 +35,9 @@ def ensure_ray() -> None:
     if ray.is_initialized():
         return
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    where = os.environ.get("RAY_ADDRESS")
     common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
-    if where and where != "local":
+    if joins_cluster():
+        where = os.environ["RAY_ADDRESS"]
         try:
             ray.init(address=where, **common)
         except (ConnectionError, ValueError) as error:

@@ -110,9 +110,11 @@ def _first_fault(cls: type[Settings], error: ValidationError, where: str) -> Inp
 class Spread(BaseModel):
     """How an actor pool is spread; part of the stages that run on Ray Data."""
 
-    concurrency: Pair = resource((1, 0), "fewest and most model actors, as MIN,MAX; MAX 0 means as many as the cluster has room for")
+    concurrency: Pair = resource(
+        (1, 0), "fewest and most model actors, as MIN,MAX; MAX 0 means as many as there is room for, on a cluster one a file: it may grow"
+    )
     gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1 takes one where the cluster has GPUs, else none")
-    cpus_per_actor: float = resource(1.0, "logical CPUs of one actor", gt=0)
+    cpus_per_actor: float = resource(1.0, "logical CPUs of one actor; on a cluster it uses as many cores", gt=0)
     background: bool = resource(False, "on CPUs: let all other work of the machine go first")
 
     @model_validator(mode="after")

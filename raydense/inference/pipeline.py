@@ -24,7 +24,7 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
 from raydense.progress import Progress
-from raydense.ray_session import ensure_ray, physical_cpus
+from raydense.ray_session import ensure_ray, joins_cluster, physical_cpus
 from raydense.settings import Spread
 
 if TYPE_CHECKING:
@@ -39,30 +39,38 @@ _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
 @dataclass(frozen=True)
 class Layout:
-    """How the actors lie on the cluster: from `fewest` to `most`, each with `gpus` or `cpus`, `per_node` of them on a machine."""
+    """How the actors lie on the cluster: from `fewest` to `most`, each with `gpus` or `cpus`; on the CPU with `threads`, 0 for a share.
+
+    That share is of the machine's cores, which `per_node` actors have together.
+    """
 
     fewest: int
     most: int
     gpus: float
     cpus: float
     per_node: int
+    threads: int = 0
     background: bool = False
 
     @classmethod
     def of(cls, spread: Spread, pending: int) -> Layout:
         """The layout for `pending` files on the running cluster.
 
-        An actor on the CPU uses every core that its machine has for it, so "as many as there is room for" is one a machine.
+        On one machine an actor on the CPU uses every core, so "as many as there is room for" is one. A cluster may grow when more actors
+        wait than it has room for, so there it is one a file; an actor on the CPU uses as many cores as it claims.
         """
         import ray
 
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        gpus_there = ray.cluster_resources().get("GPU", 0.0)
-        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(gpus_there > 0)
+        there, joined = ray.cluster_resources(), joins_cluster()
+        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
         low, high = spread.concurrency
-        room = int(gpus_there / gpus) if gpus else nodes
-        most = max(1, min(high or max(room, low), pending))
-        return cls(min(low, most), most, gpus, spread.cpus_per_actor, -(-most // nodes), spread.background)
+        room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 0.0) / spread.cpus_per_actor) if joined else nodes
+        most = max(1, min(high or (pending if joined else max(room, low)), pending))
+        # the pool starts when its fewest are there: more than there is room for would wait for ever
+        fewest = max(1, min(low, most, room if joined else low))
+        threads = max(1, int(spread.cpus_per_actor)) if joined else 0
+        return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
 
 
 def require_model(folder: str, scores: bool) -> None:
@@ -192,7 +200,7 @@ class Device:
         self._half = half
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
-        threads = 2 if layout.gpus else max(1, physical_cpus() // layout.per_node)
+        threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
         torch.set_num_threads(1)
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads, which inherit it
