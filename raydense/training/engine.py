@@ -196,7 +196,7 @@ class DeepSpeedEngine(Engine):
         self._engine.save_checkpoint(str(folder), tag="engine")
 
     def load(self, folder: Path, workers: int) -> None:
-        if self.zero and workers != dist.get_world_size():
+        if self.zero in (1, 2) and workers != dist.get_world_size():
             from raydense.training.shards import OtherWorkersFiles
 
             lengths = [group["params"][0].numel() for group in self.optimizer.param_groups]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, multiprocessing, nn
 
 from raydense.settings import TrainSettings
@@ -152,3 +155,44 @@ def test_weights_and_moments_are_those_before_the_stop(legs: dict[str, list[dict
         assert before["at the end"].keys() == after["at the start"].keys()
         for name, value in before["at the end"].items():
             assert torch.equal(value, after["at the start"][name]), name
+
+
+@given(values=st.integers(0, 40), before=st.integers(1, 6), now=st.integers(1, 6), trimmed=st.booleans())
+def test_shards_are_cut_anew_without_loss(values: int, before: int, now: int, trimmed: bool) -> None:
+    """Also of fewer values than workers, with the zeros at the end kept (as of moments) or not (as of ZeRO's weights)."""
+    from raydense.training.shards import cut
+
+    whole = torch.arange(1.0, values + 1)
+
+    def shards(workers: int, trimmed: bool) -> list[Tensor]:
+        length = 2 * math.ceil(values / (2 * workers))
+        full = torch.cat([whole, torch.zeros(workers * length - values)])
+        return [full[r * length : min((r + 1) * length, max(values, r * length)) if trimmed else (r + 1) * length] for r in range(workers)]
+
+    old, new = shards(before, trimmed), shards(now, trimmed=False)
+    at = 0
+    for shard in new:
+        assert torch.equal(cut(old, at, len(shard)), shard)
+        at += len(shard)
+
+
+def test_the_loss_scaler_of_half_precision_is_read(tmp_path: Path) -> None:
+    """As DeepSpeed keeps it in the shards of a GPU's fp16, which no CPU trains in."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    from raydense.training.shards import OtherWorkersFiles
+
+    scaler = DynamicLossScaler(2.0**9, scale_window=1000, min_scale=1, delayed_shift=2, consecutive_hysteresis=False)
+    for rank in range(2):
+        base = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.full((4,), float(rank))}}, "param_groups": [{"params": [0]}]}
+        state = {"loss_scaler": scaler, "base_optimizer_state": base, "single_partition_of_fp32_groups": [torch.ones(4 - rank)]}
+        torch.save({"optimizer_state_dict": state}, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        read = OtherWorkersFiles(2, [8]).load(f"{tmp_path}/zero_pp_rank_0_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+    finally:
+        dist.destroy_process_group()
+    assert vars(read["loss_scaler"]) == vars(scaler)
+    assert read["base_optimizer_state"]["state"][0]["exp_avg"].tolist() == [0.0] * 4 + [1.0] * 4
+    assert read["base_optimizer_state"]["state"][0]["step"] == 3
+    assert read["single_partition_of_fp32_groups"][0].tolist() == [1.0] * 7 + [0.0]
