@@ -217,7 +217,8 @@ class LoopSettings(Settings):
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
     workers: int = resource(
         1,
-        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws",
+        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws;"
+        " a run that was stopped may go on with another number, but not with zero 3",
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raydense.errors import InputError
 from raydense.settings import Training
-from raydense.training.engine import Engine, Precision, sharded
+from raydense.training.engine import Engine, Precision, tied
 
 RUN = "run"
 _STATE = "state.json"
@@ -57,7 +57,7 @@ def load_checkpoint(engine: Engine, workers: int, precision: Precision, storage:
     with checkpoint.as_directory() as folder:
         state = State(**json.loads((Path(folder) / _STATE).read_text()))
         refuse_other_precision(storage, state, precision)
-        engine.load(Path(folder))
+        engine.load(Path(folder), state.workers)
     return replace(state, workers=workers)
 
 
@@ -81,11 +81,11 @@ def _states(storage: Path) -> list[State]:
     return [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
 
 
-def refuse_other_workers(storage: Path, state: State, settings: Training, precision: str) -> None:
+def refuse_other_workers(storage: Path, state: State, settings: Training) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
-    if sharded(settings, precision) and state.workers != settings.workers:
+    if tied(settings) and state.workers != settings.workers:
         raise InputError(
-            f"its checkpoints are of {state.workers} workers, and ZeRO's load with as many only (now {settings.workers})",
+            f"its checkpoints are of {state.workers} workers, and ZeRO 3's load with as many only (now {settings.workers})",
             storage.parent,
             f"give --workers {state.workers}, or delete the folder to start anew",
         )

@@ -103,8 +103,8 @@ class Engine(ABC):
         """Write this worker's files of a checkpoint into its own `folder`."""
 
     @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Read a checkpoint that all workers' files are in."""
+    def load(self, folder: Path, workers: int) -> None:
+        """Read a checkpoint that the files of all its `workers` are in, as many as now or not."""
 
     def weights(self) -> dict[str, Tensor]:
         """What is trained, in full, fp32 where trained so, on the CPU (whole on worker 0 at least); frozen weights are those of the start."""
@@ -152,7 +152,7 @@ class TorchEngine(Engine):
             state = {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             torch.save(state, folder / "engine.pt")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, workers: int) -> None:
         state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
         self.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -195,8 +195,16 @@ class DeepSpeedEngine(Engine):
     def save(self, folder: Path) -> None:
         self._engine.save_checkpoint(str(folder), tag="engine")
 
-    def load(self, folder: Path) -> None:
-        self._engine.load_checkpoint(str(folder), tag="engine")
+    def load(self, folder: Path, workers: int) -> None:
+        if self.zero in (1, 2) and workers != dist.get_world_size():
+            from raydense.training.shards import OtherWorkersFiles
+
+            lengths = [group["params"][0].numel() for group in self.optimizer.param_groups]
+            self._engine.checkpoint_engine, own = OtherWorkersFiles(workers, lengths), self._engine.checkpoint_engine
+            self._engine.load_checkpoint(str(folder), tag="engine")
+            self._engine.checkpoint_engine = own
+        else:
+            self._engine.load_checkpoint(str(folder), tag="engine")
 
     def weights(self) -> dict[str, Tensor]:
         if self.zero < 3 and self.precision == "fp32":
@@ -236,6 +244,6 @@ def make_engine(model: nn.Module, settings: Training, device: torch.device, prec
     return cls(model, settings, device, precision, pieces)
 
 
-def sharded(settings: Training, precision: str) -> bool:
-    """Whether a checkpoint holds a piece of each worker, and so loads with the same number of workers only."""
-    return settings.engine == "deepspeed" and (settings.zero > 0 or precision == "bf16")
+def tied(settings: Training) -> bool:
+    """Whether a checkpoint loads with the number of workers that wrote it only: ZeRO 3 shares out each weight."""
+    return settings.engine == "deepspeed" and settings.zero == 3

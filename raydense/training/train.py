@@ -77,7 +77,9 @@ def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict
     gpu = _room(settings)
     state = newest_state(storage)
     if state is not None:
-        refuse_other_workers(storage, state, settings, settings.precision if gpu or settings.precision == "bf16" else "fp32")
+        refuse_other_workers(storage, state, settings)
+        if state.workers != settings.workers:
+            say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
     with tracking(settings) as send:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:

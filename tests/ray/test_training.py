@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -13,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from ray.train import WorkerGroupError
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from training_data import TrainingData, make_training_data
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError, mendable
 from raydense.models.dual_encoder import DualEncoder
-from raydense.training.checkpoints import State, refuse_other_workers
+from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
 from raydense.training.train import train
 
@@ -190,8 +192,46 @@ def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData
     assert not (tmp_path / "model/manifest.json").exists()
 
 
-def test_zero_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
-    wanted = data.settings(tmp_path / "model", engine="deepspeed", zero=1)
-    with pytest.raises(InputError, match=r"checkpoints are of 2 workers.*give --workers 2"):
-        refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted, "fp32")
-    refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), data.settings(tmp_path / "model"), "fp32")
+def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
+    wanted = data.settings(tmp_path / "model", engine="deepspeed", zero=3)
+    with pytest.raises(InputError, match=r"checkpoints are of 2 workers, and ZeRO 3's load with as many only.*give --workers 2"):
+        refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted)
+    refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted.model_copy(update={"zero": 2}))
+
+
+def registered(storage: Path) -> int:
+    """The step of the newest checkpoint that Ray Train would go on from."""
+    snapshot = storage / RUN / "checkpoint_manager_snapshot.json"
+    return max([0, *map(int, re.findall(r'"step": ?(\d+)', snapshot.read_text()))]) if snapshot.is_file() else 0
+
+
+def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four workers, one of which is killed, then two, then one: the losses of a run that one worker does from start to end."""
+    storage = tmp_path / "model/.work"
+    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 60, "dev_every": 10, "micro_batch": "auto"}
+
+    def go_on(workers: int) -> Artifact:
+        fixed = {"engine": "deepspeed", "zero": 2, "max_failures": 0, "checkpoint_every": 5}
+        return train(steady(data, tmp_path / "model", workers=workers, **fixed, **dev))
+
+    def kill(after: int) -> None:
+        while registered(storage) <= after:
+            time.sleep(0.001)
+        os.kill(workers_here()[0].pid, signal.SIGKILL)
+
+    for workers in (4, 2):
+        hunter = threading.Thread(target=kill, args=(registered(storage),), daemon=True)
+        hunter.start()
+        with pytest.raises(WorkerGroupError):
+            go_on(workers)
+        hunter.join()
+    model = go_on(1)
+    said = re.findall(r"(\d+) steps were done with (\d) worker\(s\), the rest with (\d)", capsys.readouterr().err)
+    assert [change[1:] for change in said] == [("4", "2"), ("2", "1")]
+    assert 0 < int(said[0][0]) < int(said[1][0]) < STEPS
+    history = read_history(model.path / "history.jsonl")
+    assert [line["step"] for line in history] == list(range(1, STEPS + 1))
+    np.testing.assert_allclose(losses(history), losses(curve("ddp", 1)), rtol=1e-5)
+    measured = {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
+    assert list(measured) == [10, 20, 30, 40, 50]
+    assert model.summary["best_step"] == max(measured, key=lambda step: (measured[step], -step))
