@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
+from raydense.monitoring import show
+
 _PLAIN_EVERY_S = 10.0
 _LIVE_EVERY_S = 0.2
 
@@ -55,7 +57,7 @@ class Progress:
         self.done = self.before = done_before
         self._first: tuple[float, int] | None = None  # when something had first been done: workers take long to start
         self.note = ""
-        self.start = self._shown = time.monotonic()
+        self.start = self._shown = self._told = time.monotonic()
         self._quiet = _QUIET.get()  # here: others' threads call `set`
         self._live = sys.stderr.isatty() and not self._quiet
 
@@ -75,9 +77,16 @@ class Progress:
         now = time.monotonic()
         if self._first is None and done > self.before:
             self._first = now, done
+        if now - self._told >= _LIVE_EVERY_S or done == self.total:
+            self._told = now
+            self._tell()
         if now - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
             self._shown = now
             self._show(self._line(now))
+
+    def _tell(self) -> None:
+        show("done", self.done, stage=self.name, unit=self.unit)
+        show("total", self.total, stage=self.name, unit=self.unit)
 
     def _line(self, now: float) -> str:
         begun, before = self._first or (now, self.done)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from raydense.data.artifact import Draft
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
-from raydense.progress import Progress
+from raydense.monitoring import show
+from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray, joins_cluster, physical_cpus
 from raydense.settings import Spread
 
@@ -112,9 +114,11 @@ def run(
         num_cpus=None if layout.gpus else layout.cpus,
         **common,
     )
-    for record in records.iter_rows():
+    stage = arguments["draft"].made_from["stage"]
+    for done, record in enumerate(records.iter_rows(), 1):
         if _FAULT in record:
             raise pickle.loads(record[_FAULT])
+        show("files_open", len(parts) - done, stage=stage)
         yield record
 
 
@@ -145,10 +149,18 @@ class _Actor:
     """What the pool holds: the actor of the stage, and what it raises turned into a record."""
 
     def __init__(self, actor: type, arguments: dict[str, Any]) -> None:
+        import ray
+
         self._step = actor(**arguments)
+        self._where = f"job {ray.get_runtime_context().get_job_id()}, {arguments['draft'].made_from['stage']}"
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        return table if _FAULT in table.column_names else _guarded(lambda: self._step(table))
+        if _FAULT in table.column_names:
+            return table
+        done = _guarded(lambda: self._step(table))
+        record = ", ".join(f"{name} {value}" for name, value in done.slice(0, 1).to_pylist()[0].items() if name != _FAULT)
+        say(f"{time.strftime('%F %T')} {self._where}: {record}")  # into the log of this worker, which Ray keeps
+        return done
 
 
 def _guarded(step: Callable[[], pa.Table]) -> pa.Table:

@@ -6,6 +6,7 @@ file of examples, with what was counted in its note.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from raydense.mining.blocks import BLOCK_ROWS, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.hybrid import HybridMiner
 from raydense.mining.miner import Miner
+from raydense.monitoring import show
 from raydense.progress import Progress, say
 from raydense.settings import MineSettings
 
@@ -95,6 +97,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
 
 def _say(settings: MineSettings, summary: dict[str, Any]) -> None:
     drawn = sum(size * queries for size, queries in enumerate(summary["negatives"]))
+    show("negatives_kept", drawn, output=Path(settings.output).name)
     say(f"mine: {summary['kept']:,} of {summary['queries']:,} queries kept, {drawn:,} negatives; dropped: {listed(summary['dropped'])}")
     say(f"mine: {summary['candidates']:,} candidates seen; removed: {listed(summary['removed'])}")
     if settings.strategy == "hybrid":

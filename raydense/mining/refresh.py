@@ -24,6 +24,7 @@ from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
+from raydense.monitoring import show
 from raydense.progress import duration, say
 from raydense.search.index import index
 from raydense.search.search import search
@@ -67,6 +68,7 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     mined = _negatives(settings, found, known, number, work / "negatives")
     made = _renewed(settings, before, mined, model, step, generations.examples(number))
     generations.close(number)
+    show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
 

@@ -20,6 +20,7 @@ from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.joint import JointModel
+from raydense.monitoring import show
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray
 from raydense.settings import PretrainSettings, Training, TrainSettings
@@ -113,6 +114,7 @@ class _Followed:
 
     def __init__(self, job: Job, send: Send) -> None:
         self._follower, self._found, self._send, self._sent = Follower(job.storage / "history.jsonl"), job.storage / FOUND, send, 0
+        self._output = job.storage.parent.name
 
     def run(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome."""
@@ -126,6 +128,8 @@ class _Followed:
                 self._found.unlink()
             for line in self._follower.new_lines():
                 progress.set(line["step"], f"loss {line['loss']:.4f}")
+                for name, value in line.items():
+                    show("train", value, output=self._output, name=name)
                 if line["step"] > self._sent:
                     self._send(line)
                     self._sent = line["step"]

@@ -1,0 +1,48 @@
+"""What a Prometheus reads from the node's port while stages run, and what the logs of workers say."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import ray
+from inference_world import make_corpus, make_retriever
+
+from raydense.inference.encode import encode
+from raydense.monitoring import GAUGES, show
+from raydense.settings import EncodeSettings
+
+
+def scraped(wanted: str) -> dict[str, float]:
+    """The gauges of ours that hold `wanted`, as soon as there are any: Ray sends them every ten seconds."""
+    node, end = ray.nodes()[0], time.monotonic() + 60
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    while time.monotonic() < end:
+        lines = urllib.request.urlopen(address, timeout=30).read().decode().splitlines()
+        found = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ray_raydense_")}
+        if any(wanted in name for name in found):
+            return {re.sub(r"\{.*?(stage|output)=", r"{\1=", name): value for name, value in found.items()}
+        time.sleep(0.5)
+    raise AssertionError(f"no gauge with {wanted} in a minute")
+
+
+def test_how_far_a_stage_is(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "corpus", 120, 40)
+    encode(EncodeSettings(output=str(tmp_path / "vectors"), model=str(make_retriever(tmp_path / "model")), corpus=str(tmp_path / "corpus")))
+    show("train", 0.25, output="model", name="loss")
+    found = scraped('name="loss"')
+    of_encode = {name.split("{")[0]: value for name, value in found.items() if 'stage="encode"' in name}
+    assert of_encode == {"ray_raydense_done": 120, "ray_raydense_total": 120, "ray_raydense_files_open": 0}
+    assert [value for name, value in found.items() if name.startswith("ray_raydense_train{")] == [0.25]
+    assert {name.split("{")[0].removeprefix("ray_raydense_") for name in found} <= set(GAUGES)
+
+
+def test_the_log_of_a_worker_has_job_stage_and_shard(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "corpus", 120, 40)
+    encode(EncodeSettings(output=str(tmp_path / "vectors"), model=str(make_retriever(tmp_path / "model")), corpus=str(tmp_path / "corpus")))
+    job = ray.get_runtime_context().get_job_id()
+    logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+    said = "".join(log.read_text(errors="replace") for log in logs.glob("worker-*.err"))
+    assert {int(shard) for shard in re.findall(rf"job {job}, encode: shard (\d+), dimension", said)} == {0, 1, 2}
