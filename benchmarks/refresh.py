@@ -1,0 +1,120 @@
+"""What finding negatives beside a training costs its steps, in mode async, on the CPU.
+
+    python benchmarks/refresh.py --corpus CORPUS --queries QUERIES --examples EXAMPLES [--steps 240] [--every 60]
+
+Trains a tiny retriever four times: (1) with negatives that stay, held to one core; (2) the same, while another process encodes passages
+on another core, without Ray: what any use of that core costs; (3) async, on both cores, of which the training leaves one to what finds
+the negatives; (4) sync, on both cores. Prints queries per second of the steps alone, and the whole of each in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ASYNC, SYNC = {"refresh_mode": "async"}, {"refresh_mode": "sync"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("corpus", "queries", "examples"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--every", type=int, default=60)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(json.loads(options.one))
+        return
+    with tempfile.TemporaryDirectory(prefix="raydense-refresh-") as work:
+        compare(options, Path(work))
+
+
+def compare(options: argparse.Namespace, work: Path) -> None:
+    """Run the four, and print."""
+    static: dict[str, Any] = {
+        "objective": "retriever",
+        "model": "tiny",
+        "negatives": 1,
+        "max_steps": options.steps,
+        "normalize": True,
+        "temperature": 0.05,
+        "lr": 1e-3,
+        "query_length": 32,
+        "passage_length": 64,
+        "engine": "ddp",
+        **{name: os.path.abspath(getattr(options, name)) for name in ("corpus", "queries", "examples")},
+    }
+    fresh = {**static, "refresh_every": options.every, "refresh_depth": 50}
+    alone = told("static, one core", train({**static, "output": str(work / "static")}, cores=[0]))
+    with busy(work / "static", options.corpus):
+        beside = told("static, one core, the other one encoding", train({**static, "output": str(work / "beside")}, cores=[0]))
+    both = told("async, two cores", train({**fresh, **ASYNC, "output": str(work / "async")}))
+    told("sync, two cores", train({**fresh, **SYNC, "output": str(work / "sync")}))
+    print(f"async: {both / alone:.2f} of the rate alone, {both / beside:.2f} of the rate beside an encoding")
+
+
+def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str, Any]:
+    """One training in a process of its own, held to `cores`; its summary, with the seconds of all."""
+    begun = time.perf_counter()
+    command = [sys.executable, __file__, *(f"--{name}=-" for name in ("corpus", "queries", "examples")), "--one"]
+    subprocess.run([*command, json.dumps({"settings": settings, "cores": cores})], check=True)
+    from raydense.data.artifact import Artifact
+
+    return {**Artifact.open(settings["output"]).summary, "whole": time.perf_counter() - begun}
+
+
+def one(job: dict[str, Any]) -> None:
+    if job["cores"]:  # before Ray starts, whose processes inherit it
+        os.sched_setaffinity(0, job["cores"])
+    from raydense.mining.refresh import train as stage
+    from raydense.settings import TrainSettings
+
+    stage(TrainSettings.read(job["settings"]))
+
+
+def told(name: str, summary: dict[str, Any]) -> float:
+    rate = float(summary["queries_per_second"])
+    waited = f", waited {summary['waited']:.1f} s" if "waited" in summary else ""
+    print(f"{name}: {rate:.1f} queries/s{waited}; {summary['whole']:.1f} s in all, starting included", flush=True)
+    return rate
+
+
+@contextmanager
+def busy(model: Path, corpus: str) -> Iterator[None]:
+    """A process that encodes on the second core, until the block ends."""
+    process = subprocess.Popen([sys.executable, "-c", _ENCODE, str(model), corpus])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+_ENCODE = """
+import os, sys
+os.sched_setaffinity(0, [1])
+import numpy as np, torch
+from raydense.data.store import PassageStore
+from raydense.models.dual_encoder import DualEncoder
+torch.set_num_threads(1)
+model, texts = DualEncoder.load(sys.argv[1]).eval(), PassageStore(sys.argv[2]).passages(np.arange(1000))
+tokens = model.tokenize_passages(texts)
+while True:
+    for at in range(0, 1000, 50):
+        with torch.inference_mode():
+            model.encode_passages(tokens.select(np.arange(at, at + 50)).pad(model.tokenizer.pad_id, "cpu"))
+"""
+
+
+if __name__ == "__main__":
+    main()
