@@ -121,7 +121,7 @@ class SearchPool:
         announce(memory, artifact)
         memory.check([int(n["Resources"].get("memory", 0)) for n in nodes], artifact.summary["factory"])
         actors = len(memory.actor_bytes) * replicas
-        plan = PoolPlan(str(artifact.path.resolve()), replicas, threads, gpu, search_params, -(-actors // len(nodes)))
+        plan = PoolPlan(artifact.located, replicas, threads, gpu, search_params, -(-actors // len(nodes)))
         return cls(plan, [[_start_actor(plan, s, r, name, size) for r in range(replicas)] for s, size in enumerate(memory.actor_bytes)])
 
     @classmethod
