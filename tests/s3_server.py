@@ -127,7 +127,9 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
             self.rfile.readline()
             return b"".join(chunks)
 
-        def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, length: str | None = None, cut: bool = False) -> None:
+        def _answer(
+            self, status: int, headers: list[tuple[str, str]], content: bytes, length: str | None = None, cut: bool = False
+        ) -> None:
             self.send_response(status)
             for name, value in headers:
                 if name.lower() not in _LEFT_OUT:
@@ -141,7 +143,11 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:  # clients go away in the middle: that is what is tried
+            return
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     held.port = server.server_address[1]
     threading.Thread(target=server.serve_forever, daemon=True).start()

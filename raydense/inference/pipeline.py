@@ -26,6 +26,7 @@ from raydense.models.encoder_folder import encoder_folders, read_json, require_f
 from raydense.progress import Progress
 from raydense.ray_session import ensure_ray, physical_cpus
 from raydense.settings import Spread
+from raydense.storage import local
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -66,8 +67,9 @@ class Layout:
 
 def require_model(folder: str, scores: bool) -> None:
     """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever (not `scores`); reads no weights."""
-    require_folder(Path(folder))
-    for part in encoder_folders(Path(folder)):
+    root = local(folder)
+    require_folder(root)
+    for part in encoder_folders(root):
         inner = weights_folder(part)
         named = read_json(inner / "config.json").get("architectures") or []
         if scores != any(name.endswith("ForSequenceClassification") for name in named):

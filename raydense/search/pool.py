@@ -65,12 +65,12 @@ class ShardActor:
         if index.summary["kind"] == "bm25":
             from raydense.search.bm25_shard import Bm25Shard
 
-            self.shard: Any = Bm25Shard(plan.index, shard, start, stop)
+            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
         else:
             from raydense.search.faiss_shard import FaissShard
 
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-            self.shard = FaissShard(f"{plan.index}/shard-{shard:05d}.faiss", start, threads, plan.gpu, plan.search_params)
+            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
 
     def search(self, *args: Any) -> Hits:
         return self.shard.nearest(*args)

@@ -21,7 +21,7 @@ from raydense.settings import EncodeSettings
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, s3_server, with_environment
 
-SHARDS = 20
+SHARDS = 8
 RECIPE = """
 given: {source: ""}
 stages:
@@ -48,7 +48,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def beir(folder: Path) -> Path:
     """A BEIR folder of 300 passages and 20 queries."""
     (folder / "qrels").mkdir(parents=True)
-    passages = [{"_id": f"p{i}", "title": f"thing {i}", "text": f"the thing of number {i} is {'red' if i % 3 else 'blue'}"} for i in range(300)]
+    passages = [
+        {"_id": f"p{i}", "title": f"thing {i}", "text": f"the thing of number {i} is {'red' if i % 3 else 'blue'}"} for i in range(300)
+    ]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(passage) + "\n" for passage in passages))
     queries = [{"_id": f"q{i}", "text": f"which colour is thing {i * 7}"} for i in range(20)]
     (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
@@ -90,7 +92,7 @@ def manifests(uri: str) -> list[str]:
 
 def test_encoding_goes_on_on_another_machine(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_retriever(tmp_path / "model")
-    make_corpus(tmp_path / "corpus", 4_000, 4_000 // SHARDS)
+    make_corpus(tmp_path / "corpus", 2_400, 2_400 // SHARDS)
     inputs = {"model": str(tmp_path / "model"), "corpus": str(tmp_path / "corpus"), "dtype": "float32"}
     undisturbed = encode(EncodeSettings(output=str(tmp_path / "out"), **inputs))
     for name, value in environment(port, tmp_path / "here").items():

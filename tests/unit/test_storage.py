@@ -92,7 +92,9 @@ def test_another_machine_reads_it(store: str, port: int, tmp_path: Path, monkeyp
 def test_processes_that_want_the_same_mirror_share_it(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _corpus(f"{store}/corpus")
     _on_machine("b", port, tmp_path, monkeypatch)
-    reader = "import sys; from raydense.data.store import PassageStore; s = PassageStore(sys.argv[1]); print(len(s.passages(range(len(s)))))"
+    reader = (
+        "import sys; from raydense.data.store import PassageStore; s = PassageStore(sys.argv[1]); print(len(s.passages(range(len(s)))))"
+    )
     started = [subprocess.Popen([sys.executable, "-c", reader, f"{store}/corpus"], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=240)[0].strip() for process in started] == ["7", "7"]
     mirrors = [path for path in (tmp_path / "b" / "mirrors").iterdir() if path.is_dir()]
