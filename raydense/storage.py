@@ -40,7 +40,7 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
 _STORES = ("s3", "gs")
 # What the stores say when trying again is of no use, and the mend.
 _FINAL = {
-    r"NO_SUCH_BUCKET|bucket does not exist": ("the store has no such bucket", "make the bucket, or correct the path"),
+    r"NO_SUCH_BUCKET|bucket does not exist|Bucket '.*' not found": ("the store has no such bucket", "make the bucket, or correct the path"),
     r"ACCESS_DENIED|PermissionDenied|HTTP status 403": ("the store does not let us in", "give credentials that may"),
     r"INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT": ("the store does not know the access key", "correct it"),
     r"SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|HTTP status 401": ("the store refuses the secret key", "correct it"),
