@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 import click
 from pydantic.fields import FieldInfo
 
-from raydense import __version__, submit
+from raydense import __version__, storage, submit
 from raydense.data.artifact import named_folder
 from raydense.errors import InputError, mendable, why
 from raydense.evaluation.table import comparison_table
@@ -180,12 +180,12 @@ def _join(address: str | None) -> None:
 
 def _tell(verb: str, result: Any, as_json: bool) -> None:
     """Print what a stage made: JSON for programs, a line (or a table of metrics) for people."""
-    if isinstance(result, Path):
+    if isinstance(result, Path | str):
         print(json.dumps({"output": str(result)}) if as_json else f"{verb}: {result}")
         return
     if as_json:
         whole = {
-            "output": str(result.path),
+            "output": str(result.place),
             "kind": result.kind,
             "rows": result.rows,
             "fingerprint": result.fingerprint,
@@ -194,9 +194,9 @@ def _tell(verb: str, result: Any, as_json: bool) -> None:
         print(json.dumps(result.summary.get("result", whole), ensure_ascii=False))
     elif result.kind == "report":
         print(comparison_table(result))
-        print(f"report: {result.path / 'report.html'}")
+        print(f"report: {storage.join(result.place, 'report.html')}")
     else:
-        print(f"{verb}: {result.path} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")
+        print(f"{verb}: {result.place} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -278,10 +278,10 @@ def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
         made.append({"stage": stage.name, "output": str(stage.settings.output), "seconds": round(seconds, 1)})
         if isinstance(stage.settings, EvaluateSettings):
             result = artifact.summary["result"]
-            report = {"result": result, "report": str(artifact.path / "report.html")}
+            report = {"result": result, "report": str(storage.join(artifact.place, "report.html"))}
             if not as_json:
                 print(f"\n{comparison_table(artifact, _row_seconds(recipe, stage.settings.run))}\n", flush=True)
-                print(f"report: {artifact.path / 'report.html'}")
+                print(f"report: {report['report']}")
     if as_json:
         print(json.dumps({"stages": made, **report}, ensure_ascii=False))
     return report
@@ -419,7 +419,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
 
 def _submit_run() -> click.Command:
     def call(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, concurrent: int, **where: Any) -> None:
-        whole = os.path.abspath(output)
+        whole = storage.absolute(output)
         words = [word for change in changes for word in ("--set", change)] + ["--concurrent", str(concurrent)] * (concurrent > 1)
         work = submit.recipe_work(recipe, whole, _stages(_read_recipe(recipe, whole, changes)), words)
         if whole != output:

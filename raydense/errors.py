@@ -23,6 +23,10 @@ class InputError(Exception):
         return " ".join(line.split())
 
 
+class StorageError(OSError):
+    """A store that failed for longer than it was waited for; the command line prints its one line and exits with 1."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A mend for an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
@@ -50,6 +54,8 @@ def mendable(error: BaseException) -> tuple[int, str] | None:
         seen.add(id(link))
         if isinstance(link, InputError) and not hasattr(link, "cause"):  # what Ray wraps is of both kinds, and its text is Ray's
             return 2, str(link)
+        if isinstance(link, StorageError) and not hasattr(link, "cause"):
+            return 1, str(link)
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
             return 1, f"{link.filename or 'disk'}: no space left; free some and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno == errno.EFBIG:

@@ -26,10 +26,13 @@ from typing import Any
 import yaml
 
 from raydense import settings as s
-from raydense.data.artifact import WORK, Artifact, begun_from, differences, digest_of, discard_untouched, provenance, read_manifest
+from raydense import storage
+from raydense.data.artifact import Artifact, begun_from, commits_in, differences, digest_of, discard_untouched, provenance, read_manifest
 from raydense.errors import InputError, did_you_mean
 from raydense.planning import needs_of
 from raydense.progress import duration, say
+
+_TOOK = "seconds.json"
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,13 @@ class Recipe:
     """Stages in order, with the folder that holds their outputs."""
 
     description: str
-    output: Path
+    output: Path | str
     stages: tuple[Stage, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Its output, where that is a folder of this machine."""
+        return storage.here_only(self.output, "what many recipes share")
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Recipe:
@@ -107,8 +115,8 @@ class Recipe:
         """
         built: dict[str, Stage] = {}
         for name, values in content["stages"].items():
-            built[name] = _stage(str(name), values, content, Path(output), built, file, shared)
-        return cls(str(content.get("description", "")).strip(), Path(output), tuple(built.values()))
+            built[name] = _stage(str(name), values, content, storage.place_of(output), built, file, shared)
+        return cls(str(content.get("description", "")).strip(), storage.place_of(output), tuple(built.values()))
 
 
 def recipe_file(name: str) -> Path:
@@ -229,7 +237,7 @@ def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
 
 
 def _stage(
-    name: str, values: Any, recipe: dict[str, Any], output: Path, earlier: dict[str, Stage], file: str, shared: Path | None
+    name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | None
 ) -> Stage:
     where = f"{file}: stages.{name}"
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
@@ -250,7 +258,7 @@ def _stage(
         values.setdefault("seed", seed)
     if shared and "output" in values:
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
-    values.setdefault("output", str(output / name))
+    values.setdefault("output", str(storage.join(output, name)))
     settings = VERBS[verb].settings.read(values, f"{where}.")
     if shared:
         settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
@@ -286,7 +294,7 @@ def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: 
 
 def state(stage: Stage) -> tuple[str, str]:
     """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
-    folder = Path(stage.settings.output)
+    folder = storage.place_of(stage.settings.output)
     manifest = read_manifest(folder)
     try:
         made_from = json.loads(json.dumps(provenance(stage.verb, stage.settings)))
@@ -302,7 +310,7 @@ def state(stage: Stage) -> tuple[str, str]:
         other = differences(begun, made_from)
         if other:
             return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
-        return "begun", f"{len(list((folder / WORK / 'commits').glob('*.json')))} files committed"
+        return "begun", f"{commits_in(folder)} files committed"
     return "ready", ""
 
 
@@ -340,7 +348,7 @@ def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
         yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
 
 
-def run_stage(stage: Stage, output: Path, label: str) -> tuple[Any, float]:
+def run_stage(stage: Stage, output: Path | str, label: str) -> tuple[Any, float]:
     """One stage's artifact and its seconds, which are kept in `output`; see `run`."""
     took = _seconds(output)
     status, words = state(stage)
@@ -372,15 +380,21 @@ def seconds_behind(recipe: Recipe, name: str) -> float:
     return sum(took.get(stage, 0.0) for stage in behind)
 
 
-def _seconds(output: Path) -> dict[str, float]:
+def _seconds(output: Path | str) -> dict[str, float]:
     try:
-        return json.loads((output / "seconds.json").read_text())
+        if isinstance(output, str):
+            return json.loads(storage.read(f"{output}/{_TOOK}") or b"{}")
+        return json.loads((output / _TOOK).read_text())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return {}
 
 
-def _keep_seconds(output: Path, took: dict[str, float]) -> None:
+def _keep_seconds(output: Path | str, took: dict[str, float]) -> None:
+    text = json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1)
+    if isinstance(output, str):
+        storage.put(f"{output}/{_TOOK}", text.encode())
+        return
     output.mkdir(parents=True, exist_ok=True)
-    aside = output / "seconds.json.aside"
-    aside.write_text(json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1))
-    os.replace(aside, output / "seconds.json")
+    aside = output / f"{_TOOK}.aside"
+    aside.write_text(text)
+    os.replace(aside, output / _TOOK)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from raydense.errors import InputError
@@ -25,7 +27,7 @@ def ensure_ray() -> None:
     """Connect to RAY_ADDRESS (which Ray sets inside a job, and --address here), else start a local Ray; at most once a process.
 
     InputError where no cluster answers at the address, or none can be started in time.
-    The embedded Ray counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
+    The embedded Ray listens at the loopback alone. It counts at least four logical CPUs, since a pipeline of actors with fewer never starts.
     """
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -44,12 +46,32 @@ def ensure_ray() -> None:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
         try:
-            ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
+            with _on_loopback():
+                ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
         except Exception as error:  # Ray raises no class of its own
             if "timed out during startup" not in str(error):
                 raise
             raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
     quiet_data()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray that is started inside is this machine's alone: it listens at 127.0.0.1, as Ray itself does it on a laptop.
+
+    Ray takes no address of the loopback from its caller, and would listen at all of the machine's addresses.
+    """
+    from ray._private import ray_constants
+
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        os.environ.pop(name)
+        os.environ.update({name: before} if before is not None else {})
 
 
 def quiet_data() -> None:

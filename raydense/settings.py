@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from raydense import storage
 from raydense.errors import InputError, did_you_mean
 
 
@@ -34,6 +35,12 @@ def _words(value: object) -> object:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _place(item: str) -> str:
+    """A path, or NAME=path, as `storage.checked` gives it."""
+    name, equals, folder = item.partition("=")
+    return f"{name}={storage.checked(folder)}" if equals and storage.is_named(folder) else storage.checked(item)
+
+
 def _number_or_auto(value: object) -> object:
     whole = str(value).isdigit() and not isinstance(value, bool)
     if value != "auto" and not whole:
@@ -54,16 +61,17 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _path_as_text(cls, value: object) -> object:
-        """Artifacts and paths may stand where a folder is named."""
-        if isinstance(value, list):
-            return [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
+    def _path_as_text(cls, value: object, info: ValidationInfo) -> object:
+        """Artifacts and paths may stand where a folder is named; one of a store is looked over before anything repeats it."""
+        items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in (value if isinstance(value, list) else [value])]
+        if info.field_name == "output" or info.field_name in cls.inputs():
+            items = [_place(item) if isinstance(item, str) else item for item in items]
+        return items if isinstance(value, list) else items[0]
 
     def located(self) -> Self:
         """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
         paths = {n: v for n in self.inputs() if isinstance(v := getattr(self, n), str) and not (n == "model" and v == "tiny")}
-        return self.model_copy(update={n: os.path.abspath(v) for n, v in paths.items()})
+        return self.model_copy(update={n: storage.absolute(v) for n, v in paths.items()})
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from raydense import storage
 from raydense.data.artifact import digest_of, named_folder
 from raydense.errors import InputError
 from raydense.pipeline import Stage, load_recipe
@@ -72,7 +73,7 @@ def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable
     once = tuple({stage.settings.output: stage for stage in stages}.values())
     for stage in once:
         for key, path in (*_inputs(stage.settings), ("output", stage.settings.output)):
-            if not os.path.isabs(path):
+            if not (storage.is_remote(path) or os.path.isabs(path)):
                 what = f"{path!r} is a relative path, and the job runs in another folder"
                 raise InputError(what, f"{file}: stages.{stage.name}.{key}", "give the whole path, there or with --set")
     name = f"{Path(file).stem}.yaml"
@@ -112,14 +113,14 @@ def _is_path(settings: Settings, key: str, value: str) -> bool:
 
 
 def _absolute(settings: Settings) -> Settings:
-    changed: dict[str, Any] = {"output": os.path.abspath(settings.output)}
+    changed: dict[str, Any] = {"output": storage.absolute(settings.output)}
     for key in settings.inputs():
         value = getattr(settings, key)
         if isinstance(value, list):
             named = [item.partition("=") if "=" in item else ("", "", item) for item in value]
-            changed[key] = [f"{name}{equals}{os.path.abspath(folder)}" for name, equals, folder in named]
+            changed[key] = [f"{name}{equals}{storage.absolute(folder)}" for name, equals, folder in named]
         elif value is not None and _is_path(settings, key, value):
-            changed[key] = os.path.abspath(value)
+            changed[key] = storage.absolute(value)
     given = settings.model_fields_set
     return settings.model_copy(update={key: value for key, value in changed.items() if key in given})
 
@@ -129,6 +130,7 @@ def needed(stages: Iterable[Stage]) -> list[str]:
     stages = list(stages)
     made = [Path(stage.settings.output) for stage in stages]
     paths = {path: Path(path) for stage in stages for _, path in _inputs(stage.settings)}
+    paths = {path: there for path, there in paths.items() if not storage.is_remote(path)}  # every machine reads a store by itself
     return [path for path, there in paths.items() if not any(there.is_relative_to(folder) for folder in made)]
 
 
@@ -189,7 +191,7 @@ def refuse_local(work: Work, address: str) -> None:
     if _is_here(str(urlsplit(address).hostname)):
         return
     for path in (*needed(work.stages), *(stage.settings.output for stage in work.stages)):
-        if _on_own_disk(path):
+        if not storage.is_remote(path) and _on_own_disk(path):
             raise InputError("lies on a disk of this machine, which the cluster does not see", path, _SHARE)
 
 
@@ -409,6 +411,8 @@ def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
     files: dict[str, str] = {}
     try:
         for stage in stages:
+            if storage.is_remote(stage.settings.output):
+                continue
             output = Path(stage.settings.output)
             folder = next((above for above in output.parents if above.is_dir()), None)
             if folder is None or str(folder) in {os.path.dirname(file) for file in files}:

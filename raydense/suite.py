@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raydense import storage
 from raydense.data.artifact import WORK, Artifact, read_manifest, write_whole
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
@@ -53,7 +54,7 @@ class Suite:
     @classmethod
     def read(cls, settings: SuiteSettings) -> Suite:
         """Find the sets; InputError where there is none, or where a chosen one is not whole or has none of the splits asked for."""
-        root, output = Path(settings.suite), Path(settings.output)
+        root, output = storage.local(settings.suite), storage.here_only(settings.output, "what a suite makes")
         if output.resolve().is_relative_to(root.resolve()):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
         splits = list(dict.fromkeys(settings.splits))
@@ -253,4 +254,4 @@ def _row(name: str, split: str, stage: Stage) -> dict[str, Any]:
     settings: Any = stage.settings
     report, passages = Artifact.open(settings.output, "report"), Artifact.open(settings.corpus, "corpus").rows
     runs = metrics_of(report)
-    return {"set": name, "split": split, "queries": report.rows, "passages": passages, "report": str(report.path), "runs": runs}
+    return {"set": name, "split": split, "queries": report.rows, "passages": passages, "report": str(report.place), "runs": runs}

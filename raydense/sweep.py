@@ -25,6 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from raydense import storage
 from raydense.data.artifact import Artifact, named_folder, write_whole
 from raydense.errors import InputError, did_you_mean, why
 from raydense.pipeline import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
@@ -72,6 +73,7 @@ class Sweep:
         if grid is None:
             return None
         where = f"{file}: sweep"
+        root = storage.here_only(output, "what a sweep makes")
         variants = _variants(grid, content, where)
         for change in changes:
             if change.partition("=")[0] in grid:
@@ -80,9 +82,9 @@ class Sweep:
         trials = []
         for (variant, by_hand), (point, of_row), (seed, of_seed) in product(variants.items(), *rows):
             named = ", ".join(part for part in (variant, point) if part) or _ONLY
-            trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, Path(output), file))
+            trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, root, file))
         _refuse_same(trials, where)
-        return cls(Path(output), tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
+        return cls(root, tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
 
 
 def _is_seed(key: object) -> bool:
@@ -156,8 +158,8 @@ def _refuse_same(trials: list[Trial], where: str) -> None:
         other = made.setdefault(tuple(stage.settings.output for stage in trial.recipe.stages), trial)
         if other is not trial:
             raise InputError(f"({trial.name}) makes the same as ({other.name})", where, "leave one of them out, or mend its changes")
-        if called.setdefault(trial.recipe.output, trial) is not trial:
-            raise InputError(f"two trials are called {trial.recipe.output.name!r}", where, "give variants other names")
+        if called.setdefault(trial.recipe.folder, trial) is not trial:
+            raise InputError(f"two trials are called {trial.recipe.folder.name!r}", where, "give variants other names")
 
 
 def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
@@ -186,7 +188,7 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
 
 def _describe(trial: Trial) -> None:
     """Say in the trial's folder what it is made of."""
-    folder = trial.recipe.output
+    folder = trial.recipe.folder
     folder.mkdir(parents=True, exist_ok=True)
     stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
     (folder / "trial.json").write_text(json.dumps({"variant": trial.variant, "seed": trial.seed, "stages": stages}, indent=1) + "\n")
@@ -263,12 +265,12 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
     ensure_ray()
     quiet_data()
     stages = trial.recipe.stages
-    with open(trial.recipe.output / "log", "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
+    with open(trial.recipe.folder / "log", "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
         for number, stage in enumerate(stages, 1):
             label = f"[{number}/{len(stages)}] {stage.name}"
             with _alone(Path(stage.settings.output).parent):
                 if state(stage)[0] != "done":
-                    _, seconds = run_stage(stage, trial.recipe.output, label)
+                    _, seconds = run_stage(stage, trial.recipe.folder, label)
                     yield f"{label}: done in {duration(seconds)}"
 
 

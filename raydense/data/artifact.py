@@ -21,12 +21,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from raydense import storage
 from raydense.errors import InputError
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WORK = ".work"
-_BEGUN = "made_from.json"
+BEGUN = "made_from.json"
+WRITER = "writer.json"  # of an output in a store: who is writing there
+_DAMAGED = "missing, or not of the size in the manifest"
 # The lock files that this process holds open, by output folder: the end of the process, however it comes, lets them go.
 _LOCKS: dict[Path, int] = {}
 _PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
@@ -45,35 +48,73 @@ class File:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished folder, opened by `Artifact.open`; stands wherever the path of a folder is wanted."""
+    """A finished folder, opened by `Artifact.open`; stands wherever the path of a folder is wanted.
 
-    path: Path
+    `place` is where it was opened, a folder or a name in a store.
+    """
+
+    place: Path | str
     manifest: dict[str, Any]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kind: str | None = None) -> Artifact:
-        """The artifact in folder `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another")."""
-        folder = Path(path)
+        """The artifact at `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another")."""
+        folder = storage.place_of(path)
         wanted = f"a folder of kind {kind}" if kind else "an artifact folder"
-        if not folder.is_dir():
+        if isinstance(folder, Path) and not folder.is_dir():
             raise InputError("no such folder", folder, f"give {wanted}")
         manifest = read_manifest(folder)
         if manifest is None:
-            if (folder / WORK).is_dir():
+            if isinstance(folder, str) and not storage.listing(folder):
+                raise InputError("no such folder", folder, f"give {wanted}")
+            if _has_work(folder):
                 raise InputError("unfinished", folder, "run the stage that makes it again: it continues")
             raise InputError(f"no {MANIFEST} of raydense", folder, f"give {wanted}, made by raydense")
         if kind and manifest["kind"] not in kind.split(" or "):
             raise InputError(f"holds {manifest['kind']}, not {kind}", folder, f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
             raise InputError(f"format version {manifest['format_version']}, this raydense reads {FORMAT_VERSION}", folder, "make it again")
-        for file in manifest["files"]:
-            there = folder / file["path"]
+        opened = cls(folder, manifest)
+        opened._check_files()
+        return opened
+
+    def _check_files(self) -> None:
+        for file in self.manifest["files"]:
+            if not storage.safe_name(file["path"]):
+                raise InputError(
+                    f"names a file outside its folder ({file['path']!r})", self.place, "do not use it: raydense did not make it so"
+                )
+        if isinstance(self.place, str):
+            _refuse_altered(self.place, self.manifest)
+            if not storage.is_mirrored(self.fingerprint):
+                found = {name: of.size for name, of in storage.listing(self.place).items()}
+                lacking = next((file["path"] for file in self.manifest["files"] if found.get(file["path"]) != file["bytes"]), None)
+                if lacking is not None:
+                    raise InputError(_DAMAGED, storage.join(self.place, lacking), "delete the folder and make it again")
+            return
+        for file in self.manifest["files"]:
+            there = self.place / file["path"]
             if not there.is_file() or there.stat().st_size != file["bytes"]:
-                raise InputError("missing, or not of the size in the manifest", there, "delete the folder and make it again")
-        return cls(folder, manifest)
+                raise InputError(_DAMAGED, there, "delete the folder and make it again")
+
+    @cached_property
+    def path(self) -> Path:
+        """Its folder on this machine: itself, or the mirror of what the store holds, fetched at the first look."""
+        if isinstance(self.place, Path):
+            return self.place
+        files = {file.path: (file.bytes, file.sha256) for file in self.files}
+        return storage.mirror(self.place, self.fingerprint, files, as_json(self.manifest).encode())
+
+    @property
+    def located(self) -> str:
+        """Its place for a process in another working directory, or on another machine."""
+        return storage.absolute(self.place)
+
+    def __reduce__(self) -> tuple[type[Artifact], tuple[Path | str, dict[str, Any]]]:
+        return Artifact, (self.place, self.manifest)
 
     def __fspath__(self) -> str:
-        return str(self.path)
+        return str(self.place)
 
     @property
     def kind(self) -> str:
@@ -102,7 +143,10 @@ class Artifact:
 
 
 class Draft:
-    """An output folder under work; picklable, so that workers commit to it too."""
+    """An output folder under work; picklable, so that workers commit to it too.
+
+    `folder` is where it is put together: the output itself, or, for one of a store, a folder of this machine's cache.
+    """
 
     def __init__(self, folder: Path, kind: str, made_from: dict[str, Any]) -> None:
         self.folder, self.kind, self.made_from = folder, kind, made_from
@@ -119,8 +163,13 @@ class Draft:
         `made_from` is JSON: the stage, its settings, its inputs' fingerprints. InputError when the folder holds something
         made from something else, or when another process is at work in it.
         """
-        folder = Path(output)
-        draft = cls(folder, kind, json.loads(json.dumps(made_from)))
+        folder = storage.place_of(output)
+        made_from = json.loads(json.dumps(made_from))
+        if isinstance(folder, str):
+            from raydense.data.store_draft import StoreDraft  # which is a Draft itself
+
+            return StoreDraft.begin(folder, kind, made_from)
+        draft = cls(folder, kind, made_from)
         manifest = read_manifest(folder)
         if manifest is not None:
             draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
@@ -136,7 +185,7 @@ class Draft:
             raise InputError("exists and is not an artifact of raydense", folder, "give another --output")
         (folder / WORK / "commits").mkdir(parents=True, exist_ok=True)
         draft._take_lock()
-        _write_json(folder / WORK / _BEGUN, draft.made_from)
+        write_json(folder / WORK / BEGUN, draft.made_from)
         return draft
 
     def _take_lock(self) -> None:
@@ -147,7 +196,7 @@ class Draft:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise InputError("another process is writing here", self.folder, "wait for it, or give another --output") from None
+            raise InputError("another process is writing here", self.place, "wait for it, or give another --output") from None
 
     def close(self) -> None:
         """Let another process write here; the end of this one does the same."""
@@ -155,14 +204,23 @@ class Draft:
         if lock is not None:
             os.close(lock)
 
+    def discard(self) -> None:
+        """Remove the output, with all that was committed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _refuse_other(self, there: dict[str, Any]) -> None:
         differing = differences(there, self.made_from)
         if differing:
-            raise InputError(f"was made from something else ({differing})", self.folder, "give another --output, or delete this folder")
+            raise InputError(f"was made from something else ({differing})", self.place, "give another --output, or delete this folder")
+
+    @property
+    def place(self) -> Path | str:
+        """Where the artifact will lie."""
+        return self.folder
 
     @property
     def work(self) -> Path:
-        """A folder for what is not finished (checkpoints, spills); gone when the artifact is finished."""
+        """A folder of this machine for what is not finished (checkpoints, spills); gone when the artifact is finished."""
         return self.folder / WORK
 
     def committed(self) -> dict[str, File]:
@@ -183,11 +241,19 @@ class Draft:
             inner = sorted(p for p in aside.rglob("*") if p.is_file())
             return [self._place(p, str(p.relative_to(aside)), 0, {}) for p in inner]
 
+    def read(self, path: str) -> Path:
+        """A file that was committed, on whichever machine: its path on this one."""
+        return self.folder / path
+
     def keep(self, name: str, write: Callable[[Path], object]) -> None:
         """Write one file of the work folder, for a later step of the stage: it appears under its name only when whole."""
         with self._aside() as aside:
             write(aside / name)
             os.replace(aside / name, self.work / name)
+
+    def kept(self, name: str) -> Path | None:
+        """What `keep` wrote, on whichever machine: its path on this one, or None where it was not written."""
+        return self.work / name if (self.work / name).exists() else None
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
@@ -206,48 +272,89 @@ class Draft:
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(aside, target)
-        name = hashlib.sha256(path.encode()).hexdigest()[:12]
-        _write_json(self.work / "commits" / f"{Path(path).name}-{name}.json", asdict(file))
+        write_json(self.work / "commits" / record_name(path), asdict(file))
         return file
 
     def finish(self, rows: int, **summary: Any) -> Artifact:
         """Write the manifest of what was committed: from here on the folder is an artifact, and its work folder is gone."""
+        write_json(self.folder / MANIFEST, self._manifest(rows, summary), aside_in=self.work)
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.close()
+        return Artifact.open(self.folder, self.kind)
+
+    def _manifest(self, rows: int, summary: dict[str, Any]) -> dict[str, Any]:
         files = [asdict(f) for _, f in sorted(self.committed().items())]
-        made = [self.kind, FORMAT_VERSION, self.made_from, [(f["path"], f["sha256"]) for f in files]]
-        manifest = {
+        return {
             "kind": self.kind,
             "format_version": FORMAT_VERSION,
             "rows": rows,
-            "fingerprint": digest_of(made),
+            "fingerprint": _fingerprint(self.kind, self.made_from, files),
             "made_from": self.made_from,
             "summary": summary,
             "files": files,
             "versions": versions(),
         }
-        _write_json(self.folder / MANIFEST, manifest, aside_in=self.work)
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.close()
-        return Artifact.open(self.folder, self.kind)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def _fingerprint(kind: str, made_from: dict[str, Any], files: list[dict[str, Any]]) -> str:
+    return digest_of([kind, FORMAT_VERSION, made_from, [(f["path"], f["sha256"]) for f in files]])
+
+
+def _refuse_altered(place: str, manifest: dict[str, Any]) -> None:
+    """The mirror of an artifact is named by its fingerprint, which must be that of its files."""
+    if manifest["fingerprint"] != _fingerprint(manifest["kind"], manifest["made_from"], manifest["files"]):
+        raise InputError("its fingerprint is not that of its files", storage.join(place, MANIFEST), "delete the folder and make it again")
+
+
+def record_name(path: str) -> str:
+    """The name of the record of a commit."""
+    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}.json"
+
+
+def read_manifest(folder: Path | str) -> dict[str, Any] | None:
     """The manifest of a folder, or None where there is none of ours; InputError if it cannot be read."""
+    place = storage.place_of(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        text = storage.read(f"{place}/{MANIFEST}") if isinstance(place, str) else (place / MANIFEST).read_bytes()
+        if text is None:
+            return None
+        manifest = json.loads(text.decode())
         return manifest if isinstance(manifest, dict) and {"kind", "format_version", "made_from"} <= manifest.keys() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError("not readable as JSON", folder / MANIFEST, "delete the folder and make it again") from None
+        raise InputError("not readable as JSON", storage.join(place, MANIFEST), "delete the folder and make it again") from None
 
 
-def begun_from(folder: Path) -> dict[str, Any] | None:
+def _has_work(folder: Path | str) -> bool:
+    if isinstance(folder, Path):
+        return (folder / WORK).is_dir()
+    return bool(storage.listing(f"{folder}/{WORK}"))
+
+
+def begun_from(folder: Path | str) -> dict[str, Any] | None:
     """What unfinished work in a folder is made from; None where nothing was made yet, as by a stage that refused its input."""
+    if isinstance(folder, str):
+        return _begun_in_store(folder)
     work = folder / WORK
-    if not (work / _BEGUN).is_file():
+    if not (work / BEGUN).is_file():
         return None
-    made = any(p.name != WORK for p in folder.iterdir()) or any(p.name not in (_BEGUN, "lock", "commits") for p in work.iterdir())
-    return json.loads((work / _BEGUN).read_text()) if made or any((work / "commits").iterdir()) else None
+    made = any(p.name != WORK for p in folder.iterdir()) or any(p.name not in (BEGUN, "lock", "commits") for p in work.iterdir())
+    return json.loads((work / BEGUN).read_text()) if made or any((work / "commits").iterdir()) else None
+
+
+def _begun_in_store(uri: str) -> dict[str, Any] | None:
+    begun = f"{WORK}/{BEGUN}"
+    there = set(storage.listing(uri))
+    content = storage.read(f"{uri}/{begun}") if begun in there and there - {begun, f"{WORK}/{WRITER}"} else None
+    return json.loads(content) if content else None
+
+
+def commits_in(folder: Path | str) -> int:
+    """How many files unfinished work in a folder has committed."""
+    if isinstance(folder, str):
+        return len(storage.listing(f"{folder}/{WORK}/commits"))
+    return len(list((folder / WORK / "commits").glob("*.json")))
 
 
 def digest_of(value: object) -> str:
@@ -258,9 +365,12 @@ def digest_of(value: object) -> str:
 
 def fingerprint_of(path: str | os.PathLike[str]) -> str:
     """What identifies an input: the fingerprint of an artifact, else a digest of the bytes of the file or of the folder's files."""
-    source = Path(path)
+    place = storage.place_of(path)
+    if isinstance(place, str) and read_manifest(place) is not None:
+        return Artifact.open(place).fingerprint
+    source = storage.local(place)
     if source.is_dir():
-        manifest = read_manifest(source)
+        manifest = read_manifest(source) if isinstance(place, Path) else None
         if manifest is not None:
             return Artifact.open(source).fingerprint
         files = sorted(_files_in(source, frozenset()))
@@ -287,8 +397,13 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
 
 def discard_untouched(output: str | os.PathLike[str]) -> None:
     """Remove an output that this process began and put nothing into, as where its inputs were refused after it was opened."""
-    folder = Path(output)
-    begun = {folder / WORK / name for name in ("lock", "commits", _BEGUN)}
+    folder = storage.place_of(output)
+    if isinstance(folder, str):
+        from raydense.data.store_draft import StoreDraft  # as in Draft.open
+
+        StoreDraft.discard_untouched(folder)
+        return
+    begun = {folder / WORK / name for name in ("lock", "commits", BEGUN)}
     if folder.resolve() in _LOCKS and set(folder.rglob("*")) <= {folder / WORK, *begun}:
         Draft(folder, "", {}).close()
         shutil.rmtree(folder)
@@ -322,11 +437,17 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
+def as_json(value: object) -> str:
+    """The text of our JSON files."""
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
+    """Write a JSON file; it is the old one or the new one, never half."""
     aside = (aside_in or path.parent) / f"{path.name}.{uuid.uuid4().hex}.aside"
     try:
         with open(aside, "w") as stream:
-            json.dump(value, stream, indent=1, ensure_ascii=False)
+            stream.write(as_json(value))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)
@@ -370,5 +491,5 @@ def _input_fingerprint(value: str, kind: str) -> str:
     if kind == "model":
         return value if value == "tiny" else fingerprint_of(value)
     if kind == "source":
-        return fingerprint_of(value) if Path(value).exists() else value
+        return fingerprint_of(value) if storage.exists(value) else value
     return Artifact.open(value, kind).fingerprint

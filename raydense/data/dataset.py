@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raydense import storage
 from raydense.data.artifact import Artifact, Draft
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -24,14 +25,16 @@ class DatasetDraft:
         self.done = self.draft.done
         self._parts: dict[str, Artifact] = {}
         for name in self.done.summary["parts"] if self.done else ():
-            if not (self.draft.folder / name).is_dir():
-                raise InputError("is missing from a finished data set", self.draft.folder / name, "delete the data set and make it again")
+            if not storage.exists(storage.join(self.draft.place, name)):
+                raise InputError(
+                    "is missing from a finished data set", storage.join(self.draft.place, name), "delete the data set and make it again"
+                )
 
     def part(self, name: str, kind: str) -> Draft:
         """The draft of the part in the folder `name`; hand its artifact to `keep` when finished. InputError for a second of that name."""
         if name in self._parts:
-            raise InputError(f"two files of the input would both be {name}", self.draft.folder, "rename or remove one")
-        return Draft.open(self.draft.folder / name, kind, {**self.made_from, "part": name})
+            raise InputError(f"two files of the input would both be {name}", self.draft.place, "rename or remove one")
+        return Draft.open(storage.join(self.draft.place, name), kind, {**self.made_from, "part": name})
 
     def keep(self, name: str, artifact: Artifact) -> Artifact:
         """Count a finished part to the data set."""

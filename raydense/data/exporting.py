@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from raydense import storage
 from raydense.data.formats import beir, dpr, flagembedding, msmarco, pyserini, tevatron, trec
 from raydense.data.formats.outlet import Outlet
 from raydense.errors import InputError
@@ -24,13 +26,16 @@ _WRITE: dict[str, Callable[[Outlet], None]] = {
 }
 
 
-def export(settings: ExportSettings) -> Path:
+def export(settings: ExportSettings) -> Path | str:
     """Write artifacts in another tool's format; returns the path written.
 
     One file where the format has one for what is given (a run, training examples), else a folder (BEIR). InputError where
     the output exists, where the format cannot hold what is given, or lacks what it needs.
     """
-    output = Path(settings.output)
+    place = storage.place_of(settings.output)
+    if isinstance(place, str):
+        return _export_to_store(settings, place)
+    output = place
     if output.exists():
         raise InputError("exists already", output, "give another --output, or delete it")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -44,3 +49,18 @@ def export(settings: ExportSettings) -> Path:
         else:
             aside.unlink(missing_ok=True)
     return output
+
+
+def _export_to_store(settings: ExportSettings, uri: str) -> str:
+    """Written on this machine first; of a folder, a file appears after another."""
+    if storage.exists(uri):
+        raise InputError("exists already", uri, "give another --output, or delete it")
+    with tempfile.TemporaryDirectory(prefix="raydense-export-") as aside:
+        made = Path(aside) / uri.rpartition("/")[2]
+        _WRITE[settings.format](Outlet(settings, made))
+        if made.is_file():
+            storage.put_file(uri, made)
+        for file in made.rglob("*") if made.is_dir() else ():
+            if file.is_file():
+                storage.put_file(f"{uri}/{file.relative_to(made).as_posix()}", file)
+    return uri

@@ -44,7 +44,7 @@ class Generated:
         return str(self.artifact.summary.get("origin", self.artifact.fingerprint))
 
     def __reduce__(self) -> tuple[type[Generated], tuple[str]]:
-        return Generated, (str(self.artifact.path.absolute()),)
+        return Generated, (self.artifact.located,)
 
     def __len__(self) -> int:
         return self.artifact.rows

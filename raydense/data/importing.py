@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from raydense import storage
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import beir, dpr, flagembedding, irdatasets, msmarco, tevatron, trec
@@ -47,7 +47,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
         if settings.format == "ir_datasets":
             irdatasets.read(settings.input, intake)
         else:
-            _READ[settings.format](Path(settings.input), intake)
+            _READ[settings.format](storage.local(settings.input), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
         return dataset.finish()
@@ -67,12 +67,12 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
         _check_there(input)
     draft = Draft.open(output, "corpus", provenance("import_corpus", settings))
     with _gone_if_refused(draft):
-        found = irdatasets.passages(settings.input) if format == "ir_datasets" else _PASSAGES[format](Path(input))
+        found = irdatasets.passages(settings.input) if format == "ir_datasets" else _PASSAGES[format](storage.local(input))
         return write_corpus(draft, found, shard_rows)
 
 
 def _check_there(source: str | os.PathLike[str]) -> None:
-    if not Path(source).exists():
+    if not storage.exists(source):
         raise InputError("no such file or folder", source, "check the path")
 
 
@@ -83,5 +83,5 @@ def _gone_if_refused(draft: Draft) -> Iterator[None]:
         yield
     except InputError:
         if draft.done is None:
-            shutil.rmtree(draft.folder, ignore_errors=True)
+            draft.discard()
         raise

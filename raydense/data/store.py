@@ -37,17 +37,21 @@ class PassageStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.artifact = Artifact.open(path, "corpus")
-        self.path = self.artifact.path
         files = [f for f in self.artifact.files if f.path.startswith("corpus-")]
         ends = np.cumsum([f.rows for f in files], dtype=np.int64)
         self.shards: list[tuple[int, int]] = [(int(e - f.rows), int(e)) for f, e in zip(files, ends, strict=True)]
-        self._files = [str(self.path / f.path) for f in files]
+        self._names = [f.path for f in files]
 
     def __reduce__(self) -> tuple[type[PassageStore], tuple[str]]:
-        return PassageStore, (str(self.path.absolute()),)  # a worker may have another working directory
+        return PassageStore, (self.artifact.located,)  # a worker may have another working directory
 
     def __len__(self) -> int:
         return self.artifact.rows
+
+    @property
+    def path(self) -> Path | str:
+        """Where the corpus was opened, a folder or a name in a store."""
+        return self.artifact.place
 
     @property
     def fingerprint(self) -> str:
@@ -55,7 +59,7 @@ class PassageStore:
 
     @cached_property
     def _batches(self) -> list[pa.RecordBatch]:
-        readers = [pa.ipc.open_file(pa.memory_map(f)) for f in self._files]
+        readers = [pa.ipc.open_file(pa.memory_map(str(self.artifact.path / name))) for name in self._names]
         return [reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches)]
 
     @cached_property
@@ -65,7 +69,7 @@ class PassageStore:
     @cached_property
     def text_hash(self) -> NDArray[np.uint64]:
         """A hash of each passage's text, by row: equal texts have equal hashes. uint64 [n], memory-mapped."""
-        return np.load(self.path / "text_hash.npy", mmap_mode="r")
+        return np.load(self.artifact.path / "text_hash.npy", mmap_mode="r")
 
     def take(self, rows: Rows, columns: list[str] | None = None) -> pa.Table:
         """The passages at `rows` (int64 [n], in their order, repeats allowed) as a table."""
@@ -129,7 +133,7 @@ class PassageStore:
         if made_with not in (None, self.fingerprint):
             raise InputError(
                 f"was made with another corpus than {self.path} ({made_with[:8]}, not {self.fingerprint[:8]})",
-                artifact.path,
+                artifact.place,
                 "give the corpus that it was made with, or make it anew with this one",
             )
 
@@ -147,7 +151,7 @@ class PassageStore:
 
     @cached_property
     def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:
-        return np.load(self.path / "id_hash.npy", mmap_mode="r"), np.load(self.path / "id_row.npy", mmap_mode="r")
+        return np.load(self.artifact.path / "id_hash.npy", mmap_mode="r"), np.load(self.artifact.path / "id_row.npy", mmap_mode="r")
 
 
 def full_text(table: pa.Table) -> pa.ChunkedArray:
@@ -212,7 +216,7 @@ class CorpusWriter:
         if self._held_rows:
             self._flush(self._held_rows)
         if not self.rows:
-            raise InputError("no passages", self.draft.folder, "give an input that has some")
+            raise InputError("no passages", self.draft.place, "give an input that has some")
         id_hash = np.concatenate(self._id_hashes)
         order = np.argsort(id_hash, kind="stable")
         id_hash = id_hash[order]
@@ -238,7 +242,7 @@ class CorpusWriter:
             seen[passage_id] = row
 
     def _ids_written(self, rows: Rows) -> Iterable[str]:
-        files = [self.draft.folder / f"corpus-{shard:05d}.arrow" for shard in range(self._shard)]
+        files = [self.draft.read(f"corpus-{shard:05d}.arrow") for shard in range(self._shard)]
         columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
         ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return (ids[row].as_py() for row in rows.tolist())

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raydense import storage
 from raydense.data.artifact import Artifact, Draft, named_folder, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
@@ -37,10 +38,11 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
     folders = named_folders(settings.run, "run")
-    models = {name: Path(folder) for name, folder in named_folders(settings.models, "models").items()}
+    named_models = named_folders(settings.models, "models")
     draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done
+    models = {name: storage.local(folder) for name, folder in named_models.items()}
     qrels = read_table(settings.qrels, "qrels")
     judgements = Judgements(qrels, settings.metrics, settings.qrels)
     queries = read_table(settings.queries, "queries") if settings.queries else None

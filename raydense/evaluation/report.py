@@ -10,6 +10,7 @@ import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
+from raydense import storage
 from raydense.data.artifact import fingerprint_of, read_manifest
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
@@ -113,8 +114,8 @@ def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], judgements:
 
 def provenance_of(settings: EvaluateSettings, runs: list[MeasuredRun], models: dict[str, Path]) -> list[dict[str, Any]]:
     """A tree for each run and model: what it was made from, as far as the folders given here tell."""
-    folders = [(run.name, run.artifact.path) for run in runs] + list(models.items())
-    folders += [(name, Path(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
+    folders: list[tuple[str, Path | str]] = [(run.name, run.artifact.place) for run in runs] + list(models.items())
+    folders += [(name, storage.place_of(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
     roots = [(name, fingerprint_of(folder), folder) for name, folder in folders]
     known = {fingerprint: (name, read_manifest(folder)) for name, fingerprint, folder in roots}
     return [node(fingerprint, name, known) for name, fingerprint, _ in roots]

@@ -28,6 +28,7 @@ from raydense.monitoring import show
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray, joins_cluster, physical_cpus
 from raydense.settings import Spread
+from raydense.storage import local
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -77,8 +78,9 @@ class Layout:
 
 def require_model(folder: str, scores: bool) -> None:
     """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever (not `scores`); reads no weights."""
-    require_folder(Path(folder))
-    for part in encoder_folders(Path(folder)):
+    root = local(folder)
+    require_folder(root)
+    for part in encoder_folders(root):
         inner = weights_folder(part)
         named = read_json(inner / "config.json").get("architectures") or []
         if scores != any(name.endswith("ForSequenceClassification") for name in named):

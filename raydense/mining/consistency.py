@@ -58,7 +58,7 @@ def filter_queries(settings: FilterSettings) -> Artifact:
     _refuse_expanded(index, generated)
     _filter_files(draft, settings, index, generated, store)
     summary = _sum_up(settings, [file.note for file in draft.committed().values() if file.path != REPORT])
-    samples = [draft.work / _sample(name) for name in generated.ranges]
+    samples = [path for name in generated.ranges if (path := draft.kept(_sample(name)))]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, samples=samples, store=store), 0)
     share = 100 * summary["queries"] / summary["read"]
     say(f"filter: {summary['queries']:,} of {summary['read']:,} queries kept ({share:.1f}%); {summary['without']:,} passages have none")
@@ -70,7 +70,7 @@ def filter_queries(settings: FilterSettings) -> Artifact:
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
     """Such an index finds a passage by the query itself, and nothing would be dropped."""
     if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")) == generated.origin:
-        raise InputError("has the words of these very queries (expand)", index.path, "give an index of the passages alone")
+        raise InputError("has the words of these very queries (expand)", index.place, "give an index of the passages alone")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance
+from raydense import storage
+from raydense.data.artifact import WORK, Artifact, Draft, provenance
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -56,7 +57,11 @@ def label(settings: LabelSettings) -> Artifact:
     if draft.done:
         return draft.done
     labeller = _Labeller(settings)
-    scored = Artifact.open(settings.run, "run") if settings.model is None else rerank(_scoring(settings, draft.work / "scores"))
+    scored = (
+        Artifact.open(settings.run, "run")
+        if settings.model is None
+        else rerank(_scoring(settings, storage.join(draft.place, WORK, "scores")))
+    )
     done = draft.committed()
     for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):
         name = f"examples-{number:05d}.parquet"
@@ -67,7 +72,7 @@ def label(settings: LabelSettings) -> Artifact:
     parts = [file for file in draft.committed().values() if file.path != REPORT]
     summary = _sum_up(settings, labeller.judged, [file.note["counts"] for file in parts])
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint}
-    files = [draft.folder / file.path for file in parts]
+    files = [draft.read(file.path) for file in parts]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
     _say(settings, summary)
     return draft.finish(summary["kept"], **summary)
@@ -86,7 +91,7 @@ def _warn_of(loss: str | None) -> None:
         )
 
 
-def _scoring(settings: LabelSettings, output: Path) -> RerankSettings:
+def _scoring(settings: LabelSettings, output: Path | str) -> RerankSettings:
     """The settings of `rerank` for the scores of the teacher."""
     shared = RerankSettings.model_fields.keys() & LabelSettings.model_fields.keys() - {"output"}
     return RerankSettings(output=str(output), **{name: getattr(settings, name) for name in shared})

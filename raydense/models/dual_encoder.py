@@ -25,6 +25,7 @@ from raydense.models.encoder_folder import (
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_encoder, save_weights
+from raydense.storage import local
 
 __all__ = ["DualEncoder", "EncoderConfig"]
 
@@ -64,7 +65,7 @@ class DualEncoder(nn.Module):
         An argument of None means what the folder says. With `shared=False`, both encoders of a folder of one start from it.
         InputError where the folder cannot be used; nothing is ever downloaded, and no code or pickle of the folder is run.
         """
-        root = Path(folder)
+        root = local(folder)
         tokenizer = load_tokenizer(
             root,
             shared=shared,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raydense.errors import InputError
+from raydense.storage import safe_name
 
 OWN_FILE = "raydense.json"
 QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
@@ -200,6 +201,8 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     modules = read_json(folder / "modules.json")
     if not isinstance(modules, list) or not modules or not all(isinstance(m, dict) and {"type", "path"} <= m.keys() for m in modules):
         raise InputError("names no modules", folder / "modules.json", "the folder is damaged: fetch or make it again")
+    if not all(m["path"] == "" or safe_name(m["path"]) for m in modules):
+        raise InputError("names a folder outside its own", folder / "modules.json", "do not use it: no tool makes it so")
     return modules
 
 

@@ -19,6 +19,7 @@ from raydense.models.tokenizer import TextTokenizer, read_tokenizer, save_tokeni
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
 from raydense.settings import GenerateSettings, TrainSettings
+from raydense.storage import local
 
 Batch = dict[str, Tensor]
 
@@ -106,7 +107,7 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
 
     InputError where the folder is of no sequence-to-sequence model; reads no weights.
     """
-    root = Path(folder)
+    root = local(folder)
     require_folder(root)
     inner = weights_folder(root)
     if not read_json(inner / "config.json").get("is_encoder_decoder"):

@@ -27,6 +27,7 @@ from raydense.models.encoder_folder import (
     weights_folder,
 )
 from raydense.models.tokens import Tokens
+from raydense.storage import local
 
 _CHUNK = 2_048
 
@@ -73,7 +74,7 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
 
     InputError where the folder is no retriever that we can read.
     """
-    root = Path(folder)
+    root = local(folder)
     config = read_encoder_config(root, **overrides)
     query, passage = (read_tokenizer(weights_folder(f)) for f in encoder_folders(root))
     if query.pad_token_id != passage.pad_token_id:
@@ -86,7 +87,7 @@ def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
 
     InputError where there is none that we can read.
     """
-    root = Path(folder)
+    root = local(folder)
     require_folder(root)
     return read_tokenizer(root if has_tokenizer(root) else weights_folder(encoder_folders(root)[1]))
 

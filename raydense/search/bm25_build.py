@@ -52,7 +52,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
         raise InputError(f"{settings.shards} shards of {len(store)} passages", "shards", f"give at most {len(store)}")
     ranges = shard_ranges(len(store), settings.shards)
     with Progress("index: words", len(store), "passages") as progress:
-        calls = [(draft, store, generated, words, i, *r) for i, r in enumerate(ranges) if not _counts_path(draft, i).exists()]
+        calls = [(draft, store, generated, words, i, *r) for i, r in enumerate(ranges) if draft.kept(_counts_name(i)) is None]
         for rows in run_tasks(_count, calls, settings.concurrency):
             progress.add(rows)
     mean_length = _global_statistics(draft, settings.shards, len(store))
@@ -69,8 +69,15 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     return draft.finish(len(store), **summary, factory=None, stemmer=settings.stemmer, stopwords=settings.stopwords)
 
 
-def _counts_path(draft: Draft, shard: int) -> Path:
-    return draft.work / f"counts-{shard:05d}.npz"
+def _counts_name(shard: int) -> str:
+    return f"counts-{shard:05d}.npz"
+
+
+def _counts(draft: Draft, shard: int) -> Any:
+    path = draft.kept(_counts_name(shard))
+    if path is None:
+        raise FileNotFoundError(_counts_name(shard))
+    return np.load(path)
 
 
 def _count(draft: Draft, store: PassageStore, generated: Generated | None, words: Words, shard: int, start: int, stop: int) -> int:
@@ -97,7 +104,7 @@ def _count(draft: Draft, store: PassageStore, generated: Generated | None, words
         "count": np.concatenate(counts).astype(np.int32),
         "vocabulary": np.frombuffer("\n".join(_names(tokenizer.get_vocab_dict())).encode(), dtype=np.uint8),
     }
-    draft.keep(_counts_path(draft, shard).name, lambda path: np.savez(path, **arrays))
+    draft.keep(_counts_name(shard), lambda path: np.savez(path, **arrays))
     return stop - start
 
 
@@ -114,7 +121,7 @@ def _global_statistics(draft: Draft, shards: int, rows: int) -> float:
     """Commit the vocabulary of all shards, sorted, with the idf of each word; returns the mean length of a passage."""
     parts, tokens = [], 0
     for shard in range(shards):
-        with np.load(_counts_path(draft, shard)) as counts:
+        with _counts(draft, shard) as counts:
             names = _shard_words(counts)
             parts.append(pa.table({"word": names, "df": np.bincount(counts["word"], minlength=len(names))}))
             tokens += int(counts["length"].sum(dtype=np.int64))
@@ -135,8 +142,8 @@ def _write_ids(store: PassageStore, path: Path) -> None:
 
 def _score(draft: Draft, shard: int, mean_length: float, k1: float, b: float) -> int:
     """Pass 2: a shard's scores, word after word in the order of the vocabulary, each word's passages rising."""
-    vocabulary = pa.ipc.open_file(pa.memory_map(str(draft.folder / VOCABULARY))).read_all()
-    with np.load(_counts_path(draft, shard)) as counts:
+    vocabulary = pa.ipc.open_file(pa.memory_map(str(draft.read(VOCABULARY)))).read_all()
+    with _counts(draft, shard) as counts:
         to_global = pc.index_in(_shard_words(counts), value_set=vocabulary["word"].combine_chunks()).to_numpy()
         word, passage, length = to_global[counts["word"]], counts["passage"], counts["length"]
         tf = counts["count"].astype(np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -94,7 +93,7 @@ def _reason(error: RuntimeError) -> str:
 def _fill(draft: Draft, embeddings: str, shard: int, start: int, stop: int) -> int:
     """Fill one shard. One thread, since FAISS builds graphs in another order with more: bytes must not depend on the machine."""
     faiss.omp_set_num_threads(1)
-    index = faiss.read_index(str(Path(draft.folder) / EMPTY))
+    index = faiss.read_index(str(draft.read(EMPTY)))
     largest = 0.0
     for block in Vectors(embeddings).blocks(start, stop):
         before = index.ntotal

@@ -65,12 +65,12 @@ class ShardActor:
         if index.summary["kind"] == "bm25":
             from raydense.search.bm25_shard import Bm25Shard
 
-            self.shard: Any = Bm25Shard(plan.index, shard, start, stop)
+            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
         else:
             from raydense.search.faiss_shard import FaissShard
 
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-            self.shard = FaissShard(f"{plan.index}/shard-{shard:05d}.faiss", start, threads, plan.gpu, plan.search_params)
+            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
 
     def search(self, *args: Any) -> Hits:
         return self.shard.nearest(*args)
@@ -121,7 +121,7 @@ class SearchPool:
         announce(memory, artifact)
         memory.check([int(n["Resources"].get("memory", 0)) for n in nodes], artifact.summary["factory"])
         actors = len(memory.actor_bytes) * replicas
-        plan = PoolPlan(str(artifact.path.resolve()), replicas, threads, gpu, search_params, -(-actors // len(nodes)))
+        plan = PoolPlan(artifact.located, replicas, threads, gpu, search_params, -(-actors // len(nodes)))
         return cls(plan, [[_start_actor(plan, s, r, name, size) for r in range(replicas)] for s, size in enumerate(memory.actor_bytes)])
 
     @classmethod

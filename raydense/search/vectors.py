@@ -39,7 +39,7 @@ class Vectors:
                 batches.append(vectors)
                 row += len(vectors)
         if row != self.rows:
-            raise InputError(f"holds {row} vectors, not {self.rows}", self.artifact.path, "delete the embeddings and make them again")
+            raise InputError(f"holds {row} vectors, not {self.rows}", self.artifact.place, "delete the embeddings and make them again")
         return batches
 
     @cached_property

@@ -24,6 +24,7 @@ from raydense.monitoring import show
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray
 from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.storage import join
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
@@ -52,6 +53,7 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
     if draft.done:
         return draft.done
+    _refuse_many_machines(draft)
     started = time.monotonic()
     settings = settings.located()
     storage = draft.work.resolve()
@@ -61,6 +63,13 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
         result_file.with_suffix(".aside").write_text(json.dumps(result))
         os.replace(result_file.with_suffix(".aside"), result_file)
     return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
+
+
+def _refuse_many_machines(draft: Draft) -> None:
+    """The workers of a training share one folder, for its history and checkpoints: of a store it is on this machine alone."""
+    if "RAY_ADDRESS" in os.environ and isinstance(draft.place, str):
+        mend = "give a folder that all nodes mount, and copy the model to the store when it is done"
+        raise InputError("is of a store, and the workers of a cluster share a folder while they train", draft.place, mend)
 
 
 def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict[str, Any]:
@@ -229,7 +238,7 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
     model.load_state_dict({**model.state_dict(), **load_weights(storage, result["best_step"])})  # frozen weights are those of the start
     if isinstance(model, JointModel):
         for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
-            part = Draft.open(draft.folder / name, "model", {**draft.made_from, "part": name})
+            part = Draft.open(join(draft.place, name), "model", {**draft.made_from, "part": name})
             if not part.done:
                 part.commit_tree(one.save)
                 part.finish(0, objective=settings.objective, best_step=result["best_step"])

@@ -12,7 +12,7 @@ from raydense import submit
 from raydense.cli import main
 from raydense.errors import InputError
 from raydense.pipeline import Recipe, Stage
-from raydense.settings import EvaluateSettings, ImportSettings, IndexSettings, TrainSettings
+from raydense.settings import EvaluateSettings, ImportSettings, IndexSettings, SearchSettings, TrainSettings
 from raydense.sweep import Sweep
 
 PACKAGE = Path(raydense.__file__).parent
@@ -67,6 +67,7 @@ def test_a_recipe_travels_with_its_base(tmp_path):
     stages = [stage for trial in sweep.trials for stage in trial.recipe.stages]
     work = submit.recipe_work(str(RECIPES / "quickstart-sweep.yaml"), str(tmp_path / "out"), stages, ["--set", "data.passages=700"])
     assert len(work.stages) < len(stages)
+    assert {"s3://b/ix", "gs://b/q", "s3://b/run"} <= set(work.words)
     assert submit.needed(work.stages) == []
     with submit.packed(work) as folder:
         there = sorted(path.name for path in folder.iterdir())
@@ -141,3 +142,12 @@ def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
         main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
     assert stopped.value.code == 2
     assert "evaluate: holds what flags cannot say" in capsys.readouterr().err
+
+
+def test_what_lies_in_a_bucket_is_seen_by_every_node():
+    settings = SearchSettings(index="s3://b/ix", queries="gs://b/q", output="s3://b/run")
+    work = submit.verb_work("search", settings)
+    assert work.words == ("search", *submit.words_of(settings))
+    assert {"s3://b/ix", "gs://b/q", "s3://b/run"} <= set(work.words)
+    assert submit.needed(work.stages) == []
+    submit.refuse_local(work, "http://head.example:8265")

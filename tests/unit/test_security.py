@@ -1,0 +1,118 @@
+"""What docs/security.md promises and needs no Ray: names that stay inside, no pickle, no code of a model folder, no secrets said."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import raydense
+from raydense.cli import main
+from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.errors import InputError
+from raydense.models.dual_encoder import DualEncoder
+from raydense.pipeline import Recipe
+from raydense.settings import EncodeSettings, SearchSettings
+
+PASSWORD = "a-very-secret-word"
+READS_PICKLE = {"load", "loads", "Unpickler", "read_pickle"}
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/passwd", "a/../../outside.txt", "..\\outside.txt"])
+def test_a_manifest_names_no_file_outside(tmp_path: Path, name: str) -> None:
+    draft = Draft.open(tmp_path / "out", "report", {"x": 1})
+    draft.commit("a.txt", lambda path: path.write_text("a"), 1)
+    draft.finish(1)
+    (tmp_path / "outside.txt").write_text("a")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest["files"][0]["path"] = name
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="names a file outside its folder"):
+        Artifact.open(tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", ["of-its-own", "bert"])
+def test_no_code_of_a_model_folder_is_run(tmp_path: Path, tiny_folder: Path, family: str) -> None:
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": family, "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    if family == "bert":  # transformers has its own code for that
+        DualEncoder.load(folder)
+    else:
+        with pytest.raises(InputError) as refused:
+            DualEncoder.load(folder)
+        assert "\n" not in str(refused.value)
+        assert str(folder) in str(refused.value)
+    assert not ran.exists()
+
+
+def test_pickled_weights_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="its weights are a pickle, which can run code when read"):
+        DualEncoder.load(folder)
+
+
+def test_nothing_of_raydense_reads_a_pickle_from_a_folder() -> None:
+    """Calls that can: torch.load says weights_only=True, numpy.load leaves pickles out, and pickle itself is for Ray's own rows."""
+    found = []
+    for file in Path(raydense.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+                words = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                called = f"{node.func.value.id}.{node.func.attr}"
+                if called == "torch.load" and words.get("weights_only") != "True":
+                    found.append(f"{file.name}: {called}")
+                if "allow_pickle" in words or words.get("trust_remote_code", "False") != "False":
+                    found.append(f"{file.name}: {called}")
+                if node.func.value.id in ("pickle", "cloudpickle", "joblib", "dill", "pd") and node.func.attr in READS_PICKLE:
+                    found.append(f"{file.name}: {called}")
+    assert found == ["pipeline.py: pickle.loads"]
+
+
+def test_credentials_in_a_path_are_refused_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = f"s3://user:{PASSWORD}@bucket/corpus"
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"stages:\n  words: {{do: index, kind: bm25, corpus: '{bad}'}}\n")
+    search = ["search", "--index", bad, "--queries", "q", "--output", str(tmp_path / "o")]
+    for words in (
+        search,
+        ["evaluate", "--run", f"BM25={bad}", "--qrels", "q", "--output", str(tmp_path / "o")],
+        ["sample", "--output", f"s3://bucket/out?secret_key={PASSWORD}"],
+        ["run", str(recipe), "--output", str(tmp_path / "o")],
+        ["plan", str(recipe), "--output", bad],
+        ["submit", *search, "--address", "http://127.0.0.1:1"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = "".join(capsys.readouterr())
+        assert ended.value.code == 2
+        assert "carries more than a bucket and a path" in said
+        assert PASSWORD not in said
+
+
+def test_what_an_artifact_says_it_was_made_from_names_no_place(tmp_path: Path, tiny_folder: Path) -> None:
+    """Neither paths nor names of buckets reach a manifest, a report or a tracker: inputs are fingerprints."""
+    draft = Draft.open(tmp_path / "corpus", "corpus", {"x": 1})
+    draft.finish(1)
+    made_from = provenance("encode", EncodeSettings(model=str(tiny_folder), corpus=str(tmp_path / "corpus"), output="s3://bucket/out"))
+    assert str(tmp_path) not in json.dumps(made_from)
+    assert "bucket" not in json.dumps(made_from)
+    assert not {"index", "queries", "output"} & SearchSettings(index="s3://b/i", queries="s3://b/q", output="s3://b/o").shaping().keys()
+
+
+def test_a_recipe_reads_no_other_scheme(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"stages:\n  words: {{do: index, kind: bm25, corpus: 'http://user:{PASSWORD}@host/corpus'}}\n")
+    with pytest.raises(InputError, match="http:// is no store that can be read") as refused:
+        Recipe.read(recipe, tmp_path / "out")
+    assert PASSWORD not in str(refused.value)
