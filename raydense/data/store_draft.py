@@ -221,7 +221,7 @@ class _Writer:
         while not self._ended.wait(_RENEWED_EVERY_S):
             with self._speaking:
                 if not self._ended.is_set():
-                    with suppress(OSError, InputError):  # the work itself will say it
+                    with suppress(Exception):  # the work itself will say it; at the end of the process pyarrow says more
                         self._say()
 
     def end(self) -> None:
