@@ -18,6 +18,7 @@ import click
 from raydense import __version__, submit
 from raydense.cli.flags import SUITE, Command, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
 from raydense.cli.jobs import submissions_of
+from raydense.cli.pools import pool_group
 from raydense.data.artifact import named_folder
 from raydense.errors import mendable, why
 from raydense.evaluation.table import comparison_table
@@ -250,6 +251,7 @@ for _name, _verb in VERBS.items():
     app.add_command(_verb_command(_name, _verb) if _name != "evaluate" else _evaluate_command())
 
 
+app.add_command(pool_group)
 app.add_command(submissions_of(app))
 
 
