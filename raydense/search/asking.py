@@ -33,7 +33,8 @@ from raydense.search.merge import (
 from raydense.search.shard_actor import RETIRED, PoolPlan
 
 Queries = Scores | list[str]
-_AWAY_S = 5.0  # how long a caller asks other replicas first, after one was away
+_LOOK_S = 5.0  # between two questions for replicas that were not there yet
+_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # how long a caller asks other replicas first, after one was away; twice as long each time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _SAY_AFTER_S = 30.0
 
@@ -71,7 +72,7 @@ class Version:
         self.is_bm25 = self.index.summary["kind"] == "bm25"
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
-        self._away: dict[Any, float] = {}
+        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and for how long
 
     @property
     def incomplete(self) -> bool:
@@ -83,11 +84,16 @@ class Version:
         replicas = self.actors[shard]
         ordered = [replicas[(turn + i) % len(replicas)] for i in range(len(replicas))]
         now = time.monotonic()
-        return next((actor for actor in ordered if self._away.get(actor, 0.0) <= now), ordered[0])
+        return next((actor for actor in ordered if self._away.get(actor, (0.0, 0.0))[0] <= now), ordered[0])
 
     def set_away(self, actor: Any) -> None:
-        """Ask others first for a while."""
-        self._away[actor] = time.monotonic() + _AWAY_S
+        """Ask others first for a while: that an actor is still away takes Ray seconds to say."""
+        length = min(2 * self._away[actor][1], _LONGEST_AWAY_S) if actor in self._away else _AWAY_S
+        self._away[actor] = time.monotonic() + length, length
+
+    def set_back(self, actor: Any) -> None:
+        """It has answered."""
+        self._away.pop(actor, None)
 
     def prepare(self, queries: Queries) -> list[Any]:
         """The queries as the shards take them, checked: vectors, or the ids of BM25's words and where each query starts."""
@@ -129,7 +135,7 @@ class Versions:
     def current(self) -> Version:
         """The version to ask; where a shard has fewer replicas than it should, the keeper is asked now and then for more."""
         version = self._version
-        if version.incomplete and self.changes and time.monotonic() - self._looked > _AWAY_S:
+        if version.incomplete and self.changes and time.monotonic() - self._looked > _LOOK_S:
             return self.renew(version)
         return version
 
@@ -177,6 +183,7 @@ class _Ask:
                 self._left(error)
             else:
                 if not isinstance(answer, str):
+                    self._version.set_back(self._actor)
                     return answer
                 if answer == RETIRED:
                     self._version.set_away(self._actor)

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import traceback
+import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +20,6 @@ from ray.experimental import internal_kv
 
 from raydense.errors import why
 from raydense.search.asking import Table
-from raydense.search.memory import plan_memory
 from raydense.search.placement import Place, next_move
 from raydense.search.shard_actor import NAMESPACE, PoolPlan, start_actor
 
@@ -48,10 +48,11 @@ Replicas = dict[Place, Replica]
 
 @dataclass(frozen=True)
 class Current:
-    """What is kept of a pool beyond the keeper's process: its version, and the request that made it."""
+    """What is kept of a pool beyond the keeper's process: its version, the bytes of each shard's actor, and the request that made it."""
 
     number: int
     plan: PoolPlan
+    actor_bytes: list[int]
     request: str
 
 
@@ -62,23 +63,23 @@ class Refused(Exception):
 class PoolKeeper:
     """Holds a pool's plan, its current version, and the health of its replicas; ends all when nobody has asked for `idle_timeout` seconds."""
 
-    def __init__(self, name: str, birth: str, plan: PoolPlan, idle_timeout: float) -> None:
+    def __init__(self, name: str, birth: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> None:
         self.name, self.birth, self.idle_timeout = name, birth, idle_timeout
-        self.closing = False
+        self.closing = self.swapping = False
         self._changing = threading.Lock()  # a swap, a move, a replacement: one at a time
         self._active, self._no_move_before = time.monotonic(), 0.0
-        self.current = self._kept() or Current(1, plan, "")
-        self._keep(self.current)
-        self.replicas = self._recovered()
+        current = self._kept() or Current(1, plan, actor_bytes, "")
+        self._keep(current)
+        self.serving: tuple[Current, Replicas] = (current, self._recovered(current))  # both in one, so that nobody reads them mixed
         threading.Thread(target=self._watch, daemon=True).start()
 
     @ray.method(concurrency_group="state")
     def table(self) -> Table:
         """The current version, with the actors of each shard that answer; a fault where a shard has none and none is on its way."""
+        current, replicas = self.serving
         if self.closing:
-            return Table(self.current.number, self.current.plan, [[]], "was closed")
-        current, replicas = self.current, self.replicas
-        actors: list[list[Any]] = [[] for _ in self._shards(current.plan)]
+            return Table(current.number, current.plan, [[]], "was closed")
+        actors: list[list[Any]] = [[] for _ in current.actor_bytes]
         fault = ""
         for (shard, _), replica in sorted(replicas.items()):
             if replica.state == "ready":
@@ -94,37 +95,38 @@ class PoolKeeper:
     @ray.method(concurrency_group="state")
     def status(self) -> dict[str, Any]:
         """The pool as JSON: its index, version and settings, the seconds since the last call, and each actor."""
-        current, replicas = self.current, self.replicas
+        current, replicas = self.serving
         rows = [
             {"shard": place[0], "replica": place[1], "state": r.state, **r.health, **({"fault": r.fault} if r.fault else {})}
             for place, r in sorted(replicas.items())
         ]
         plan = {key: value for key, value in asdict(current.plan).items() if key != "neighbours"}
         times = {"idle_timeout": self.idle_timeout, "idle_s": round(self._idle(), 1)}
-        return {"name": self.name, "version": current.number, **plan, **times, "changing": self._changing.locked(), "actors": rows}
+        return {"name": self.name, "version": current.number, **plan, **times, "swapping": self.swapping, "actors": rows}
 
     @ray.method(concurrency_group="change")
-    def swap(self, plan: PoolPlan, request: str, patience: float) -> str:
+    def swap(self, plan: PoolPlan, actor_bytes: list[int], request: str, patience: float) -> str:
         """Start `plan`'s actors beside, wait until they are loaded, turn to them; then retire the old ones. Says what hindered it, or "".
 
         A request that was carried out before, by a process of this keeper that died then, is not carried out again.
         """
         with self._changing:
-            if self.current.request == request or self.closing:
-                return "" if self.current.request == request else "the pool is being closed"
-            new = Current(self.current.number + 1, plan, request)
-            self._end_leftovers()
-            replicas = {place: self._start(new, place, 0) for place in self._places(plan)}
+            current, old = self.serving
+            if current.request == request or self.closing:
+                return "" if current.request == request else "the pool is being closed"
+            self.swapping = True
             try:
-                self._await(replicas, patience)
+                new = Current(current.number + 1, plan, actor_bytes, request)
+                replicas = self._loaded(new, patience)
+                self._keep(new)  # from here on the new version is current, whatever dies
+                self.serving = new, replicas
+                self._active = time.monotonic()
+                self._retire(list(old.values()))
+                return ""
             except Refused as refused:
-                _end(list(replicas.values()))
                 return str(refused)
-            self._keep(new)  # from here on the new version is current, whatever dies
-            old, self.replicas, self.current = self.replicas, replicas, new
-            self._active = time.monotonic()
-            self._retire(list(old.values()))
-            return ""
+            finally:
+                self.swapping = False
 
     @ray.method(concurrency_group="state")
     def close(self) -> None:
@@ -144,15 +146,14 @@ class PoolKeeper:
         return f"pool/{self.name}/{self.birth}".encode()
 
     def _keep(self, current: Current) -> None:
-        text = json.dumps({"number": current.number, "plan": asdict(current.plan), "request": current.request})
-        internal_kv._internal_kv_put(self._key(), text.encode(), overwrite=True, namespace=NAMESPACE.encode())
+        internal_kv._internal_kv_put(self._key(), json.dumps(asdict(current)).encode(), overwrite=True, namespace=NAMESPACE.encode())
 
     def _kept(self) -> Current | None:
         text = internal_kv._internal_kv_get(self._key(), namespace=NAMESPACE.encode())
         if text is None:
             return None
         kept = json.loads(text)
-        return Current(kept["number"], PoolPlan(**kept["plan"]), kept["request"])
+        return Current(**{**kept, "plan": PoolPlan(**kept["plan"])})
 
     def _named(self) -> list[str]:
         """The names of the shard actors of pools of this name, also of an earlier one."""
@@ -163,39 +164,41 @@ class PoolKeeper:
     def _label(self, current: Current) -> str:
         return f"{self.name}/{self.birth}-{current.number}"
 
-    def _recovered(self) -> Replicas:
-        """The actors of the current version: those that are there, and new ones for the rest. Other actors of the name end."""
+    def _recovered(self, current: Current) -> Replicas:
+        """The actors of the current version: the last started in each place, and new ones for the rest. Others of the name end."""
         found: Replicas = {}
-        for name in self._named():
+        for name in sorted(self._named(), key=lambda name: _parsed(name)[1], reverse=True):
             place, start = _parsed(name)
-            actor = _named_actor(name) if name.startswith(f"{self._label(self.current)}/") and place not in found else None
+            actor = _named_actor(name) if name.startswith(f"{self._label(current)}/") and place not in found else None
             if actor is not None:
                 found[place] = Replica(actor, name, start)
             else:
                 _kill(name)
-        for place in self._places(self.current.plan):
-            if place not in found:
-                found[place] = self._start(self.current, place, 0)
-        return found
+        return found | {place: self._start(current, place, 0) for place in _places(current) if place not in found}
 
     def _end_leftovers(self) -> None:
         """End actors that are of no replica, as a swap leaves that died with an earlier process of this keeper."""
-        mine = {replica.name for replica in self.replicas.values()}
+        mine = {replica.name for replica in self.serving[1].values()}
         for name in self._named():
             if name not in mine:
                 _kill(name)
 
     # -- starting and ending
 
-    def _shards(self, plan: PoolPlan) -> list[int]:
-        return plan_memory(plan.open(), plan.replicas).actor_bytes
-
-    def _places(self, plan: PoolPlan) -> list[Place]:
-        return [(shard, replica) for shard in range(len(self._shards(plan))) for replica in range(plan.replicas)]
-
     def _start(self, current: Current, place: Place, start: int, node: str = "") -> Replica:
-        name = f"{self._label(current)}/{place[0]}/{place[1]}/{start}"
-        return Replica(start_actor(current.plan, place[0], self._shards(current.plan)[place[0]], name, node), name, start)
+        name = f"{self._label(current)}/{place[0]}/{place[1]}/{start}/{uuid.uuid4().hex[:8]}"  # never that of one that is being ended
+        return Replica(start_actor(current.plan, place[0], current.actor_bytes[place[0]], name, node), name, start)
+
+    def _loaded(self, new: Current, patience: float) -> Replicas:
+        """The actors of a version, loaded; Refused, and none of them left, where they cannot be."""
+        self._end_leftovers()
+        replicas = {place: self._start(new, place, 0) for place in _places(new)}
+        try:
+            self._await(replicas, patience)
+        except Refused:
+            _end(list(replicas.values()))
+            raise
+        return replicas
 
     def _await(self, replicas: Replicas, patience: float) -> None:
         """Wait until all are loaded; at the end of `patience`, one of each shard will do. Refused otherwise, or where one cannot be."""
@@ -203,15 +206,13 @@ class PoolKeeper:
         while not all(replica.state == "ready" for replica in replicas.values()):
             self._ask(replicas)
             time.sleep(0.05)
-            fault = next((replica.fault for replica in replicas.values() if replica.state == "dead"), "")
+            fault = next((replica.fault or "an actor died" for replica in replicas.values() if replica.state == "dead"), "")
             if fault or self.closing:
                 raise Refused(fault or "the pool is being closed")
             if time.monotonic() > end:
                 without = {shard for shard, _ in replicas} - {shard for (shard, _), r in replicas.items() if r.state == "ready"}
                 if without:
-                    raise Refused(
-                        f"shard {min(without)} was not loaded in {patience:.0f} s, as where no node has room for it beside the old"
-                    )
+                    raise Refused(f"shard {min(without)} was not loaded in {patience:.0f} s: no node may have room beside the old actors")
                 return
 
     def _retire(self, old: list[Replica]) -> None:
@@ -236,7 +237,10 @@ class PoolKeeper:
         _kill(keeper_name(self.name))
 
     def _look(self) -> None:
-        self._ask(self.replicas)
+        current, replicas = self.serving
+        self._ask(replicas)
+        if len({shard for (shard, _), replica in replicas.items() if replica.state == "ready"}) < len(current.actor_bytes):
+            self._active = time.monotonic()  # who cannot be asked is not idle
         if self.idle_timeout and self._idle() > self.idle_timeout:
             self._end_all()
             _kill(keeper_name(self.name))
@@ -262,28 +266,30 @@ class PoolKeeper:
                 asked[ref].state = "away"
 
     def _idle(self) -> float:
-        """Seconds since the last call of a shard actor, or since the pool was started or turned."""
-        idle = [replica.health["idle_s"] for replica in self.replicas.values() if replica.state == "ready"]
+        """Seconds since the last call of a shard actor, or since the pool could first be asked, or was turned."""
+        idle = [replica.health["idle_s"] for replica in self.serving[1].values() if replica.state == "ready"]
         return min([time.monotonic() - self._active, *idle])
 
     def _replace_dead(self) -> None:
         """Start anew what Ray does not bring back: an actor that was killed for good, or whose start failed a while ago."""
-        for place, replica in list(self.replicas.items()):
+        current, replicas = self.serving
+        for place, replica in list(replicas.items()):
             if replica.state == "dead" and (not replica.fault or time.monotonic() - replica.since > _RETRY_S):
-                new = self._start(self.current, place, replica.start + 1)
+                new = self._start(current, place, replica.start + 1)
                 new.fault = replica.fault
-                self.replicas = {**self.replicas, place: new}
+                self._put(place, new)
 
     def _move_one(self) -> None:
         """Move one replica to a node that has come, where that spreads them better; the old actor serves until the new one is loaded."""
-        if time.monotonic() < self._no_move_before or any(replica.state != "ready" for replica in self.replicas.values()):
+        current, replicas = self.serving
+        if time.monotonic() < self._no_move_before or any(replica.state != "ready" for replica in replicas.values()):
             return
-        move = next_move({place: replica.health["node"] for place, replica in self.replicas.items()}, self._nodes())
+        move = next_move({place: replica.health["node"] for place, replica in replicas.items()}, _nodes(current.plan.gpu))
         if move is None:
             return
         place, node = move
-        old = self.replicas[place]
-        new = self._start(self.current, place, old.start + 1, node)
+        old = replicas[place]
+        new = self._start(current, place, old.start + 1, node)
         try:
             self._await({place: new}, _MOVE_S)
             if new.health["node"] != node:
@@ -292,13 +298,22 @@ class PoolKeeper:
             _end([new])
             self._no_move_before = time.monotonic() + 10 * _RETRY_S
             return
-        self.replicas = {**self.replicas, place: new}
+        self._put(place, new)
         self._retire([old])
 
-    def _nodes(self) -> list[str]:
-        """The nodes that take shard actors: alive, with CPUs (a head node without takes no work), and GPUs where the pool needs them."""
-        wanted = "GPU" if self.current.plan.gpu else "CPU"
-        return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(wanted, 0) > 0]
+    def _put(self, place: Place, new: Replica) -> None:
+        current, replicas = self.serving
+        self.serving = current, {**replicas, place: new}
+
+
+def _places(current: Current) -> list[Place]:
+    """The places of a version as they are to be filled where there is not room for all: one replica of every shard first."""
+    return [(shard, replica) for replica in range(current.plan.replicas) for shard in range(len(current.actor_bytes))]
+
+
+def _nodes(gpu: bool) -> list[str]:
+    """The nodes that take shard actors: alive, with CPUs (a head node without takes no work), or GPUs where the pool needs them."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0]
 
 
 def keeper_name(name: str) -> str:
@@ -306,7 +321,7 @@ def keeper_name(name: str) -> str:
     return f"{name}/keeper"
 
 
-def start_keeper(name: str, birth: str, plan: PoolPlan, idle_timeout: float) -> Any:
+def start_keeper(name: str, birth: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> Any:
     """Start the keeper of a new pool; ValueError where there is one of the name. `birth` tells pools of one name apart."""
     options: dict[str, Any] = {
         "num_cpus": 0,
@@ -317,7 +332,7 @@ def start_keeper(name: str, birth: str, plan: PoolPlan, idle_timeout: float) -> 
         "max_task_retries": -1,
         "concurrency_groups": {"state": 8, "change": 1},
     }
-    return ray.remote(**options)(PoolKeeper).remote(name, birth, plan, idle_timeout)
+    return ray.remote(**options)(PoolKeeper).remote(name, birth, plan, actor_bytes, idle_timeout)
 
 
 def _note(replica: Replica, ref: Any) -> None:
@@ -373,6 +388,6 @@ def _kill(name: str) -> None:
 
 
 def _parsed(name: str) -> tuple[Place, int]:
-    """The place of an actor, and how many have been started there before it, from its name: NAME/VERSION/SHARD/REPLICA/START."""
-    shard, replica, start = map(int, name.split("/")[-3:])
+    """The place of an actor, and how many have been started there before it, from its name: NAME/VERSION/SHARD/REPLICA/START/ANY."""
+    shard, replica, start = map(int, name.split("/")[-4:-1])
     return (shard, replica), start

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -74,21 +75,22 @@ class SearchPool:
             artifact, memory, PoolPlan(str(artifact.path.resolve()), artifact.fingerprint, replicas, threads, gpu, search_params, 1)
         )
         if name:
-            return cls._keep(name, plan, idle_timeout)
+            return cls._keep(name, plan, memory.actor_bytes, idle_timeout)
         actors = [[start_actor(plan, shard, size) for _ in range(replicas)] for shard, size in enumerate(memory.actor_bytes)]
         return cls(Versions(Version(Table(1, plan, actors))))
 
     @classmethod
-    def _keep(cls, name: str, plan: PoolPlan, idle_timeout: float) -> SearchPool:
+    def _keep(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> SearchPool:
         try:
-            start_keeper(name, uuid.uuid4().hex[:8], plan, idle_timeout)
+            start_keeper(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
         except ValueError as error:
             what = f"there is a search pool of the name {name!r} already"
             raise InputError(what, "name", "connect to it, close it, or take another name") from error
         try:
             return cls(_versions(name, False), name)
         except InputError:
-            close_pool(name)
+            with suppress(InputError):
+                close_pool(name)
             raise
 
     @classmethod
@@ -121,8 +123,9 @@ class SearchPool:
             version.plan, index=str(artifact.path.resolve()), fingerprint=artifact.fingerprint, replicas=copies, search_params=given
         )
         beside = plan_memory(version.index, version.plan.replicas)
-        plan = _fitting(artifact, plan_memory(artifact, copies), plan, beside.actor_bytes * beside.replicas)
-        hindrance: str = ray.get(_keeper(self._kept_name()).swap.remote(plan, uuid.uuid4().hex, patience))
+        memory = plan_memory(artifact, copies)
+        plan = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
+        hindrance: str = ray.get(_keeper(self._kept_name()).swap.remote(plan, memory.actor_bytes, uuid.uuid4().hex, patience))
         if hindrance:
             raise InputError(
                 f"could not turn to it ({hindrance})", artifact.path, f"the pool {self.name!r} still answers from {version.plan.index}"

@@ -33,7 +33,7 @@ def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
         def turned_by_a_job_that_dies() -> None:
             environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
             job = subprocess.Popen([sys.executable, "-c", SWAP, str(second.path)], env=environment, stderr=subprocess.DEVNULL)
-            while not pool.status()["changing"]:
+            while not pool.status()["swapping"]:
                 assert job.poll() is None, "it ended before it could be killed"
                 time.sleep(0.005)
             os.kill(job.pid, signal.SIGKILL)

@@ -117,7 +117,7 @@ def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versio
     pool.swap(versions.indexes[1])
     until(lambda: len(shard_actors(pool.name)) == 2, "the old actors have not ended")
     before = set(shard_actors(pool.name))
-    left = f"{pool.name}/0-3/0/0/0"
+    left = f"{pool.name}/0-3/0/0/0/left"
     ray.remote(num_cpus=0, name=left, namespace=NAMESPACE, lifetime="detached")(Witness).remote()
     until(lambda: left in shard_actors(pool.name), "no leftover")
     ray.kill(ray.get_actor(keeper_name(pool.name), namespace=NAMESPACE), no_restart=False)
@@ -138,9 +138,7 @@ def test_an_actor_that_was_ended_for_good_is_started_anew(pool: SearchPool, vers
 
 
 def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
-    pool = SearchPool.start(versions.indexes[0], name="idle", idle_timeout=2.0)
-    assert "idle" in pools()
-    pool.search(versions.queries, K)
+    pool = SearchPool.start(versions.indexes[0], name="idle", idle_timeout=3.0)
     until(lambda: "idle" not in pools() and not shard_actors("idle"), "the pool has not ended")
     with pytest.raises(InputError, match=r"no search pool of the name 'idle'|was closed"):
         pool.search(versions.queries, K)
