@@ -3,11 +3,13 @@
 import threading
 from collections import deque
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raydense.search.batching import Batching, Call, join_vectors, join_words, next_batch
+from raydense.search.bm25_shard import Bm25Shard
 from raydense.search.placement import next_move
 
 
@@ -31,6 +33,28 @@ def test_words_of_several_calls_are_those_of_one() -> None:
     ]
     words, starts = join_words(parts)
     assert [words[a:b].tolist() for a, b in pairwise(starts)] == [[1, 2], [3], [], [4]]
+
+
+def test_bm25_of_several_calls_is_that_of_each(tmp_path: Path) -> None:
+    """Passages share few words and few scores, so that ties are everywhere; the sums are the same to the last bit."""
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 30, 12)
+    passages = [np.sort(rng.choice(60, count, replace=False)) for count in counts]
+    arrays = {
+        "passages": np.concatenate(passages),
+        "scores": rng.integers(1, 4, counts.sum()) / np.float32(3),
+        "starts": [0, *counts.cumsum()],
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / f"shard-00000.{name}.npy", np.asarray(array, np.float32 if name == "scores" else np.int64))
+    shard = Bm25Shard(str(tmp_path), 0, 100, 160)
+    lengths = [rng.integers(0, 5, queries) for queries in (1, 3, 2)]
+    calls = [(rng.integers(0, 12, of.sum()).astype(np.int32), np.concatenate([[0], of.cumsum()])) for of in lengths]
+    whole = shard.nearest(*join_words(calls), 7)
+    alone = [shard.nearest(*call, 7) for call in calls]
+    for part in (0, 1):
+        np.testing.assert_array_equal(whole[part], np.concatenate([hits[part] for hits in alone]))
+    assert (whole[1] >= 0).any()
 
 
 def test_each_caller_gets_its_own_hits_and_the_calls_that_waited_are_one_search() -> None:
