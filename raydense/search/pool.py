@@ -125,7 +125,7 @@ class SearchPool:
         beside = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
         plan = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
-        hindrance: str = ray.get(_keeper(self._kept_name()).swap.remote(plan, memory.actor_bytes, uuid.uuid4().hex, patience))
+        hindrance: str = _asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
         if hindrance:
             raise InputError(
                 f"could not turn to it ({hindrance})", artifact.path, f"the pool {self.name!r} still answers from {version.plan.index}"
@@ -248,10 +248,10 @@ def _keeper(name: str) -> Any:
         ) from None
 
 
-def _asked(name: str, method: str) -> Any:
+def _asked(name: str, method: str, *args: Any) -> Any:
     """What the keeper says; InputError where it has ended meanwhile."""
     try:
-        return ray.get(getattr(_keeper(name), method).remote())
+        return ray.get(getattr(_keeper(name), method).remote(*args))
     except RayActorError as error:
         raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
 

@@ -42,7 +42,7 @@ class PoolPlan:
         index = Artifact.open(self.index, "index")
         if index.fingerprint != self.fingerprint:
             what = f"was made anew (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
-            raise InputError(what, self.index, "turn the pool to it with `raydense pool swap`")
+            raise InputError(what, self.index, "close the pool and start it again")
         return index
 
 
