@@ -260,6 +260,8 @@ def _stage(
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     values.setdefault("output", str(storage.join(output, name)))
     settings = VERBS[verb].settings.read(values, f"{where}.")
+    if isinstance(settings, s.SearchSettings) and not settings.index:
+        raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
     if shared:
         settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))

@@ -534,7 +534,7 @@ class Pool(BaseModel):
 class SearchSettings(Settings, Pool):
     """Search an index with a pool of shard actors; the best k passages of each query become a run."""
 
-    index: str = artifact("index", "the index")
+    index: str | None = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
     queries: str = artifact("queries", "the queries")
     model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     qrels: str | None = artifact("qrels", "search only the queries judged here", None)
@@ -544,6 +544,15 @@ class SearchSettings(Settings, Pool):
         "leave out a passage that has the query's own id and is not judged (with qrels), as BEIR does: in ArguAna and Quora it is the query",
     )
     block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
+    pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        if self.pool:
+            self._refuse_given(["search_params", "replicas", "threads", "gpu"], "a search by pool")
+        elif not self.index:
+            raise ValueError("a search needs index, or pool")
+        return self
 
     def shaping(self) -> dict[str, Any]:
         """As of every stage; of passages that are the query only where they are left out."""

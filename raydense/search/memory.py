@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydense.data.artifact import Artifact
@@ -28,16 +29,20 @@ class MemoryPlan:
         actors = len(self.actor_bytes) * self.replicas
         return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {size(max(self.actor_bytes))} each, {size(self.total)} in all"
 
-    def check(self, node_bytes: list[int], factory: str | None) -> None:
-        """Place every actor on the node with most room left; InputError if one finds none. `node_bytes` is each node's memory."""
+    def check(self, node_bytes: list[int], factory: str | None, beside: Sequence[int] = ()) -> None:
+        """Place every actor on the node with most room left; InputError if one finds none.
+
+        `node_bytes` is each node's memory, `beside` what each actor holds that stays while these load.
+        """
         room = [-free for free in node_bytes]
         heapq.heapify(room)
-        for needed in sorted(self.actor_bytes * self.replicas, reverse=True):
+        for needed in sorted([*self.actor_bytes * self.replicas, *beside], reverse=True):
             if not room or -room[0] < needed:
                 mends = [] if factory != "Flat" else ["factory SQfp16"]
                 mends = ["more shards or nodes", *mends, *(["fewer replicas"] if self.replicas > 1 else [])]
                 have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}"
-                raise InputError(f"the index needs {self}, and there are {have}", "search", f"give {', '.join(mends)}")
+                stays = f" beside {size(sum(beside))} of the actors that serve now" if beside else ""
+                raise InputError(f"the index needs {self}{stays}, and there are {have}", "search", f"give {', '.join(mends)}")
             heapq.heapreplace(room, room[0] + needed)
 
 

@@ -1,99 +1,49 @@
 """A pool of shard actors: blocks of queries are fanned out to every shard, and the hits merged exactly.
 
-One pool class stands before FAISS and BM25. An actor gets paths, loads in its constructor, and is restarted with its calls
-retried when it dies. A pool with a name outlives its job: another one connects to it.
+One pool class stands before FAISS and BM25. An actor gets paths, loads in its constructor, and is restarted when it dies; a call
+that it had is asked again. A pool with a name outlives its job: other jobs connect to it, and turn it to another index while it is
+asked (`keeper`).
 """
 
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 import ray
-from numpy.typing import NDArray
+from ray.exceptions import RayActorError
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
-from raydense.ray_session import ensure_ray, physical_cpus
-from raydense.search.memory import announce, plan_memory
-from raydense.search.merge import (
-    MARGIN,
-    Hits,
-    Rows,
-    Scores,
-    contenders,
-    first_share,
-    merge_hits,
-    no_hits,
-    order_hits,
-    rounding_bound,
-    widened,
-)
+from raydense.progress import say
+from raydense.ray_session import ensure_ray
+from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
+from raydense.search.keeper import keeper_name, start_keeper
+from raydense.search.memory import MemoryPlan, announce, plan_memory
+from raydense.search.merge import Hits, no_hits
+from raydense.search.shard_actor import NAMESPACE, PoolPlan, start_actor
 
-NAMESPACE = "raydense"
 _BLOCK = 2_048
-Queries = Scores | list[str]
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """What every actor of a pool knows of it, so that a name is enough to connect."""
-
-    index: str
-    replicas: int
-    threads: int
-    gpu: bool
-    search_params: str
-    neighbours: int
-
-
-class ShardActor:
-    """Holds one shard: `search` asks it, and `settle` asks what a block's ties still need while the next block is searched."""
-
-    def __init__(self, plan: PoolPlan, shard: int) -> None:
-        self.plan = plan
-        index = Artifact.open(plan.index, "index")
-        start, stop = index.summary["shards"][shard]
-        if index.summary["kind"] == "bm25":
-            from raydense.search.bm25_shard import Bm25Shard
-
-            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
-        else:
-            from raydense.search.faiss_shard import FaissShard
-
-            threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
-
-    def search(self, *args: Any) -> Hits:
-        return self.shard.nearest(*args)
-
-    @ray.method(concurrency_group="settle")
-    def settle(self, method: str, *args: Any) -> Any:
-        return getattr(self.shard, method)(*args)
-
-    def describe(self) -> tuple[dict[str, Any], int]:
-        """The pool's plan, and the id of the process that holds this shard."""
-        return asdict(self.plan), os.getpid()
+_PATIENCE_S = 600.0
+_SAY_AFTER_S = 30.0
+_LOOK_S = 0.1
 
 
 class SearchPool:
     """`with SearchPool.start(index) as pool: scores, rows = pool.search(queries, k)`."""
 
-    def __init__(self, plan: PoolPlan, actors: list[list[Any]]) -> None:
-        self.plan, self.actors = plan, actors
-        self.index = Artifact.open(plan.index, "index")
+    def __init__(self, versions: Versions, name: str = "", ends: bool = True) -> None:
+        self._versions, self.name, self._ends = versions, name, ends
         self._turn = 0
-        self._shards: list[tuple[int, int]] = [(a, b) for a, b in self.index.summary["shards"]]
-        self._largest_norm: float | None = self.index.summary.get("largest_norm")
-        self._is_bm25 = self.index.summary["kind"] == "bm25"
 
     @classmethod
     def start(
@@ -104,182 +54,251 @@ class SearchPool:
         threads: int = 0,
         gpu: bool = False,
         search_params: str = "",
+        idle_timeout: float = 0.0,
     ) -> SearchPool:
         """Start `replicas` actors of every shard; returns at once, while they load.
 
-        With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`. `threads` of an
-        actor: 0 shares a machine's cores between its actors. Raises InputError when the memory plan does not fit the
-        nodes, search parameters do not suit the index, GPUs are asked for and not there, or the name is taken.
+        With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until nobody has asked
+        for `idle_timeout` seconds (0: for ever); it returns when each shard has an actor that is loaded. `threads` of an actor: 0
+        shares a machine's cores between its actors. Raises InputError when the memory plan does not fit the nodes, search parameters
+        do not suit the index, GPUs are asked for and not there, or the name is taken.
         """
+        if name:
+            _check_name(name)
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
         _check_search_params(artifact, search_params)
         ensure_ray()
-        nodes = [n for n in ray.nodes() if n["Alive"]]
         if gpu:
             _check_gpu(artifact)
         memory = plan_memory(artifact, replicas)
-        announce(memory, artifact)
-        memory.check([int(n["Resources"].get("memory", 0)) for n in nodes], artifact.summary["factory"])
-        actors = len(memory.actor_bytes) * replicas
-        plan = PoolPlan(artifact.located, replicas, threads, gpu, search_params, -(-actors // len(nodes)))
-        return cls(plan, [[_start_actor(plan, s, r, name, size) for r in range(replicas)] for s, size in enumerate(memory.actor_bytes)])
+        plan = _fitting(artifact, memory, PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1))
+        if name:
+            return cls._keep(name, plan, memory.actor_bytes, idle_timeout)
+        actors = [[start_actor(plan, shard, size) for _ in range(replicas)] for shard, size in enumerate(memory.actor_bytes)]
+        return cls(Versions(Version(Table(1, plan, actors))))
 
     @classmethod
-    def connect(cls, name: str) -> SearchPool:
-        """The pool that was started under `name`, perhaps by another job; InputError if there is none."""
-        ensure_ray()
+    def _keep(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> SearchPool:
         try:
-            described: dict[str, Any]
-            described, _ = ray.get(ray.get_actor(_actor_name(name, 0, 0), namespace=NAMESPACE).describe.remote())
-            plan = PoolPlan(**described)
-            shards = range(len(Artifact.open(plan.index, "index").summary["shards"]))
-            actors = [[ray.get_actor(_actor_name(name, s, r), namespace=NAMESPACE) for r in range(plan.replicas)] for s in shards]
-        except ValueError:
-            raise InputError(f"no search pool of the name {name!r}", "name", "start it with SearchPool.start(index, name=...)") from None
-        return cls(plan, actors)
+            start_keeper(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
+        except ValueError as error:
+            what = f"there is a search pool of the name {name!r} already"
+            raise InputError(what, "name", "connect to it, close it, or take another name") from error
+        try:
+            return cls(_versions(name, False), name)
+        except InputError:
+            with suppress(InputError):
+                close_pool(name)
+            raise
+
+    @classmethod
+    def connect(cls, name: str, pinned: bool = False) -> SearchPool:
+        """The pool that was started under `name`, perhaps by another job; leaving `with` lets it go on, `close` ends it.
+
+        Waits until each shard has an actor that is loaded. Raises InputError if there is no such pool; with `pinned`, also any later
+        search does when the pool has gone on to another index, so that all answers come from one.
+        """
+        _check_name(name)
+        ensure_ray()
+        return cls(_versions(name, pinned), name, ends=False)
+
+    def swap(
+        self, index: str | Path | Artifact, replicas: int | None = None, search_params: str | None = None, patience: float = _PATIENCE_S
+    ) -> None:
+        """Turn a pool with a name to another index while it is asked: no call fails, and none is answered by two indexes.
+
+        The new actors are started beside the old ones, and take over when all are loaded; after `patience` seconds, one of each shard
+        is enough. `replicas` and `search_params` stay what they are unless given. Raises InputError where there is no room beside the
+        old actors, an actor cannot load, or the index takes other queries than the old one; the pool then stays as it is.
+        """
+        artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
+        version = self._versions.renew(self._versions.current())
+        _check_alike(version.index, artifact)
+        given = version.plan.search_params if search_params is None else search_params
+        _check_search_params(artifact, given)
+        copies = replicas or version.plan.replicas
+        plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
+        beside = plan_memory(version.index, version.plan.replicas)
+        memory = plan_memory(artifact, copies)
+        plan = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
+        hindrance: str = _asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
+        if hindrance:
+            raise InputError(
+                f"could not turn to it ({hindrance})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
+            )
+        self._versions.renew(self._versions.current())
+
+    def status(self) -> dict[str, Any]:
+        """A pool with a name as JSON: index, fingerprint, version, seconds without a call, and of each actor where it is and how."""
+        return pool_status(self._kept_name())
+
+    def _kept_name(self) -> str:
+        if not self.name:
+            raise InputError("the pool has no name", "name", "give one to SearchPool.start")
+        return self.name
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if self._ends:
+            self.close()
 
     def close(self) -> None:
         """End the actors, also those of a pool that was connected to."""
+        if self.name:
+            close_pool(self.name)
+            return
         for actor in (a for replicas in self.actors for a in replicas):
             ray.kill(actor, no_restart=True)
+
+    @property
+    def plan(self) -> PoolPlan:
+        """What the pool was started with, or turned to, as far as this caller knows."""
+        return self._versions.current().plan
+
+    @property
+    def index(self) -> Artifact:
+        """The index that answers, as far as this caller knows."""
+        return self._versions.current().index
+
+    @property
+    def actors(self) -> list[list[Any]]:
+        """The actors of each shard."""
+        return self._versions.current().actors
 
     def search(self, queries: Queries, k: int) -> Hits:
         """The best k passages of each query, by score falling, then row rising.
 
         `queries` are float32 [n, d] for FAISS, a list of strings for BM25. Returns scores float32 [n, k] and rows int64
-        [n, k]; -inf and -1 where there is none.
+        [n, k]; -inf and -1 where there is none. All come from one version of the index; `answer` says which.
         """
-        parts = [hits for _, hits in self.search_blocks(_cut(queries, _BLOCK), k)]
-        return (np.concatenate([s for s, _ in parts]), np.concatenate([r for _, r in parts])) if parts else no_hits(0, k)
+        return self.answer(queries, k).hits
+
+    def answer(self, queries: Queries, k: int) -> Answer:
+        """As `search`, with the fingerprint of the index that answered: blocks that an earlier version answered are asked again."""
+        blocks = list(_cut(queries, _BLOCK))
+        parts = list(self.answers(blocks, k))
+        if not parts:
+            version = self._versions.current()
+            return Answer(queries, no_hits(0, k), version.plan.fingerprint, version.number)
+        while any(part.version != parts[-1].version for part in parts):
+            newest = max(part.version for part in parts)
+            parts = [part if part.version == newest else next(self.answers([part.queries], k)) for part in parts]
+        scores, rows = (np.concatenate([part.hits[i] for part in parts]) for i in (0, 1))
+        return replace(parts[-1], queries=queries, hits=(scores, rows))
 
     def search_blocks(self, blocks: Iterable[Queries], k: int) -> Iterator[tuple[Queries, Hits]]:
         """As `search`, over a stream of blocks of queries of any length: each block with its hits, in order.
 
-        At most two blocks per replica are taken from the stream and not yet given back: that is what bounds the memory.
+        At most two blocks per replica are taken from the stream and not yet given back: that is what bounds the memory. Each block
+        comes from one version of the index; `answers` says which.
         """
+        return ((answer.queries, answer.hits) for answer in self.answers(blocks, k))
+
+    def answers(self, blocks: Iterable[Queries], k: int) -> Iterator[Answer]:
+        """As `search_blocks`, each block with the fingerprint of the index that answered."""
         if k < 1:
             raise InputError(f"k is {k}", "k", "give at least 1")
-        waiting: deque[_Block] = deque()
+        waiting: deque[Block] = deque()
         for queries in blocks:
-            waiting.append(_Block(self, queries, k))
+            self._turn += 1
+            waiting.append(Block(self._versions, queries, k, self._turn))
             if len(waiting) >= 2 * self.plan.replicas:
-                block = waiting.popleft()
-                yield block.queries, block.hits()
+                yield waiting.popleft().answer()
         for block in waiting:
-            yield block.queries, block.hits()
-
-    def next_replicas(self) -> list[Any]:
-        """One actor of each shard; blocks go round the replicas."""
-        self._turn += 1
-        return [replicas[self._turn % self.plan.replicas] for replicas in self.actors]
-
-    def prepare(self, queries: Queries) -> list[Any]:
-        """The queries as the shards take them, checked: vectors, or the ids of BM25's words and where each query starts."""
-        if self._is_bm25:
-            if not isinstance(queries, list):
-                raise InputError("a BM25 index is searched with a list of strings", "queries")
-            return list(self._words.query_ids(queries, self._vocabulary))
-        if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
-            raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
-        return [np.ascontiguousarray(queries, dtype=np.float32)]
-
-    @property
-    def largest_norm(self) -> float | None:
-        """The largest norm of a vector in an exact index, whose scores are then made exact; None for the others."""
-        return self._largest_norm
-
-    @property
-    def shard_rows(self) -> list[int]:
-        """The number of rows of each shard."""
-        return [stop - start for start, stop in self._shards]
-
-    @cached_property
-    def _words(self) -> Any:
-        from raydense.search.words import Words
-
-        return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
-
-    @cached_property
-    def _vocabulary(self) -> pa.ChunkedArray:
-        return pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+            yield block.answer()
 
 
-class _Block:
-    """One block of queries on its way through the shards."""
+def pools() -> list[str]:
+    """The names of the pools that there are on the cluster."""
+    _check_cluster("pools")
+    ensure_ray()
+    there = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
+    return sorted(name.removesuffix("/keeper") for name in there if name.endswith("/keeper"))
 
-    def __init__(self, pool: SearchPool, queries: Queries, k: int) -> None:
-        self.pool, self.queries, self.k = pool, queries, k
-        self.actors = pool.next_replicas()
-        self.prepared = pool.prepare(queries)
-        self.refs = [ray.put(part) for part in self.prepared]
-        self.asked = k if pool.largest_norm is None else first_share(k, len(self.actors))
-        self.found = [actor.search.remote(*self.refs, self.asked) for actor in self.actors]
 
-    def _settle(self, method: str, *args: Any) -> list[Any]:
-        return ray.get([actor.settle.remote(method, *args) for actor in self.actors])
+def pool_status(name: str) -> dict[str, Any]:
+    """As `SearchPool.status`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
+    _check_name(name)
+    ensure_ray()
+    status: dict[str, Any] = _asked(name, "status")
+    return status
 
-    def hits(self) -> Hits:
-        """The merged best k; for an exact index with scores that depend on nothing but query and passage."""
-        parts: list[Hits] = ray.get(self.found)
-        if self.pool.largest_norm is None:
-            return merge_hits(parts, self.k)
-        queries = self.prepared[0]
-        bound = rounding_bound(queries, self.pool.largest_norm)
-        rows, open_ = self._contenders(parts, bound)
-        if open_.any() and self.asked < self.k + MARGIN:
-            rows, open_ = self._contenders(self._widen(parts, open_), bound)
-        scores = np.maximum.reduce(self._settle("rescore", self.refs[0], ray.put(rows)))
-        best = order_hits(scores, rows, self.k)
-        unsettled = open_.any(axis=0)
-        if unsettled.any():
-            exact = self._settle("exact", ray.put(queries[unsettled]), self.k, ray.put(bound[unsettled]))
-            best[0][unsettled], best[1][unsettled] = merge_hits(exact, self.k)
-        return best
 
-    def _contenders(self, parts: list[Hits], bound: Scores) -> tuple[Rows, NDArray[np.bool_]]:
-        complete = [p[0].shape[1] >= rows for p, rows in zip(parts, self.pool.shard_rows, strict=True)]
-        return contenders(parts, complete, self.k, bound)
+def close_pool(name: str) -> None:
+    """As `SearchPool.close`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
+    _check_name(name)
+    ensure_ray()
+    keeper = _keeper(name)
+    _asked(name, "close")
+    ray.kill(keeper, no_restart=True)
 
-    def _widen(self, parts: list[Hits], open_: NDArray[np.bool_]) -> list[Hits]:
-        """The hits with k + MARGIN of each shard for the queries that are open there ([shards, n])."""
-        again = {shard: np.flatnonzero(line) for shard, line in enumerate(open_) if line.any()}
-        calls = [self.actors[s].settle.remote("nearest", self.prepared[0][which], self.k + MARGIN) for s, which in again.items()]
-        wider = dict(zip(again, ray.get(calls), strict=True))
-        return [widened(part, again[s], wider[s]) if s in again else part for s, part in enumerate(parts)]
+
+def _keeper(name: str) -> Any:
+    try:
+        return ray.get_actor(keeper_name(name), namespace=NAMESPACE)
+    except ValueError:
+        raise InputError(
+            f"no search pool of the name {name!r}", "name", "start it with `raydense pool start`, or SearchPool.start"
+        ) from None
+
+
+def _asked(name: str, method: str, *args: Any) -> Any:
+    """What the keeper says; InputError where it has ended meanwhile."""
+    try:
+        return ray.get(getattr(_keeper(name), method).remote(*args))
+    except RayActorError as error:
+        raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
+
+
+def _versions(name: str, pinned: bool) -> Versions:
+    def look() -> Table:
+        begun, said = time.monotonic(), False
+        while True:
+            table: Table = _asked(name, "table")
+            if all(table.actors):
+                return table
+            if table.fault:
+                raise InputError(table.fault, f"search pool {name!r}", "start it again")
+            if not said and time.monotonic() - begun > _SAY_AFTER_S:
+                said = True
+                say(f"search: waits for the pool {name!r} to load {table.plan.index}")
+            time.sleep(_LOOK_S)
+
+    return Versions(Version(look()), look, pinned)
+
+
+def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> PoolPlan:
+    """The plan with the actors that share a node; InputError where the nodes have no room for them `beside` those that stay."""
+    nodes = [n for n in ray.nodes() if n["Alive"]]
+    announce(memory, index)
+    memory.check([int(n["Resources"].get("memory", 0)) for n in nodes], index.summary["factory"], beside)
+    return replace(plan, neighbours=-(-len(memory.actor_bytes) * memory.replicas // len(nodes)))
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name:
+        raise InputError(f"{name!r} is no name of a pool", "name", "give one without a slash")
+    _check_cluster(name)
+
+
+def _check_cluster(name: str) -> None:
+    if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") == "local":
+        what = "a pool with a name outlives its job, and so needs a Ray cluster that does"
+        raise InputError(what, name, "give its --address, or set RAY_ADDRESS")
+
+
+def _check_alike(old: Artifact, new: Artifact) -> None:
+    """Callers go on as they are: the new index must take the queries that the old one takes."""
+    for key in ("kind", "dimension"):
+        if old.summary.get(key) != new.summary.get(key):
+            what = f"its {key} is {new.summary.get(key)}, the pool's is {old.summary.get(key)}"
+            raise InputError(what, new.place, "start another pool for it: callers of this one send other queries")
 
 
 def _cut(queries: Queries, block: int) -> Iterator[Queries]:
     return (queries[at : at + block] for at in range(0, len(queries), block))
-
-
-def _actor_name(name: str, shard: int, replica: int) -> str:
-    return f"{name}/shard-{shard}/replica-{replica}"
-
-
-def _start_actor(plan: PoolPlan, shard: int, replica: int, name: str | None, memory: int) -> Any:
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "num_gpus": 1 if plan.gpu else 0,
-        "memory": memory,
-        "max_restarts": -1,
-        "max_task_retries": -1,
-        "scheduling_strategy": "SPREAD",
-        "concurrency_groups": {"settle": 1},
-    }
-    if name:
-        options |= {"name": _actor_name(name, shard, replica), "namespace": NAMESPACE, "lifetime": "detached"}
-    try:
-        return ray.remote(**options)(ShardActor).remote(plan, shard)
-    except ValueError as error:
-        raise InputError(
-            f"there is a search pool of the name {name!r} already", "name", "connect to it, close it, or take another name"
-        ) from error
 
 
 def _check_gpu(index: Artifact) -> None:

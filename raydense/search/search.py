@@ -17,7 +17,7 @@ from raydense.progress import Progress
 from raydense.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from raydense.search.pool import Queries
+    from raydense.search.pool import Queries, SearchPool
 
 _TOKEN_BUDGET = 16_384
 
@@ -26,31 +26,51 @@ def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
     Queries are encoded in this process, on its GPU where it has one, while the shards search the block before. A second run
-    after a kill goes on with the blocks that are missing. Raises InputError where model and index do not belong together,
-    qrels name an unknown query, or the pool does not fit the cluster.
+    after a kill goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes. Raises
+    InputError where model and index do not belong together, qrels name an unknown query, the pool does not fit the cluster, or the
+    pool that is asked answers from another index, or is turned to one meanwhile.
     """
+    pool = None
+    if settings.pool:
+        pool, settings = _by_pool(settings.pool, settings)
     draft = Draft.open(settings.output, "run", provenance("search", settings))
     if draft.done:
         return draft.done
-    index = Artifact.open(settings.index, "index")
+    index = Artifact.open(str(settings.index), "index")
     check_model(settings.model, index)
     queries = _queries(settings)
     there = draft.committed()
     starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
     if starts:
-        _search_blocks(draft, settings, index, queries, starts)
+        _search_blocks(draft, settings, index, queries, starts, pool)
     found = sum(file.rows for file in draft.committed().values())
     kind = index.summary["kind"]
     return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
 
 
-def _search_blocks(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, starts: list[int]) -> None:
+def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSettings]:
+    """The pool `name`, held to the index that it answers from now, and the settings of the same search by that index."""
+    from raydense.search.pool import SearchPool
+
+    pool = SearchPool.connect(name, pinned=True)
+    plan = pool.plan
+    if settings.index and Artifact.open(settings.index, "index").fingerprint != plan.fingerprint:
+        what = f"the pool {name!r} answers from another index, {plan.index}"
+        raise InputError(what, settings.index, f"leave it out, or turn the pool to it with `raydense pool swap --name {name}`")
+    return pool, settings.model_copy(update={"index": settings.index or plan.index, "search_params": plan.search_params})
+
+
+def _search_blocks(
+    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, starts: list[int], pool: SearchPool | None
+) -> None:
     from raydense.search.pool import SearchPool
 
     ids, block = PassageIds(index), settings.block
     # as many as asked, beside the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
-    with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
+    if pool is None:
+        pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
+    with pool:
         prepare = query_encoder(settings.model) if settings.model else list
         stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)

@@ -73,6 +73,11 @@ def test_changes_from_the_command_line(recipe):
         ("$data/corpus\n  train", "$dta/corpus\n  train", "stages.words: $dta is no earlier stage and not given; did you mean 'data'?"),
         ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
         ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
+        (
+            "do: index\n    kind: bm25\n    corpus: $data/corpus",
+            "do: search\n    pool: nq\n    queries: q",
+            "stages.words.index: a recipe says which index",
+        ),
         ("stages:", "stages: [", "not YAML"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from raydense.data.artifact import Draft
 from raydense.errors import InputError
 from raydense.pipeline import VERBS
-from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, TrainSettings
+from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, SearchSettings, TrainSettings
 
 TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
 
@@ -118,3 +118,20 @@ def test_workers_shape_what_each_trains_alone():
 
     assert shaping(workers=1) == shaping(workers=2)
     assert shaping(workers=1, cross_batch=False) != shaping(workers=2, cross_batch=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "a search needs index, or pool"),
+        (
+            {"pool": "nq", "replicas": 2, "search_params": "nprobe=4"},
+            "a search by pool does not use search_params, replicas: leave them out",
+        ),
+    ],
+)
+def test_a_search_has_an_index_or_a_pool(given, said):
+    with pytest.raises(InputError, match=said):
+        SearchSettings.read({"queries": "q", "output": "o", **given})
+    by_pool, by_index = ({"queries": "q", "output": "o", **one} for one in ({"pool": "nq"}, {"index": "ix"}))
+    assert SearchSettings.read(by_pool).shaping() == SearchSettings.read(by_index).shaping()

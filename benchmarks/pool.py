@@ -1,0 +1,67 @@
+"""A search pool with a name under many calls, undisturbed, and while its actors are killed and its index is turned.
+
+    PYTHONPATH=tests .venv/bin/python benchmarks/pool.py --calls 10000
+
+Four callers, each a process of its own, ask a pool of 2 shards x 2 replicas (10,000 vectors of 24, 1 to 8 queries a call, k 10), all calls
+twice: without faults, then while a shard actor is killed (kill -9) five times and the index is turned five times between two, which hold
+other vectors of the same corpus. Every answer is compared with what the index that it names answers alone. Prints the calls that failed, those
+that were mixed (not that of one index), p50 and p99 of a call's seconds, the longest, and what each swap took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from search_versions import Asked, ask_at_once, kill_one, make_versions, start_callers
+
+from raydense.ray_session import ensure_ray
+from raydense.search.pool import SearchPool
+
+CALLERS, FAULTS = 4, 5
+
+
+def report(name: str, asked: Asked, seconds: float) -> None:
+    p50, p99 = np.percentile(asked.seconds, [50, 99])
+    print(
+        f"{name:8} {len(asked.seconds):7,} {len(asked.failed):7} {asked.mixed:6} {len(asked.indexes):8} {1000 * p50:8.1f} {1000 * p99:8.1f}"
+        f" {1000 * max(asked.seconds):11.0f} {len(asked.seconds) / seconds:8.0f}",
+        flush=True,
+    )
+    for error in asked.failed[:3]:
+        print(f"  {error[:300]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in {"calls": 10_000, "rows": 10_000, "shards": 2, "replicas": 2}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    ensure_ray()
+    swaps: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        versions = make_versions(Path(folder), args.rows, 1_000, args.shards)
+        with SearchPool.start(versions.indexes[0], replicas=args.replicas, name="benchmark") as pool:
+            callers = start_callers("benchmark", versions, CALLERS)
+
+            def swap(number: int) -> None:
+                begun = time.perf_counter()
+                pool.swap(versions.indexes[(number + 1) % 2])
+                swaps.append(time.perf_counter() - begun)
+
+            faults = [fault for i in range(FAULTS) for fault in (partial(kill_one, pool, i), partial(swap, i))]
+            print(
+                f"{'':8} {'calls':>7} {'failed':>7} {'mixed':>6} {'indexes':>8} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'calls/s':>8}"
+            )
+            for name, happens in (("quiet", []), ("faults", faults)):
+                begun = time.perf_counter()
+                report(name, ask_at_once(callers, args.calls, happens), time.perf_counter() - begun)
+    print(f"swaps took {', '.join(f'{seconds:.1f} s' for seconds in swaps)}")
+
+
+if __name__ == "__main__":
+    main()

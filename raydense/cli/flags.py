@@ -1,0 +1,141 @@
+"""Flags made from settings, and the settings and recipes read from what was given."""
+
+from __future__ import annotations
+
+import os
+import typing
+from typing import Any
+
+import click
+from pydantic.fields import FieldInfo
+
+from raydense.errors import InputError
+from raydense.pipeline import Recipe, Stage, load_yaml
+from raydense.settings import EvaluateSettings, Settings, SuiteSettings
+from raydense.sweep import Sweep
+
+SUITE = "With --suite: one table over many test sets, in place of runs"
+_GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
+
+
+class Command(click.Command):
+    """A verb whose help lists its flags by what they are: inputs, settings, resources."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title in ("Inputs", "Settings", _GROUPS["resource"], SUITE, "Options"):
+            if title in sections:
+                with formatter.section(title):
+                    formatter.write_dl(sections[title])
+
+
+class Flag(click.Option):
+    """An option that remembers the section of the help that it belongs to."""
+
+    section = "Options"
+
+
+def _flag(name: str, field: FieldInfo) -> Flag:
+    extra = field.json_schema_extra
+    kind = next((k for k in _GROUPS if isinstance(extra, dict) and k in extra), None)
+    dashed = name.replace("_", "-")
+    if _holds(field.annotation, bool):
+        flag = Flag([f"--{dashed}/--no-{dashed}", name], default=None, help=_help(field))
+    else:
+        flag = Flag(
+            [f"--{dashed}", name], default=None, multiple=_holds(field.annotation, list), metavar=_metavar(field), help=_help(field)
+        )
+    flag.section = _GROUPS[kind] if kind else "Settings"
+    return flag
+
+
+def _holds(annotation: Any, kind: type) -> bool:
+    """Whether the annotation is `kind`, or `kind | None`."""
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) is not list else ()
+    return annotation is kind or typing.get_origin(annotation) is kind or any(_holds(p, kind) for p in parts if p is not type(None))
+
+
+def _metavar(field: FieldInfo) -> str:
+    annotation = field.annotation
+    choices = [a for a in _literals(annotation) if isinstance(a, str)]
+    if choices:
+        return "|".join([*choices, "INT"] if _holds(annotation, int) else choices)
+    for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
+        if _holds(annotation, kind):
+            return word
+    return "PATH" if field.json_schema_extra or (field.description or "").startswith("the folder to make") else "TEXT"
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    return [value for part in typing.get_args(annotation) for value in _literals(part)]
+
+
+def _help(field: FieldInfo) -> str:
+    words = field.description or ""
+    if field.is_required():
+        return f"{words}  [required]"
+    default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    return words if default in (None, "") else f"{words}  [{default}]"
+
+
+def flags_of(form: type[Settings]) -> list[Flag]:
+    """A flag for each of the settings, those that must be given first."""
+    fields = form.model_fields
+    required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
+    return [_flag(key, fields[key]) for key in required_first]
+
+
+def read(form: type[Settings], config: str | None, flags: dict[str, Any]) -> Settings:
+    """The settings in a file, those that were given as flags in their place."""
+    values = load_yaml(config) if config else {}
+    if config:
+        form.read({"output": "-", **values, **{k: v for k, v in flags.items() if v not in (None, ())}}, f"{config}: ")
+    for key, value in flags.items():
+        if value is not None and value != ():
+            values[key] = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    return form.read(values, "--")
+
+
+def read_evaluate(config: str | None, flags: dict[str, Any]) -> Settings:
+    """As `read`, for `evaluate`: the settings with --suite are others; InputError where one does not go with the other kind."""
+    runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
+    given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
+    form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
+    for key in given:
+        if key in other and key not in form.model_fields:
+            what, mend = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
+            raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", mend)
+    return read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
+
+
+def common_flags() -> list[click.Parameter]:
+    """The flags that every verb has."""
+    return [
+        Flag(["--config"], metavar="FILE", help="YAML with any of these keys; flags override it"),
+        Flag(["--json", "as_json"], is_flag=True, help="print the result as one JSON object on standard output"),
+        Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
+    ]
+
+
+def join(address: str | None) -> None:
+    """Have this process join the Ray cluster at `address` when it needs Ray, where one is given."""
+    if address:
+        os.environ["RAY_ADDRESS"] = address  # as Ray itself says it inside a job; a stage joins when it needs Ray
+
+
+def read_recipe(file: str, output: str, changes: tuple[str, ...]) -> Recipe | Sweep:
+    """The recipe in a file, or the sweep where it has `sweep:`."""
+    sweep = Sweep.read(file, output, changes)
+    return Recipe.read(file, output, changes) if sweep is None else sweep
+
+
+def stages_of(work: Recipe | Sweep) -> list[Stage]:
+    """All stages of a recipe, or of all trials of a sweep."""
+    recipes = [work] if isinstance(work, Recipe) else [trial.recipe for trial in work.trials]
+    return [stage for recipe in recipes for stage in recipe.stages]

@@ -1,0 +1,134 @@
+"""The actor that holds one shard of one index, for as long as it lives; small searches of several callers are put together in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raydense.data.artifact import Artifact
+from raydense.errors import InputError
+from raydense.ray_session import physical_cpus
+from raydense.search.batching import Batching, join_vectors, join_words
+from raydense.search.merge import Hits
+
+NAMESPACE = "raydense"
+BUSY, RETIRED = "busy", "retired"
+_WAITING = 32  # searches that wait in an actor; whoever comes then is told that it is busy, and comes again
+_GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """What every actor of a pool knows of it, so that a name is enough to connect."""
+
+    index: str
+    fingerprint: str
+    replicas: int
+    threads: int
+    gpu: bool
+    search_params: str
+    neighbours: int
+
+    def open(self) -> Artifact:
+        """The index; InputError where another one lies in its folder by now."""
+        index = Artifact.open(self.index, "index")
+        if index.fingerprint != self.fingerprint:
+            what = f"was made anew (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
+            raise InputError(what, self.index, "close the pool and start it again")
+        return index
+
+
+class ShardActor:
+    """Holds one shard: `search` asks it, and `settle` asks what a block's ties still need while the next block is searched."""
+
+    def __init__(self, plan: PoolPlan, shard: int) -> None:
+        self.plan = plan
+        self._inside = self._answered = 0
+        self._counting, self._last, self._retired = threading.Lock(), time.monotonic(), False
+        index = plan.open()
+        start, stop = index.summary["shards"][shard]
+        if index.summary["kind"] == "bm25":
+            from raydense.search.bm25_shard import Bm25Shard
+
+            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
+            join: Any = join_words
+        else:
+            from raydense.search.faiss_shard import FaissShard
+
+            threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
+            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
+            join = join_vectors if index.summary.get("largest_norm") is not None else None
+        self._batching = Batching(self.shard.nearest, join)
+
+    @ray.method(concurrency_group="search")
+    def search(self, *args: Any) -> Hits | str:
+        """The shard's hits; or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors."""
+        with self._counted():
+            if self._retired:
+                return RETIRED
+            if self._inside > _WAITING:
+                return BUSY
+            *parts, k = args
+            hits = self._batching.ask(tuple(parts), len(parts[0]) if len(parts) == 1 else len(parts[1]) - 1, k)
+            with self._counting:
+                self._answered += 1
+            return hits
+
+    @ray.method(concurrency_group="settle")
+    def settle(self, method: str, *args: Any) -> Any:
+        with self._counted():
+            return getattr(self.shard, method)(*args)
+
+    @ray.method(concurrency_group="state")
+    def describe(self) -> tuple[PoolPlan, int]:
+        """The pool's plan, and the id of the process that holds this shard."""
+        return self.plan, os.getpid()
+
+    @ray.method(concurrency_group="state")
+    def retire(self) -> None:
+        """Answer no new search; those at work are ended, and settled."""
+        self._retired = True
+
+    @ray.method(concurrency_group="state")
+    def health(self) -> dict[str, Any]:
+        """Where this actor is, the calls at work in it, the searches that it answered, and the seconds since the last call."""
+        node = ray.get_runtime_context().get_node_id()
+        idle = 0.0 if self._inside else time.monotonic() - self._last
+        return {"node": node, "pid": os.getpid(), "at_work": self._inside, "answered": self._answered, "idle_s": round(idle, 1)}
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._counting:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._inside -= 1
+                self._last = time.monotonic()
+
+
+def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
+    """Start the actor of a shard: detached where it has a `name`, on `node` where one is given and has room, else spread.
+
+    A call is tried once: who asks tries again elsewhere, which is quicker than to wait for an actor to come back.
+    """
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "num_gpus": 1 if plan.gpu else 0,
+        "memory": memory,
+        "max_restarts": -1,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD",
+        "concurrency_groups": _GROUPS,
+    }
+    if name:
+        options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+    return ray.remote(**options)(ShardActor).remote(plan, shard)
