@@ -1,4 +1,4 @@
-"""Gauges that a Prometheus reads from a node's metrics port: how far each stage is, and what a training learns.
+"""What a Prometheus reads from a node's metrics port: how far each stage is, what a training learns, how quick a shard answers.
 
 They are Ray's metrics, named `ray_raydense_...` there. A process without Ray shows none; setting one costs microseconds.
 """
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ray.util.metrics import Gauge
+    from ray.util.metrics import Gauge, Histogram
 
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "done": ("passages, queries, pairs, candidates or steps that a stage is done with: its rate is theirs", ("stage", "unit")),
@@ -22,7 +22,12 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "refresh_seconds": ("what the last generation of hard negatives took to make", ("output",)),
     "negatives_kept": ("hard negatives that a mining put into its examples", ("output",)),
+    "searches_waiting": ("searches that a shard actor has and has not answered yet", ("index", "shard")),
 }
+TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "shard_seconds": ("seconds that a shard actor took to answer a search, waiting included", ("index", "shard")),
+}
+_BOUNDS_S = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 
 
 def show(gauge: str, value: float, /, **tags: str) -> None:
@@ -30,6 +35,21 @@ def show(gauge: str, value: float, /, **tags: str) -> None:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         _gauge(gauge).set(value, tags=tags)
+
+
+def time_taken(times: str, seconds: float, /, **tags: str) -> None:
+    """Count a duration among `times` of `TIMES`, a histogram."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        _histogram(times).observe(seconds, tags=tags)
+
+
+@lru_cache
+def _histogram(name: str) -> Histogram:
+    from ray.util.metrics import Histogram
+
+    words, tags = TIMES[name]
+    return Histogram(f"raydense_{name}", description=words, boundaries=_BOUNDS_S, tag_keys=tags)
 
 
 @lru_cache

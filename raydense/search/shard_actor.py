@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
+from raydense.monitoring import show, time_taken
 from raydense.ray_session import physical_cpus
 from raydense.search.batching import Batching, join_vectors, join_words
 from raydense.search.merge import Hits
@@ -53,6 +54,7 @@ class ShardActor:
         self.plan = plan
         self._inside = self._answered = 0
         self._counting, self._last, self._retired = threading.Lock(), time.monotonic(), False
+        self._tags = {"index": plan.fingerprint[:12], "shard": str(shard)}
         index = plan.open()
         start, stop = index.summary["shards"][shard]
         if index.summary["kind"] == "bm25":
@@ -76,8 +78,11 @@ class ShardActor:
                 return RETIRED
             if self._inside > _WAITING:
                 return BUSY
+            begun = time.monotonic()
+            show("searches_waiting", self._inside, **self._tags)
             *parts, k = args
             hits = self._batching.ask(tuple(parts), len(parts[0]) if len(parts) == 1 else len(parts[1]) - 1, k)
+            time_taken("shard_seconds", time.monotonic() - begun, **self._tags)
             with self._counting:
                 self._answered += 1
             return hits

@@ -7,12 +7,16 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import ray
+from embeddings import write_embeddings
 from inference_world import make_corpus, make_retriever
 
 from raydense.inference.encode import encode
 from raydense.monitoring import GAUGES, show
-from raydense.settings import EncodeSettings
+from raydense.search.index import index
+from raydense.search.pool import SearchPool
+from raydense.settings import EncodeSettings, IndexSettings
 
 
 def scraped(wanted: str) -> dict[str, float]:
@@ -23,7 +27,7 @@ def scraped(wanted: str) -> dict[str, float]:
         lines = urllib.request.urlopen(address, timeout=30).read().decode().splitlines()
         found = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ray_raydense_")}
         if any(wanted in name for name in found):
-            return {re.sub(r"\{.*?(stage|output)=", r"{\1=", name): value for name, value in found.items()}
+            return found
         time.sleep(0.5)
     raise AssertionError(f"no gauge with {wanted} in a minute")
 
@@ -36,7 +40,21 @@ def test_how_far_a_stage_is(tmp_path: Path) -> None:
     of_encode = {name.split("{")[0]: value for name, value in found.items() if 'stage="encode"' in name}
     assert of_encode == {"ray_raydense_done": 120, "ray_raydense_total": 120, "ray_raydense_files_open": 0}
     assert [value for name, value in found.items() if name.startswith("ray_raydense_train{")] == [0.25]
-    assert {name.split("{")[0].removeprefix("ray_raydense_") for name in found} <= set(GAUGES)
+    assert (
+        {"ray_raydense_done", "ray_raydense_train"} <= {name.split("{")[0] for name in found} <= {f"ray_raydense_{name}" for name in GAUGES}
+    )
+
+
+def test_how_quick_a_shard_answers(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
+    made = index(
+        IndexSettings(kind="faiss", embeddings=str(write_embeddings(tmp_path / "vectors", vectors).path), output=str(tmp_path / "ix"))
+    )
+    with SearchPool.start(made) as pool:
+        for at in range(3):
+            pool.search(vectors[at : at + 1], 5)
+        found = scraped(f'index="{made.fingerprint[:12]}"')
+    assert [value for name, value in found.items() if "shard_seconds_count" in name and made.fingerprint[:12] in name] == [3]
 
 
 def test_the_log_of_a_worker_has_job_stage_and_shard(tmp_path: Path) -> None:
