@@ -124,7 +124,12 @@ def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versio
     assert versions.is_right(pool.answer(versions.queries, K), slice(None))
     assert SearchPool.connect(pool.name).answer(versions.queries[:5], K).index == versions.indexes[1].fingerprint
     assert pool.status()["version"] == 2
-    assert set(shard_actors(pool.name)) == before
+    until(lambda: set(shard_actors(pool.name)) == before, "the leftover has not ended")
+    assert SearchPool.connect(pool.name).status()["fingerprint"] == versions.indexes[1].fingerprint
+
+
+def _pids(pool: SearchPool) -> set[int]:
+    return {actor["pid"] for actor in pool.status()["actors"]}
 
 
 class Witness:
@@ -132,9 +137,12 @@ class Witness:
 
 
 def test_an_actor_that_was_ended_for_good_is_started_anew(pool: SearchPool, versions: Versions) -> None:
+    before = {actor["pid"] for actor in pool.status()["actors"]}
     ray.kill(pool.actors[1][0], no_restart=True)
     assert versions.is_right(pool.answer(versions.queries, K), slice(None))
-    assert [actor["state"] for actor in pool.status()["actors"]] == ["ready", "ready"]
+    there = ("ready", "ready")
+    until(lambda: tuple(a["state"] for a in pool.status()["actors"]) == there and len(_pids(pool) - before) == 1, "no other actor")
+    assert versions.is_right(pool.answer(versions.queries, K), slice(None))
 
 
 def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
