@@ -29,11 +29,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The unit tests run beside the others, which wait for processes to start most of their time.
+# In two lanes, side by side: most of their time the tests wait for processes to start.
 test: check
-	@$(BIN)/python -m pytest tests/unit >.venv/unit.log 2>&1 & unit=$$!; \
-	$(BIN)/python -m pytest tests/ray tests/faults tests/cluster; code=$$?; \
-	wait $$unit || code=1; cat .venv/unit.log; exit $$code
+	@$(BIN)/python -m pytest tests/unit tests/cluster >.venv/beside.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest tests/ray tests/faults; code=$$?; \
+	wait $$beside || code=1; cat .venv/beside.log; exit $$code
 
 docs: setup
 	$(BIN)/python docs/make_reference.py
