@@ -238,7 +238,9 @@ class LoopSettings(Settings):
     activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
     checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
     log_every: int = resource(10, "steps between log lines", ge=1)
-    max_failures: int = resource(3, "worker failures that are recovered from before the run gives up", ge=0)
+    max_failures: int = resource(
+        3, "worker failures that are recovered from, counted anew where a new checkpoint came between them, before the run gives up", ge=0
+    )
     track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
 
     @model_validator(mode="after")

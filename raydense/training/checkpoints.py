@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from raydense.training.engine import Engine, Precision, tied
 
 RUN = "run"
 _STATE = "state.json"
+_LISTED = "checkpoint_manager_snapshot.json"
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,54 @@ def newest_state(storage: Path) -> State | None:
 
 
 def _states(storage: Path) -> list[State]:
-    """What every checkpoint in `storage` says, one not yet registered and one not yet deleted too."""
-    return [State(**json.loads(file.read_text())) for file in (storage / RUN).glob(f"*/{_STATE}")]
+    """What every checkpoint in `storage` says, one not yet registered and one not yet deleted too; one cut short by a kill is none."""
+    found = []
+    for file in (storage / RUN).glob(f"*/{_STATE}"):
+        with suppress(json.JSONDecodeError, FileNotFoundError):
+            found.append(State(**json.loads(file.read_text())))
+    return found
+
+
+def keep_registered(storage: Path) -> None:
+    """Keep a copy of Ray Train's list of what is registered, where it is new and whole: Ray writes it in place."""
+    listed, kept = storage / RUN / _LISTED, storage / _LISTED
+    if not listed.is_file():
+        return
+    written = listed.stat().st_mtime_ns
+    if not kept.is_file() or kept.stat().st_mtime_ns != written:
+        text = listed.read_text()
+        if _names_checkpoints(text, storage):
+            _write_whole(kept, text)
+            os.utime(kept, ns=(written, written))
+
+
+def mend_registered(storage: Path) -> None:
+    """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
+
+    With neither, the training begins anew: Ray itself would refuse the folder for ever.
+    """
+    listed, kept = storage / RUN / _LISTED, storage / _LISTED
+    if not listed.is_file() or _names_checkpoints(listed.read_text(), storage):
+        return
+    if kept.is_file() and _names_checkpoints(kept.read_text(), storage):
+        _write_whole(listed, kept.read_text())
+    else:
+        listed.unlink()
+
+
+def _names_checkpoints(text: str, storage: Path) -> bool:
+    """Whether a list is whole, and the checkpoints that it names are there."""
+    try:
+        named = json.loads(text)["checkpoint_results"]
+    except (json.JSONDecodeError, KeyError):
+        return False
+    return all((storage / RUN / one["checkpoint_dir_name"]).is_dir() for one in named)
+
+
+def _write_whole(file: Path, text: str) -> None:
+    aside = file.with_name(f"{file.name}.aside")
+    aside.write_text(text)
+    os.replace(aside, file)
 
 
 def refuse_other_workers(storage: Path, state: State, settings: Training) -> None:

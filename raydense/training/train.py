@@ -18,7 +18,7 @@ from typing import Any
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
-from raydense.errors import InputError
+from raydense.errors import InputError, mendable
 from raydense.models.joint import JointModel
 from raydense.monitoring import show
 from raydense.progress import Progress, say
@@ -26,7 +26,14 @@ from raydense.ray_session import ensure_ray
 from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.storage import join
 from raydense.training.batches import Sampler
-from raydense.training.checkpoints import RUN, load_weights, newest_state, refuse_other_workers
+from raydense.training.checkpoints import (
+    RUN,
+    keep_registered,
+    load_weights,
+    mend_registered,
+    newest_state,
+    refuse_other_workers,
+)
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, Follower, read_history
@@ -112,7 +119,7 @@ def _train(job: Job, gpu: bool, done: int, send: Send, maker: Maker) -> dict[str
             if lends:
                 maker.make_open()
                 job = replace(job, until=job.generations.end(done))
-            result = followed.run(_Fit(job, gpu), maker, progress)
+            result = followed.run(job, gpu, maker, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
             if done == job.steps:
                 return {**result, "seconds": seconds, "steps": steps}
@@ -122,16 +129,39 @@ class _Followed:
     """Starts workers, and shows and sends what they write into the history."""
 
     def __init__(self, job: Job, send: Send) -> None:
-        self._follower, self._found, self._send, self._sent = Follower(job.storage / "history.jsonl"), job.storage / FOUND, send, 0
+        self._storage, self._found, self._send, self._sent = job.storage, job.storage / FOUND, send, 0
+        self._follower = Follower(job.storage / "history.jsonl")
         self._output = job.storage.parent.name
 
-    def run(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
-        """Start the workers, follow them to their end, and return the outcome."""
+    def run(self, job: Job, gpu: bool, maker: Maker, progress: Progress) -> dict[str, Any]:
+        """Start the workers, follow them to their end, and return the outcome.
+
+        Ray gives up after so many failures, however far it came between them, and at once where its controller is killed: what
+        came to a new checkpoint begins anew with all its tries.
+        """
+        from ray.exceptions import ActorDiedError
+        from ray.train import TrainingFailedError
+
+        lost, at = 0, _checkpointed(job)
+        while True:
+            try:
+                return self._once(_Fit(job, gpu), maker, progress)
+            except (ActorDiedError, TrainingFailedError) as error:
+                before, at = at, _checkpointed(job)
+                lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
+                lost = lost if at == before else 0
+                if mendable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
+                    raise
+                say(f"train: its workers were lost, and it goes on from step {at:,}")
+
+    def _once(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
         self._found.unlink(missing_ok=True)
+        mend_registered(self._storage)
         fit.start()
         while fit.is_alive():
             fit.join(_SHOWN_EVERY_S)
             maker.check()
+            keep_registered(self._storage)
             if self._found.is_file():
                 say(f"train: {self._found.read_text()}")
                 self._found.unlink()
@@ -143,6 +173,11 @@ class _Followed:
                     self._send(line)
                     self._sent = line["step"]
         return fit.outcome()
+
+
+def _checkpointed(job: Job) -> int:
+    state = newest_state(job.storage)
+    return state.step if state else 0
 
 
 def _room(settings: Training) -> bool:

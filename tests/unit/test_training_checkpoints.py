@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from raydense.errors import InputError
-from raydense.training.checkpoints import RUN, State, load_weights, newest_state, refuse_other_precision, save_weights, weights_file
+from raydense.training.checkpoints import (
+    RUN,
+    State,
+    keep_registered,
+    load_weights,
+    mend_registered,
+    newest_state,
+    refuse_other_precision,
+    save_weights,
+    weights_file,
+)
 
 
 def checkpoint(storage: Path, state: State) -> None:
@@ -51,3 +61,27 @@ def test_weights_that_no_checkpoint_names_go(tmp_path: Path) -> None:
     save_weights(tmp_path, 6, weights(6))
     assert not weights_file(tmp_path, 2).exists()
     assert load_weights(tmp_path, 4)["w"].tolist() == [4.0, 4.0]
+
+
+def test_a_checkpoint_that_a_kill_cut_short_is_none(tmp_path: Path) -> None:
+    checkpoint(tmp_path, State("fp32", step=5))
+    checkpoint(tmp_path, State("fp32", step=10))
+    (tmp_path / RUN / "checkpoint_10" / "state.json").write_text("")
+    assert newest_state(tmp_path) == State("fp32", step=5)
+
+
+def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_path: Path) -> None:
+    """Ray Train writes its list in place, and refuses a torn one, or one that names what is gone, for ever."""
+    checkpoint(tmp_path, State("fp32", step=5))
+    listed = tmp_path / RUN / "checkpoint_manager_snapshot.json"
+    whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
+    listed.write_text(whole)
+    keep_registered(tmp_path)
+    for torn in ("", whole[:-10], whole.replace("5", "9")):
+        listed.write_text(torn)
+        keep_registered(tmp_path)
+        mend_registered(tmp_path)
+        assert listed.read_text() == whole
+    (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
+    mend_registered(tmp_path)
+    assert not listed.exists(), "with no list left that is true, it begins anew"
