@@ -1,0 +1,181 @@
+"""A Ray cluster of several nodes on this machine, each with a raylet of its own: nodes can be killed, stopped for a while, and join."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+RAY = str(Path(sys.executable).parent / "ray")
+_OBJECTS = 200 * 1024**2
+_MARK = "RAYDENSE_NODES"
+_OF_THE_NODE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+class Node:
+    """A node: `ray start` and all that it starts, known by a mark in the environment that they inherit."""
+
+    def __init__(self, cluster: Nodes, name: str, words: list[str]) -> None:
+        self.frozen = False
+        self.name, self._mark, self._log = name, f"{cluster.mark}/{name}/", cluster.folder / f"{name}.log"
+        agent = free_ports(1)[0]
+        command = [RAY, "start", "--block", *words, f"--object-store-memory={_OBJECTS}", f"--dashboard-agent-listen-port={agent}"]
+        command += ["--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+        environment = cluster.environment | {_MARK: self._mark}
+        with open(self._log, "w") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def joined(self) -> bool:
+        """Whether its raylet has joined."""
+        return "Ray runtime started" in self.said()
+
+    def wait(self) -> bool:
+        """Until its raylet has joined, or it has ended: on a very busy machine Ray gives up after 30 s."""
+        while not self.joined() and self.process.poll() is None:
+            time.sleep(0.1)
+        return self.joined()
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live of it, its raylet first: whoever starts others should end first."""
+        return sorted(marked(self._mark), key=lambda one: (name_of(one) != "raylet", one.pid))
+
+    def workers(self) -> list[psutil.Process]:
+        """Its processes that are at work for a job: an actor or a task."""
+        named = ((one, name_of(one)) for one in self.processes())
+        return [one for one, name in named if name.startswith("ray::") and name not in _OF_THE_NODE]
+
+    def kill(self) -> None:
+        """kill -9 of the raylet with its workers, as when a machine is gone."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another's end and says goodbye
+            for process in self.processes():
+                send(process, number)
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """Stop all of it, as on a machine that hangs, until `thaw`."""
+        self.frozen = True
+        for process in self.processes():
+            send(process, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.frozen = False
+        for process in self.processes():
+            send(process, signal.SIGCONT)
+
+
+class Nodes:
+    """The cluster: a head without CPUs, where drivers run, and nodes beside it."""
+
+    def __init__(self, folder: Path, cpus: int, **environment: str) -> None:
+        self.folder, self.cpus, self.mark = folder, cpus, secrets.token_hex(16)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # for a busy machine: nothing is started that has no work, and workers are as important as what they work for
+        busy = {"RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
+        self.environment = kept | access | busy | environment
+        self.port = free_ports(1)[0]
+        self.address = f"127.0.0.1:{self.port}"
+        self.nodes: list[Node] = []
+        self._started = 0
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, or another in place of one that was killed."""
+        words = ["--head", "--num-cpus=0", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}/ray"]
+        words += [f"--ray-client-server-port={free_ports(1)[0]}"]
+        self.head = _patiently(lambda: Node(self, f"head-{self._number()}", words))
+
+    def begin(self) -> Node:
+        """A new node, which joins by itself. One at a time: two that start together would take the same names for their sockets."""
+        return Node(self, f"node-{self._number()}", [f"--address={self.address}", f"--num-cpus={self.cpus}"])
+
+    def add(self) -> Node:
+        """A new node, once it has joined."""
+        self.nodes.append(_patiently(self.begin))
+        return self.nodes[-1]
+
+    def driver(self, *words: str, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+        """A process on the head that joins the cluster; what it says goes to `log`."""
+        joins = self.environment | {_MARK: f"{self.mark}/driver/", "RAY_ADDRESS": self.address}
+        with open(log, "a") as stream:
+            return subprocess.Popen([sys.executable, *words], cwd=cwd, env=joins, stdout=stream, stderr=stream, start_new_session=True)
+
+    def end(self) -> None:
+        """kill -9 of all that was started here, and of nothing else."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in marked(self.mark):
+                send(process, number)
+        psutil.wait_procs(marked(self.mark), timeout=10)
+
+    def _number(self) -> int:
+        self._started += 1
+        return self._started
+
+
+@contextmanager
+def several_nodes(folder: Path, nodes: int, cpus: int = 2, **environment: str) -> Iterator[Nodes]:
+    """A cluster with so many nodes beside its head, Ray's settings from `environment`; `folder` has a short path, for the sockets."""
+    cluster = Nodes(folder, cpus, **environment)
+    try:
+        for _ in range(nodes):
+            cluster.add()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def _patiently(begin: Callable[[], Node]) -> Node:
+    for _ in range(3):
+        if (node := begin()).wait():
+            return node
+        node.kill()
+    raise AssertionError(f"{node.name} did not start:\n{node.said()}")
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes whose mark begins so."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK, "").startswith(mark) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def name_of(process: psutil.Process) -> str:
+    """What `ps` shows: a worker of Ray says what it is at work on."""
+    with suppress(psutil.Error):
+        words = process.cmdline()
+        return Path(words[0]).name if words and not words[0].startswith("ray::") else words[0] if words else ""
+    return ""
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, below those that the system gives out by itself: a Ray beside this one takes many of these."""
+    held: list[socket.socket] = []
+    while len(held) < count:
+        with suppress(OSError):
+            held.append(socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
