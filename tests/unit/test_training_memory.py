@@ -21,6 +21,7 @@ from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.training import micro_batch
+from raydense.training.generations import Generations
 from raydense.training.loop import FOUND, Job, Loop, Place
 from raydense.training.memory import Outline, longest_batch, many_words, told
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
@@ -208,7 +209,9 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
     asked = settings(data, micro_batch="auto", max_steps=1)
 
     def begin(workers: int = 1) -> Loop:
-        return Loop(Job(asked, asked.model, tmp_path, 1, {}), Place(0, workers, workers, CPU))
+        return Loop(
+            Job(asked, asked.model, tmp_path, 1, {}, Generations(tmp_path, steps=1, every=1), until=1), Place(0, workers, workers, CPU)
+        )
 
     assert begin().settings.micro_batch == 12
     assert (tmp_path / FOUND).read_text().startswith("micro_batch 12 of 12")
