@@ -94,7 +94,14 @@ def test_quickstart_as_a_job(dashboard, environment, tmp_path):
 
 def _begin(environment, *words):
     command = [sys.executable, "-m", "raydense", "submit", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, preexec_fn=_heeds_ctrl_c
+    )
+
+
+def _heeds_ctrl_c():
+    """What a shell starts in the background is deaf to it, and so would be its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _call(environment, *words):

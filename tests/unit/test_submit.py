@@ -67,7 +67,6 @@ def test_a_recipe_travels_with_its_base(tmp_path):
     stages = [stage for trial in sweep.trials for stage in trial.recipe.stages]
     work = submit.recipe_work(str(RECIPES / "quickstart-sweep.yaml"), str(tmp_path / "out"), stages, ["--set", "data.passages=700"])
     assert len(work.stages) < len(stages)
-    assert {"s3://b/ix", "gs://b/q", "s3://b/run"} <= set(work.words)
     assert submit.needed(work.stages) == []
     with submit.packed(work) as folder:
         there = sorted(path.name for path in folder.iterdir())
