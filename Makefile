@@ -31,8 +31,8 @@ check: setup
 
 # In two lanes, side by side: most of their time the tests wait for processes to start.
 test: check
-	@$(BIN)/python -m pytest tests/unit tests/cluster >.venv/beside.log 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest tests/ray tests/faults; code=$$?; \
+	@$(BIN)/python -m pytest tests/unit tests/cluster tests/faults >.venv/beside.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest tests/ray; code=$$?; \
 	wait $$beside || code=1; cat .venv/beside.log; exit $$code
 
 docs: setup
