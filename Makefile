@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check setup docs cluster-local clean-demo
+.PHONY: help demo test test-long check setup docs cluster-local clean-demo
 
 help:
 	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
 	@echo "make test    set up, check the code, and run all tests"
+	@echo "make test-long  the tests that take longest, which make test leaves out"
 	@echo "make check   format, lint, types, floors of the house"
 	@echo "make docs    write docs/reference.md anew from the settings"
 	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"
@@ -34,6 +35,9 @@ test: check
 	@$(BIN)/python -m pytest tests/unit tests/cluster tests/faults >.venv/beside.log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest tests/ray; code=$$?; \
 	wait $$beside || code=1; cat .venv/beside.log; exit $$code
+
+test-long: setup
+	$(BIN)/python -m pytest -m long tests
 
 docs: setup
 	$(BIN)/python docs/make_reference.py

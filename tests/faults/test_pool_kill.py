@@ -21,6 +21,7 @@ CALLS = 400
 SWAP = "import sys; from raydense.search.pool import SearchPool; SearchPool.connect('killed').swap(sys.argv[1])"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_ray")
 def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
     """Three shard actors are killed, the index is turned twice here, and once by a job that is killed while it waits for that."""

@@ -26,6 +26,7 @@ def cluster() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
+@pytest.mark.long
 def test_replicas_go_to_a_node_that_has_come_and_come_back(cluster: Cluster, tmp_path: Path) -> None:
     versions = make_versions(tmp_path)
     with SearchPool.start(versions.indexes[0], name="nodes") as pool:

@@ -30,9 +30,9 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, said.decode()
 
 
-@pytest.mark.parametrize("mode", ["async"])
-def test_killed_while_it_mines_and_run_again(tmp_path: Path, mode: str) -> None:
-    data = make_training_data(tmp_path)
+@pytest.mark.long
+def test_killed_while_it_mines_and_run_again(tmp_path: Path) -> None:
+    mode, data = "async", make_training_data(tmp_path)
     undisturbed = start(data, tmp_path / "undisturbed", mode)
     finish(undisturbed)
 

@@ -101,6 +101,7 @@ def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited:
     assert np.mean([first[query] == same[query] for query in same]) > 0.95
 
 
+@pytest.mark.long
 def test_joint_training_with_a_part_of_the_queries_renewed(data: TrainingData, tmp_path: Path) -> None:
     """Its retriever finds them; the queries that were not drawn keep what they had."""
     both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh_every": 4, "refresh_fraction": 0.25}

@@ -104,8 +104,6 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     damaged.write_bytes(bytes(damaged.stat().st_size))
     with pytest.raises(InputError, match=r"could not turn to it .*still answers from"):
         pool.swap(gone)
-    with pytest.raises(InputError, match=r"could not turn to it \(shard 0 was not loaded in 0 s"):
-        pool.swap(new, patience=0.0)
     answer = pool.answer(versions.queries, K)
     assert answer.index == old.fingerprint
     assert versions.is_right(answer, slice(None))

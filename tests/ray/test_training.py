@@ -209,6 +209,7 @@ def registered(storage: Path) -> int:
     return max([0, *map(int, re.findall(r'"step": ?(\d+)', snapshot.read_text()))]) if snapshot.is_file() else 0
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four workers, one of which is killed, then two, then one: the losses of a run that one worker does from start to end."""
     storage = tmp_path / "model/.work"
