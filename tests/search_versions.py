@@ -121,5 +121,7 @@ def start_callers(name: str, versions: Versions, number: int) -> list[Any]:
 
 def kill_one(pool: SearchPool, number: int) -> None:
     """kill -9 the process of a shard actor that is there: another one each time."""
-    there = [actor["pid"] for actor in pool.status()["actors"] if actor["state"] == "ready"]
+    there: list[int] = []
+    while not there:  # on a busy machine none may answer in a second
+        there = [actor["pid"] for actor in pool.status()["actors"] if actor["state"] == "ready"]
     os.kill(there[number % len(there)], signal.SIGKILL)
