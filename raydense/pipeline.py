@@ -27,7 +27,17 @@ import yaml
 
 from raydense import settings as s
 from raydense import storage
-from raydense.data.artifact import Artifact, begun_from, commits_in, differences, digest_of, discard_untouched, provenance, read_manifest
+from raydense.data.artifact import (
+    Artifact,
+    begun_from,
+    commits_in,
+    differences,
+    digest_of,
+    discard_untouched,
+    provenance,
+    read_manifest,
+    write_whole,
+)
 from raydense.errors import InputError, did_you_mean
 from raydense.planning import needs_of
 from raydense.progress import duration, say
@@ -397,6 +407,4 @@ def _keep_seconds(output: Path | str, took: dict[str, float]) -> None:
         storage.put(f"{output}/{_TOOK}", text.encode())
         return
     output.mkdir(parents=True, exist_ok=True)
-    aside = output / f"{_TOOK}.aside"
-    aside.write_text(text)
-    os.replace(aside, output / _TOOK)
+    write_whole(output / _TOOK, text)

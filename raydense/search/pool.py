@@ -7,7 +7,6 @@ asked (`keeper`).
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections import deque
@@ -25,7 +24,7 @@ from ray.exceptions import RayActorError
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.progress import say
-from raydense.ray_session import ensure_ray
+from raydense.ray_session import ensure_ray, joins_cluster
 from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
 from raydense.search.keeper import keeper_name, start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
@@ -284,7 +283,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_cluster(name: str) -> None:
-    if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") == "local":
+    if not ray.is_initialized() and not joins_cluster():
         what = "a pool with a name outlives its job, and so needs a Ray cluster that does"
         raise InputError(what, name, "give its --address, or set RAY_ADDRESS")
 

@@ -18,6 +18,7 @@ import ray.train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from raydense.data.artifact import write_whole
 from raydense.errors import InputError
 from raydense.settings import Training
 from raydense.training.engine import Engine, Precision, tied
@@ -96,7 +97,7 @@ def keep_registered(storage: Path) -> None:
     if not kept.is_file() or kept.stat().st_mtime_ns != written:
         text = listed.read_text()
         if _names_checkpoints(text, storage):
-            _write_whole(kept, text)
+            write_whole(kept, text)
             os.utime(kept, ns=(written, written))
 
 
@@ -109,7 +110,7 @@ def mend_registered(storage: Path) -> None:
     if not listed.is_file() or _names_checkpoints(listed.read_text(), storage):
         return
     if kept.is_file() and _names_checkpoints(kept.read_text(), storage):
-        _write_whole(listed, kept.read_text())
+        write_whole(listed, kept.read_text())
     else:
         listed.unlink()
 
@@ -121,12 +122,6 @@ def _names_checkpoints(text: str, storage: Path) -> bool:
     except (json.JSONDecodeError, KeyError):
         return False
     return all((storage / RUN / one["checkpoint_dir_name"]).is_dir() for one in named)
-
-
-def _write_whole(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.aside")
-    aside.write_text(text)
-    os.replace(aside, file)
 
 
 def refuse_other_workers(storage: Path, state: State, settings: Training) -> None:
@@ -144,11 +139,16 @@ def weights_file(storage: Path, step: int) -> Path:
     return storage / f"weights-{step}.safetensors"
 
 
-def save_weights(storage: Path, step: int, weights: dict[str, Tensor]) -> None:
-    """Write the weights aside, then under their name; earlier ones go, but for those that a checkpoint names as its best."""
-    aside = storage / f"weights-{step}.aside"
+def write_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    """Write weights aside, then under their name."""
+    aside = file.with_suffix(".aside")
     save_file({name: value.clone().contiguous() for name, value in weights.items()}, aside)
-    os.replace(aside, weights_file(storage, step))
+    os.replace(aside, file)
+
+
+def save_weights(storage: Path, step: int, weights: dict[str, Tensor]) -> None:
+    """Write the weights; earlier ones go, but for those that a checkpoint names as its best."""
+    write_weights(weights_file(storage, step), weights)
     kept = {weights_file(storage, s) for s in (step, *(state.best_step for state in _states(storage)))}
     for old in set(storage.glob("weights-*.safetensors")) - kept:
         old.unlink(missing_ok=True)

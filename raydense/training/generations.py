@@ -7,20 +7,19 @@ was given. All of it follows from the number of a step, so that a training goes 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from raydense.data.artifact import MANIFEST, write_whole
 from raydense.errors import InputError
 from raydense.settings import Training, TrainSettings
 from raydense.training.batches import Sampler
+from raydense.training.checkpoints import write_weights
 
 _LOOK_EVERY_S = 0.1
 
@@ -93,9 +92,7 @@ class Generations:
         if file.is_file() or self.made(step // self.every):
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(".aside")
-        save_file({name: value.clone().contiguous() for name, value in weights.items()}, aside)
-        os.replace(aside, file)
+        write_weights(file, weights)
 
     def made(self, number: int) -> bool:
         """Whether a generation is there, whole."""

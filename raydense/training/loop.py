@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from raydense.data.artifact import write_whole
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -112,8 +112,8 @@ class Loop:
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, place.device, place.on_machine)
         if place.rank == 0:
-            _write_whole(kept, str(texts))
-            _write_whole(self.job.storage / FOUND, line)
+            write_whole(kept, str(texts))
+            write_whole(self.job.storage / FOUND, line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
@@ -240,12 +240,6 @@ class Log:
 
 def _refuse_not_finite(line: Line) -> None:
     raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _MEND)
-
-
-def _write_whole(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.aside")
-    aside.write_text(text)
-    os.replace(aside, file)
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Place) -> None:

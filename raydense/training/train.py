@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raydense.data.artifact import Artifact, Draft, provenance
+from raydense.data.artifact import Artifact, Draft, provenance, write_whole
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
 from raydense.errors import InputError, mendable
 from raydense.models.joint import JointModel
 from raydense.monitoring import show
 from raydense.progress import Progress, say
-from raydense.ray_session import ensure_ray
+from raydense.ray_session import ensure_ray, joins_cluster
 from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.storage import join
 from raydense.training.batches import Sampler
@@ -67,14 +67,13 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     result_file = storage / "result.json"
     if not result_file.is_file():
         result = _run(settings, storage, make)
-        result_file.with_suffix(".aside").write_text(json.dumps(result))
-        os.replace(result_file.with_suffix(".aside"), result_file)
+        write_whole(result_file, json.dumps(result))
     return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
 
 
 def _refuse_many_machines(draft: Draft) -> None:
     """The workers of a training share one folder, for its history and checkpoints: of a store it is on this machine alone."""
-    if "RAY_ADDRESS" in os.environ and isinstance(draft.place, str):
+    if joins_cluster() and isinstance(draft.place, str):
         mend = "give a folder that all nodes mount, and copy the model to the store when it is done"
         raise InputError("is of a store, and the workers of a cluster share a folder while they train", draft.place, mend)
 
@@ -99,7 +98,7 @@ def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict
             say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
     with tracking(settings) as send:
         start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
-        if settings.micro_batch == "auto" and not gpu and "RAY_ADDRESS" not in os.environ:
+        if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         job = Job(settings, start, storage, steps, dev, generations, steps)
         with Maker(make, settings, start, generations) as maker:
@@ -189,7 +188,7 @@ def _room(settings: Training) -> bool:
     gpu = there.get("GPU", 0) >= 1
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-    if "RAY_ADDRESS" not in os.environ:
+    if not joins_cluster():
         for name, each in (("CPU", settings.cpus_per_worker), ("GPU", float(gpu))):
             if settings.workers * each > there.get(name, 0):
                 what = f"{settings.workers} workers x {each:g} {name} is more than the {there.get(name, 0):g} here"
@@ -243,7 +242,7 @@ class _Fit(threading.Thread):
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _LOOK_EVERY_S)
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
-    if "RAY_ADDRESS" not in os.environ:  # an embedded Ray is never preempted: one actor less to start
+    if not joins_cluster():  # an embedded Ray is never preempted: one actor less to start
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from nodes import free_ports
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
@@ -30,7 +31,7 @@ def environment():
 @pytest.fixture(scope="module")
 def dashboard(environment):
     """The address of a cluster of this test's own, on ports of its own; it ends with the processes that were started for it."""
-    port, web, agent, client = _free_ports(4)
+    port, web, agent, client = free_ports(4)
     start = ["--head", "--block", "--num-cpus=4", "--node-ip-address=127.0.0.1", "--include-dashboard=true", f"--port={port}"]
     start += [f"--dashboard-port={web}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
     with tempfile.TemporaryDirectory(prefix="raydense-") as folder, open(f"{folder}/log", "w") as log:
@@ -54,14 +55,6 @@ def _wait_for(port, process):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
     raise AssertionError("the dashboard did not come up")
-
-
-def _free_ports(count):
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def test_quickstart_as_a_job(dashboard, environment, tmp_path):
