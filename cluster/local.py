@@ -25,7 +25,7 @@ import psutil
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
 RAY = str(Path(sys.executable).parent / "ray")
-_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+_PROVIDER = "local_nodes.LocalNodes"
 _OBJECTS = 200 * 1024**2
 _MARK = "RAYDENSE_LOCAL_CLUSTER"
 # The autoscaler reads all of these, and dies where one is missing.
@@ -37,15 +37,19 @@ _UNUSED = {
 }
 
 
-def autoscaling(port: int, workers: int, cpus: int, idle_s: float) -> dict[str, Any]:
-    """What the autoscaler is told: a head at `port`; nodes of `cpus` CPUs, none at first, `workers` at most, gone after `idle_s` idle."""
+def autoscaling(port: int, workers: int, cpus: int, memory: int, idle_s: float) -> dict[str, Any]:
+    """What the autoscaler is told: a head at `port`; nodes of `cpus` CPUs and `memory` bytes, none at first, `workers` at most, gone after `idle_s` idle."""
     provider = {"type": "external", "module": _PROVIDER, "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID}
-    node = {"resources": {"CPU": cpus, "object_store_memory": _OBJECTS}, "node_config": {}, "min_workers": 0, "max_workers": workers}
+    resources = {"CPU": cpus, "memory": memory, "object_store_memory": _OBJECTS}
+    node = {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": workers}
     return {
         "cluster_name": "raydense-local",
         "max_workers": workers,
         "provider": provider | {"gcs_address": f"127.0.0.1:{port}"},  # without it nodes would join whatever is at port 6379
-        "available_node_types": {"ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0}, "worker": node},
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 2, "memory": memory}, "node_config": {}, "max_workers": 0},
+            "worker": node,
+        },
         "head_node_type": "ray.head.default",
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": idle_s / 60,
@@ -54,7 +58,9 @@ def autoscaling(port: int, workers: int, cpus: int, idle_s: float) -> dict[str, 
 
 
 @contextmanager
-def local_cluster(folder: Path, workers: int, cpus: int, idle_s: float) -> Iterator[tuple[subprocess.Popen[bytes], str, dict[str, str]]]:
+def local_cluster(
+    folder: Path, workers: int, cpus: int, memory: int, idle_s: float
+) -> Iterator[tuple[subprocess.Popen[bytes], str, dict[str, str]]]:
     """A running cluster: its head, the address to submit to, and what the environment of whoever submits must have besides.
 
     RuntimeError, with the end of the log, where Ray does not start.
@@ -64,8 +70,8 @@ def local_cluster(folder: Path, workers: int, cpus: int, idle_s: float) -> Itera
     token.write_text(secrets.token_hex(32))
     access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     port, web, agent, client = _free_ports(4)
-    (folder / "autoscaling.json").write_text(json.dumps(autoscaling(port, workers, cpus, idle_s)))
-    command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--object-store-memory={_OBJECTS}"]
+    (folder / "autoscaling.json").write_text(json.dumps(autoscaling(port, workers, cpus, memory, idle_s)))
+    command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--memory={memory}", f"--object-store-memory={_OBJECTS}"]
     command += [f"--port={port}", f"--dashboard-port={web}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
     command += ["--include-dashboard=true", f"--temp-dir={folder}/ray", f"--autoscaling-config={folder}/autoscaling.json"]
     with open(folder / "log", "w") as log:
@@ -80,9 +86,10 @@ def local_cluster(folder: Path, workers: int, cpus: int, idle_s: float) -> Itera
 
 
 def _environment(mark: str) -> dict[str, str]:
-    """Of the head: no other cluster's address; a mark that all its processes inherit; what the autoscaler of such a cluster needs."""
+    """Of the head: no other cluster's address; a mark that all its processes inherit; what the autoscaler of such a cluster needs, with `local_nodes`."""
     kept = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     told = {"RAY_enable_autoscaler_v2": "1", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", _MARK: mark}
+    told |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [kept.get("PYTHONPATH")])])}
     return kept | told | {"RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 
 
@@ -154,14 +161,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Ray's autoscaler on this machine; Ctrl-C ends it.")
     parser.add_argument("--workers", type=int, default=3, help="the most simulated nodes beside the head  [3]")
     parser.add_argument("--cpus", type=int, default=1, help="logical CPUs of each  [1]")
+    parser.add_argument(
+        "--memory", type=float, help="GiB of each node and of the head, which search pools are held to  [an equal share of what is free]"
+    )
     parser.add_argument("--idle", type=float, default=60, help="seconds without work before one goes  [60]")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    memory = int(given.memory * 2**30) if given.memory else psutil.virtual_memory().available // (given.workers + 1)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="raydense-", ignore_cleanup_errors=True) as folder,
-            local_cluster(Path(folder), given.workers, given.cpus, given.idle) as (head, address, access),
+            local_cluster(Path(folder), given.workers, given.cpus, memory, given.idle) as (head, address, access),
         ):
             print(_welcome(address, access, given.workers), flush=True)
             head.wait()

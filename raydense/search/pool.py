@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from raydense.errors import InputError
 from raydense.progress import say
 from raydense.ray_session import ensure_ray, joins_cluster
 from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
+from raydense.search.growth import Growth, autoscales
 from raydense.search.keeper import keeper_name, start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
 from raydense.search.merge import Hits, no_hits
@@ -55,12 +56,12 @@ class SearchPool:
         search_params: str = "",
         idle_timeout: float = 0.0,
     ) -> SearchPool:
-        """Start `replicas` actors of every shard; returns at once, while they load.
+        """Start `replicas` actors of every shard; returns at once, while they load, or when nodes have come that they wait for.
 
         With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until nobody has asked
         for `idle_timeout` seconds (0: for ever); it returns when each shard has an actor that is loaded. `threads` of an actor: 0
-        shares a machine's cores between its actors. Raises InputError when the memory plan does not fit the nodes, search parameters
-        do not suit the index, GPUs are asked for and not there, or the name is taken.
+        shares a machine's cores between its actors. Raises InputError when the memory plan fits neither the nodes nor those that Ray's
+        autoscaler would start, search parameters do not suit the index, GPUs are asked for and not there, or the name is taken.
         """
         if name:
             _check_name(name)
@@ -70,20 +71,31 @@ class SearchPool:
         if gpu:
             _check_gpu(artifact)
         memory = plan_memory(artifact, replicas)
-        plan = _fitting(artifact, memory, PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1))
+        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1)
+        plan, fits = _fitting(artifact, memory, plan)
         if name:
-            return cls._keep(name, plan, memory.actor_bytes, idle_timeout)
+            return cls._keep(name, plan, memory.actor_bytes, idle_timeout, fits)
         actors = [[start_actor(plan, shard, size) for _ in range(replicas)] for shard, size in enumerate(memory.actor_bytes)]
-        return cls(Versions(Version(Table(1, plan, actors))))
+        pool = cls(Versions(Version(Table(1, plan, actors))))
+        if not fits:
+            loading = [actor.describe.remote() for replicas in actors for actor in replicas]
+            try:
+                _await_nodes(memory.actor_bytes, lambda: len(ray.wait(loading, num_returns=len(loading), timeout=0)[1]))
+            except BaseException:
+                pool.close()
+                raise
+        return pool
 
     @classmethod
-    def _keep(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> SearchPool:
+    def _keep(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float, fits: bool) -> SearchPool:
         try:
             start_keeper(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
         except ValueError as error:
             what = f"there is a search pool of the name {name!r} already"
             raise InputError(what, "name", "connect to it, close it, or take another name") from error
         try:
+            if not fits:
+                _await_nodes(actor_bytes, lambda: sum(actor["state"] == "loading" for actor in _asked(name, "status")["actors"]))
             return cls(_versions(name, False), name)
         except InputError:
             with suppress(InputError):
@@ -119,7 +131,7 @@ class SearchPool:
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
         beside = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
-        plan = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
+        plan, _ = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
         hindrance: str = _asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
         if hindrance:
             raise InputError(
@@ -268,12 +280,30 @@ def _versions(name: str, pinned: bool) -> Versions:
     return Versions(Version(look()), look, pinned)
 
 
-def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> PoolPlan:
-    """The plan with the actors that share a node; InputError where the nodes have no room for them `beside` those that stay."""
-    nodes = [n for n in ray.nodes() if n["Alive"]]
+def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
+    """The plan with the actors that share a node, and whether the nodes that are up have room for them `beside` those that stay.
+
+    InputError where they have none, and no others come by themselves.
+    """
+    rooms = [int(n["Resources"].get("memory", 0)) for n in ray.nodes() if n["Alive"]]
     announce(memory, index)
-    memory.check([int(n["Resources"].get("memory", 0)) for n in nodes], index.summary["factory"], beside)
-    return replace(plan, neighbours=-(-len(memory.actor_bytes) * memory.replicas // len(nodes)))
+    actors = len(memory.actor_bytes) * memory.replicas
+    try:
+        memory.check(rooms, index.summary["factory"], beside)
+    except InputError:
+        if not autoscales():
+            raise
+        say("search: that is more than the nodes have that are up: waits for others")
+        return replace(plan, neighbours=max(1, min(actors, max(rooms) // max(memory.actor_bytes)))), False
+    return replace(plan, neighbours=-(-actors // len(rooms))), True
+
+
+def _await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
+    """Until no actor is `loading` any more; InputError where no node comes for one."""
+    growth = Growth(actor_bytes)
+    while loading():
+        growth.check()
+        time.sleep(_LOOK_S)
 
 
 def _check_name(name: str) -> None:
@@ -307,7 +337,7 @@ def _check_gpu(index: Artifact) -> None:
 
     if not has_gpu_support():
         raise InputError("this FAISS has no GPU support", "gpu", "install faiss-gpu instead of faiss-cpu, or leave gpu out")
-    if ray.cluster_resources().get("GPU", 0) < 1:
+    if ray.cluster_resources().get("GPU", 0) < 1 and not autoscales():
         raise InputError("the cluster has no GPU", "gpu", "leave it out")
 
 
