@@ -17,7 +17,7 @@ import psutil
 
 RAY = str(Path(sys.executable).parent / "ray")
 _OBJECTS = 200 * 1024**2
-_MARK = "RAYDENSE_NODES"
+MARK = "RAYDENSE_NODES"
 _OF_THE_NODE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
@@ -30,7 +30,7 @@ class Node:
         agent = free_ports(1)[0]
         command = [RAY, "start", "--block", *words, f"--object-store-memory={_OBJECTS}", f"--dashboard-agent-listen-port={agent}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
-        environment = cluster.environment | {_MARK: self._mark}
+        environment = cluster.environment | {MARK: self._mark}
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
@@ -110,16 +110,13 @@ class Nodes:
 
     def driver(self, *words: str, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """A process on the head that joins the cluster; what it says goes to `log`."""
-        joins = self.environment | {_MARK: f"{self.mark}/driver/", "RAY_ADDRESS": self.address}
+        joins = self.environment | {MARK: f"{self.mark}/driver/", "RAY_ADDRESS": self.address}
         with open(log, "a") as stream:
             return subprocess.Popen([sys.executable, *words], cwd=cwd, env=joins, stdout=stream, stderr=stream, start_new_session=True)
 
     def end(self) -> None:
         """kill -9 of all that was started here, and of nothing else."""
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in marked(self.mark):
-                send(process, number)
-        psutil.wait_procs(marked(self.mark), timeout=10)
+        end_marked(self.mark)
 
     def _number(self) -> int:
         self._started += 1
@@ -151,9 +148,17 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(_MARK, "").startswith(mark) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(MARK, "").startswith(mark) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def end_marked(mark: str) -> None:
+    """kill -9 of all whose mark begins so, first stopped, so that none sees another's end and begins something anew."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in marked(mark):
+            send(process, number)
+    psutil.wait_procs(marked(mark), timeout=10)
 
 
 def name_of(process: psutil.Process) -> str:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nodes import free_ports
+from nodes import MARK, end_marked, free_ports
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
@@ -34,15 +34,16 @@ def dashboard(environment):
     port, web, agent, client = free_ports(4)
     start = ["--head", "--block", "--num-cpus=4", "--node-ip-address=127.0.0.1", "--include-dashboard=true", f"--port={port}"]
     start += [f"--dashboard-port={web}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
-    with tempfile.TemporaryDirectory(prefix="raydense-") as folder, open(f"{folder}/log", "w") as log:
+    with tempfile.TemporaryDirectory(prefix="raydense-", ignore_cleanup_errors=True) as folder, open(f"{folder}/log", "w") as log:
         command = [RAY, "start", *start, f"--temp-dir={folder}"]
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        mark = secrets.token_hex(16)
+        head = subprocess.Popen(command, env=environment | {MARK: mark}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait_for(web, head)
             yield f"http://127.0.0.1:{web}"
         finally:
-            head.terminate()  # it drains and ends the others, which it could not if they were gone
-            head.wait(120)
+            end_marked(mark)
+            head.wait()
 
 
 def _wait_for(port, process):
@@ -57,32 +58,48 @@ def _wait_for(port, process):
     raise AssertionError("the dashboard did not come up")
 
 
-def test_quickstart_as_a_job(dashboard, environment, tmp_path):
-    output = tmp_path / "out"
+@pytest.fixture(scope="module")
+def quickstart(dashboard, environment, tmp_path_factory):
+    """What the quickstart made, submitted as a job."""
+    output = tmp_path_factory.mktemp("quickstart") / "out"
     changes = [word for change in SMALL for word in ("--set", change)]
-    entrypoint = [sys.executable, "jobs/run.py", "jobs/recipes/quickstart.yaml", "--output", str(output), "--json", *changes]
-    submit = [
-        str(Path(sys.executable).parent / "ray"),
-        "job",
-        "submit",
-        "--address",
-        dashboard,
-        "--working-dir",
-        str(ROOT),
-        "--",
-        *entrypoint,
-    ]
+    job = ["jobs/run.py", "jobs/recipes/quickstart.yaml", "--output", str(output), "--json", *changes]
     deadline = time.monotonic() + 90
     while True:  # until the cluster and its agent are up, Ray asks to try again later
-        done = subprocess.run(submit, capture_output=True, text=True, timeout=540, env=environment)
+        done = _submit(dashboard, environment, *job)
         early = ("No available agent", "Failed to connect", "ConnectionError", "Connection refused")
         if not any(words in done.stdout + done.stderr for words in early) or time.monotonic() > deadline:
             break
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "succeeded" in done.stdout
-    metrics = json.loads((output / "report" / "metrics.json").read_text())
+    return output
+
+
+def _submit(dashboard, environment, *job):
+    """`ray job submit`, until the job has ended."""
+    command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", str(ROOT), "--", sys.executable, *job]
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
+
+
+def test_quickstart_as_a_job(quickstart):
+    metrics = json.loads((quickstart / "report" / "metrics.json").read_text())
     assert list(metrics["runs"]) == ["BM25", "retriever 1", "retriever 2", "re-ranked"]
-    assert (output / "report" / "report.html").stat().st_size > 10_000
+    assert (quickstart / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_a_search_client_asks_the_pool_of_another_job(quickstart, dashboard, environment, tmp_path):
+    """One job starts the pool and ends, the next one searches by it, a third ends it: the run is the one that the index makes."""
+
+    def job(*words):
+        done = _submit(dashboard, environment, *words)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    job("jobs/pool.py", "start", "--name", "shared", "--index", str(quickstart / "dense-1"))
+    queries = ["--queries", str(quickstart / "data/queries"), "--model", str(quickstart / "retriever-1"), "--k", "100"]
+    job("jobs/search.py", "--pool", "shared", *queries, "--output", str(tmp_path / "found"))
+    assert "shared: closed" in job("jobs/pool.py", "close", "--name", "shared")
+    assert (tmp_path / "found/run-00000.parquet").read_bytes() == (quickstart / "found-1/run-00000.parquet").read_bytes()
 
 
 def _begin(environment, *words):
