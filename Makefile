@@ -30,7 +30,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# In two lanes, side by side: most of their time the tests wait for processes to start.
+# In two lanes, side by side: most of their time the tests wait for processes to start. Threads that wait for each other
+# sleep then: they would take the cores from the other lane.
+test test-long: export OMP_WAIT_POLICY := PASSIVE
 test: check
 	@$(BIN)/python -m pytest tests/unit tests/cluster tests/faults >.venv/beside.log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest tests/ray; code=$$?; \
