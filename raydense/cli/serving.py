@@ -34,9 +34,9 @@ def _serve(name: str, route: str, host: str, port: int, address: str | None, **f
     join(address)
     from raydense.serving.running import running
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with running(settings, name, route, host, port) as url:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has one of its own, which would end with an error
             print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
             print(f"curl {url}/search -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
             threading.Event().wait()

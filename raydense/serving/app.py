@@ -37,7 +37,8 @@ async def _unavailable(request: Request, error: Unavailable) -> JSONResponse:
     return JSONResponse({"error": str(error)}, 503)
 
 
-@serve.deployment(name="Search", max_ongoing_requests=_BATCH * _AT_ONCE, max_queued_requests=_WAITING)
+# max_surge_percent: where settings change, processes with the new ones answer before the old ones end
+@serve.deployment(name="Search", max_ongoing_requests=_BATCH * _AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
     """One process of the app: `POST /search`, `GET /health`."""

@@ -11,9 +11,11 @@ from typing import Any
 from ray import serve
 from ray.serve.context import _get_global_client
 
+from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.ray_session import ensure_ray, joins_cluster
 from raydense.search.pool import close_pool
+from raydense.search.search import check_model
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
 from raydense.settings import ServeSettings
@@ -24,9 +26,11 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     """The app `name` under `route` of a server at host:port, for as long as the block runs; gives its URL.
 
     An app of that name that runs already becomes this one. At the end the app is taken down, its own pool too, and Serve where no other
-    app is left. InputError where the port is taken, Serve of that cluster listens elsewhere, or `connect` refuses.
+    app is left. InputError where the port is taken, Serve of that cluster listens elsewhere, model and index do not fit, or `connect` refuses.
     """
     settings = settings.located()
+    if settings.index:
+        check_model(settings.model, Artifact.open(settings.index, "index"))
     if not joins_cluster():
         _check_port(host, port)
     ensure_ray()
@@ -34,10 +38,10 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
         _check_listens(client.http_config, host, port)
+    connect(settings, name)  # so that what is wrong is said here, in one line, and nothing that runs is touched
+    serve.start(http_options={"host": host, "port": port})
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        connect(settings, name)  # so that what is wrong is said here, in one line
-        serve.start(http_options={"host": host, "port": port})
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.run(application(settings), name=name, route_prefix=route)
         yield f"http://{host}:{port}{route.rstrip('/')}"
     finally:

@@ -27,7 +27,7 @@ from ray.serve.schema import ServeDeploySchema
 from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.models.tiny import make_tiny_encoder
 from raydense.search.index import index
-from raydense.search.pool import SearchPool, close_pool
+from raydense.search.pool import SearchPool, close_pool, pools
 from raydense.search.search import query_encoder
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
@@ -47,6 +47,7 @@ class World:
     pool: SearchPool
     words: Artifact
     url: str
+    config: dict[str, Any]
 
     def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         """The status and the JSON of the answer to a request."""
@@ -90,15 +91,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "deployments": [{"name": "Search", "autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}],
     }
     http = {"host": "127.0.0.1", "port": port}
+    config = {"http_options": http, "applications": [app]}
     with SearchPool.start(indexes[0], name="served") as pool:
         serve.start(http_options=http)
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"http_options": http, "applications": [app]}))
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
         settings = ServeSettings(pool="served", model=str(root / "model"), replicas=2)
         serve.run(application(settings), name="dense", route_prefix="/dense")
         until(lambda: serve.status().applications["words"].status == "RUNNING", "the app of the configuration does not run")
-        yield World(root, indexes, foreign, pool, words, f"http://127.0.0.1:{port}")
+        yield World(root, indexes, foreign, pool, words, f"http://127.0.0.1:{port}", config)
         serve.shutdown()
-    close_pool(own_pool(ServeSettings(**app["args"]), "words"))
+    for name in pools():
+        close_pool(name)
 
 
 def until(there: Callable[[], bool], what: str) -> None:
@@ -270,3 +273,25 @@ def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> Non
     status, answer = world.post("/words/search", {"query": TEXTS[30], "k": 3})
     assert (status, len(answer["results"][0])) == (200, 3)
     assert world.health("words")[0] == 200
+
+
+def test_a_configuration_that_is_changed_while_it_is_asked(world: World) -> None:
+    """Another index: it is answered by the old one until there is a process that has the new one, and no request fails between."""
+    write_corpus(world.root / "corpus-2", TEXTS[::-1])
+    new = index(IndexSettings(kind="bm25", corpus=str(world.root / "corpus-2"), output=str(world.root / "words-2")))
+    app = world.config["applications"][0]
+    args = {"index": str(new.path), "corpus": str(world.root / "corpus-2")}
+    changed = {**world.config, "applications": [{**app, "args": args}]}
+    ids = {world.words.fingerprint: "p30", new.fingerprint: f"p{len(TEXTS) - 1 - 30}"}
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(changed))
+    answered: list[str] = []
+
+    def asked() -> bool:
+        status, answer = world.post("/words/search", {"query": TEXTS[30], "k": 1, "texts": True})
+        assert status == 200, answer
+        assert (answer["results"][0][0]["id"], answer["results"][0][0]["text"]) == (ids[answer["index"]], TEXTS[30])
+        answered.append(answer["index"])
+        return answered[-20:] == [new.fingerprint] * 20
+
+    until(asked, "the new index does not answer")
+    assert answered[0] == world.words.fingerprint
