@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
@@ -26,8 +28,10 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     """The app `name` under `route` of a server at host:port, for as long as the block runs; gives its URL.
 
     An app of that name that runs already becomes this one. At the end the app is taken down, its own pool too, and Serve where no other
-    app is left. InputError where the port is taken, Serve of that cluster listens elsewhere, model and index do not fit, or `connect` refuses.
+    app is left. InputError where the port or the route is taken, Serve of that cluster listens elsewhere, model and index do not fit, or `connect` refuses.
     """
+    if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
+        raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
     settings = settings.located()
     if settings.index:
         check_model(settings.model, Artifact.open(settings.index, "index"))
@@ -41,11 +45,16 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     connect(settings, name)  # so that what is wrong is said here, in one line, and nothing that runs is touched
     serve.start(http_options={"host": host, "port": port})
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    stays = False
     try:
         serve.run(application(settings), name=name, route_prefix=route)
         yield f"http://{host}:{port}{route.rstrip('/')}"
+    except RayServeException as error:
+        stays = name in serve.status().applications  # as it was before
+        raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
-        _end(settings, name)
+        if not stays:
+            _end(settings, name)
 
 
 def _end(settings: ServeSettings, name: str) -> None:
