@@ -7,24 +7,25 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from raydense.pipeline import VERBS
-from raydense.settings import Settings, SuiteSettings
+from raydense.settings import Form, ServeSettings, SuiteSettings
 
 _HEAD = """# Reference of the stages
 
 Made from `raydense/settings.py` by `make docs`. A key here is a key of a recipe and a flag of the command line
 (`passage_length` is `--passage-length`). *Input*: a folder; its fingerprint is part of the output's. *Spread*: how the work is
 shared out; the output is the same whatever it is. Everything else shapes the output: with another value the stage refuses
-to go on in the same folder. `evaluate --suite` is no stage but many: only the command line has it.
+to go on in the same folder. `evaluate --suite` is no stage but many: only the command line has it. `serve` makes nothing: its keys are also the `args` of an app in
+a configuration file of Ray Serve.
 """
 
 
 def reference() -> str:
     """The whole page."""
-    stages = {name: verb.settings for name, verb in VERBS.items()} | {"evaluate --suite": SuiteSettings}
+    stages = {name: verb.settings for name, verb in VERBS.items()} | {"evaluate --suite": SuiteSettings, "serve": ServeSettings}
     return _HEAD + "".join(_stage(name, settings) for name, settings in stages.items())
 
 
-def _stage(name: str, settings: type[Settings]) -> str:
+def _stage(name: str, settings: type[Form]) -> str:
     rows = [_row(key, field) for key, field in settings.model_fields.items()]
     head = f"\n## {name}\n\n{cleandoc(str(settings.__doc__))}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"

@@ -53,11 +53,10 @@ Pair = Annotated[tuple[int, int], BeforeValidator(_words)]
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 
 
-class Settings(BaseModel):
-    """What every stage has: an output folder."""
+class Form(BaseModel):
+    """What a person gives, checked: unknown keys are refused, and the first fault is one line."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
-    output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -93,6 +92,12 @@ class Settings(BaseModel):
         if given:
             raise ValueError(f"{by} does not use {', '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
 
+
+class Settings(Form):
+    """What every stage has: an output folder."""
+
+    output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
+
     def shaping(self) -> dict[str, Any]:
         """The settings that shape the output: neither its folder, nor inputs, nor resources."""
         extras = {n: f.json_schema_extra for n, f in type(self).model_fields.items()}
@@ -100,7 +105,7 @@ class Settings(BaseModel):
         return self.model_dump(mode="json", include=kept)
 
 
-def _first_fault(cls: type[Settings], error: ValidationError, where: str) -> InputError:
+def _first_fault(cls: type[Form], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in fault["loc"])
     flags = where == "--"
@@ -559,6 +564,27 @@ class SearchSettings(Settings, Pool):
     def shaping(self) -> dict[str, Any]:
         """As of every stage; of passages that are the query only where they are left out."""
         return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
+
+
+class ServeSettings(Form):
+    """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together."""
+
+    index: str | None = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)
+    pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
+    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    corpus: str | None = artifact("corpus", "the passages of the index, where callers may ask for their titles and texts", None)
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    shard_replicas: int = resource(1, "actors of each shard", ge=1)
+    replicas: int = resource(1, "processes that take requests, each with a query encoder", ge=1)
+    gpus_per_replica: float = resource(0.0, "GPUs of one of them, which may be a fraction", ge=0)
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        if self.pool:
+            self._refuse_given(["index", "search_params", "shard_replicas"], "serving by pool")
+        elif not self.index:
+            raise ValueError("serving needs index, or pool")
+        return self
 
 
 class FilterSettings(Settings, Pool):

@@ -1,4 +1,4 @@
-"""The fields that our Kubernetes files may use: of KubeRay 1.7's RayCluster and RayJob (ray.io/v1), and of the pods in them.
+"""The fields that our Kubernetes files may use: of KubeRay 1.7's RayCluster, RayJob and RayService (ray.io/v1), and of the pods in them.
 
 Closed: what is not listed is refused, so that no misspelt field is silently ignored. It is narrower than the API: whoever needs another
 field adds it here, from KubeRay's and Kubernetes' API references. What an API server itself says, `kubectl apply --dry-run=server` tells.
@@ -129,6 +129,16 @@ JOB = fields(
     entrypointNumCpus={"type": "number"},
     rayClusterSpec=CLUSTER,
 )
+SERVICE = fields(
+    "serveConfigV2",
+    "rayClusterConfig",
+    serveConfigV2=TEXT,
+    upgradeStrategy=fields("type", type=one_of("NewCluster", "None")),
+    rayClusterDeletionDelaySeconds=COUNT,
+    excludeHeadPodFromServeSvc=FLAG,
+    suspend=FLAG,
+    rayClusterConfig=CLUSTER,
+)
 CLAIM = fields(
     "accessModes",
     "resources",
@@ -136,7 +146,12 @@ CLAIM = fields(
     storageClassName=TEXT,
     resources=fields("requests", requests=fields("storage", storage=QUANTITY)),
 )
-KINDS = {("ray.io/v1", "RayCluster"): CLUSTER, ("ray.io/v1", "RayJob"): JOB, ("v1", "PersistentVolumeClaim"): CLAIM}
+KINDS = {
+    ("ray.io/v1", "RayCluster"): CLUSTER,
+    ("ray.io/v1", "RayJob"): JOB,
+    ("ray.io/v1", "RayService"): SERVICE,
+    ("v1", "PersistentVolumeClaim"): CLAIM,
+}
 
 
 def faults(document: Schema) -> list[str]:

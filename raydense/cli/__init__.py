@@ -19,6 +19,7 @@ from raydense import __version__, storage, submit
 from raydense.cli.flags import SUITE, Command, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
 from raydense.cli.jobs import submissions_of
 from raydense.cli.pools import pool_group
+from raydense.cli.serving import serve_command
 from raydense.data.artifact import named_folder
 from raydense.errors import mendable, why
 from raydense.evaluation.table import comparison_table
@@ -252,6 +253,7 @@ for _name, _verb in VERBS.items():
 
 
 app.add_command(pool_group)
+app.add_command(serve_command())
 app.add_command(submissions_of(app))
 
 

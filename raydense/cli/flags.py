@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import typing
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputError
 from raydense.pipeline import Recipe, Stage, load_yaml
-from raydense.settings import EvaluateSettings, Settings, SuiteSettings
+from raydense.settings import EvaluateSettings, Form, SuiteSettings
 from raydense.sweep import Sweep
 
+SomeForm = TypeVar("SomeForm", bound=Form)
 SUITE = "With --suite: one table over many test sets, in place of runs"
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
@@ -84,14 +85,14 @@ def _help(field: FieldInfo) -> str:
     return words if default in (None, "") else f"{words}  [{default}]"
 
 
-def flags_of(form: type[Settings]) -> list[Flag]:
+def flags_of(form: type[Form]) -> list[Flag]:
     """A flag for each of the settings, those that must be given first."""
     fields = form.model_fields
     required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
     return [_flag(key, fields[key]) for key in required_first]
 
 
-def read(form: type[Settings], config: str | None, flags: dict[str, Any]) -> Settings:
+def read(form: type[SomeForm], config: str | None, flags: dict[str, Any]) -> SomeForm:
     """The settings in a file, those that were given as flags in their place."""
     values = load_yaml(config) if config else {}
     if config:
@@ -102,10 +103,11 @@ def read(form: type[Settings], config: str | None, flags: dict[str, Any]) -> Set
     return form.read(values, "--")
 
 
-def read_evaluate(config: str | None, flags: dict[str, Any]) -> Settings:
+def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings | SuiteSettings:
     """As `read`, for `evaluate`: the settings with --suite are others; InputError where one does not go with the other kind."""
     runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
     given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
+    form: type[EvaluateSettings] | type[SuiteSettings]
     form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
     for key in given:
         if key in other and key not in form.model_fields:

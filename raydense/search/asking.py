@@ -146,6 +146,9 @@ class Versions:
                 return self._version
             table = self._look()
             self._looked = time.monotonic()
+            if table.number <= version.number and _answers_from(table.plan) != _answers_from(version.plan):
+                what = "the pool was closed, and started anew with another index"
+                raise InputError(what, table.plan.index, "connect to it again")
             if table.number == version.number:
                 version.actors = table.actors
             else:
@@ -154,9 +157,13 @@ class Versions:
             return self._version
 
     def _refuse_other(self, here: PoolPlan, there: PoolPlan) -> None:
-        if self._pinned and (here.fingerprint, here.search_params) != (there.fingerprint, there.search_params):
+        if self._pinned and _answers_from(here) != _answers_from(there):
             what = f"the pool has gone on to another index ({here.fingerprint[:12]} -> {there.fingerprint[:12]})"
             raise InputError(what, there.index, "run again for a run of that one, with another --output")
+
+
+def _answers_from(plan: PoolPlan) -> tuple[str, str]:
+    return plan.fingerprint, plan.search_params
 
 
 class _Ask:

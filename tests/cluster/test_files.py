@@ -12,11 +12,15 @@ import click
 import pytest
 import yaml
 from kuberay_fields import faults
+from pydantic import BaseModel
+from ray._common.utils import import_attr
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig as Machines
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeDeploySchema
 
 from raydense.cli import app
 from raydense.errors import InputError
@@ -24,8 +28,10 @@ from raydense.pipeline import VERBS, Recipe
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["aws.yaml", "gcp.yaml"]
-KUBERAY = ["data.yaml", "raycluster.yaml", "rayjob-encode.yaml", "rayjob-generate.yaml", "rayjob-joint.yaml"]
-JOBS = KUBERAY[2:]
+JOBS = ["rayjob-encode.yaml", "rayjob-generate.yaml", "rayjob-joint.yaml"]
+GROWING = ["raycluster.yaml", *JOBS]
+SERVICE = "rayservice-search.yaml"
+KUBERAY = ["data.yaml", *GROWING, SERVICE]
 TELLING = [ROOT / "cluster" / "README.md", *(ROOT / "cluster").glob("*.yaml"), *(ROOT / "cluster" / "kuberay").glob("*.yaml")]
 
 
@@ -39,12 +45,12 @@ def _kubernetes(name):
 
 def _cluster_of(name):
     spec = _kubernetes(name)["spec"]
-    return spec.get("rayClusterSpec", spec)
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
 
 
 def _started(config, shape, count, **unavailable):
     """What Ray's scheduler would start for so many demands of a shape, where nothing runs yet beyond min_workers."""
-    types = AutoscalingConfig(copy.deepcopy(config), skip_content_hash=True)
+    types = Machines(copy.deepcopy(config), skip_content_hash=True)
     request = SchedulingRequest(
         disable_launch_config_check=True,
         node_type_configs=types.get_node_type_configs(),
@@ -114,7 +120,7 @@ def test_a_misspelt_or_misplaced_field_is_found_at_any_depth():
         assert any(line.startswith(f"{spot}: ") and word in line for line in found), found
 
 
-@pytest.mark.parametrize("name", KUBERAY[1:])
+@pytest.mark.parametrize("name", GROWING)
 def test_rays_autoscaler_reads_the_pods_as_meant(name):
     config = _autoscaled(name)
     kinds = config["available_node_types"]
@@ -184,6 +190,53 @@ def test_a_flag_that_went_away_is_found():
         _check_command("python jobs/encode.py --modell m --corpus c --output o")
     with pytest.raises(InputError, match="MIN,MAX"):
         _check_command("python jobs/encode.py --model m --corpus c --output o --concurrency 8,1")
+
+
+def _served():
+    return yaml.safe_load(_kubernetes(SERVICE)["spec"]["serveConfigV2"])
+
+
+def test_serve_takes_the_configuration_of_the_service():
+    """By Ray's own schema, which lets unknown keys pass: so every key is looked for in it. The app is made from its args, as Serve makes it."""
+    config = _served()
+    read = ServeDeploySchema.model_validate(config)
+    _check_keys(config, read)
+    (app,) = read.applications
+    made = import_attr(app.import_path)(app.args)
+    assert {of.name for of in app.deployments} == {made._bound_deployment.name}
+    with pytest.raises(InputError, match=r"args\.shard_replica: unknown key; did you mean 'shard_replicas'"):
+        import_attr(app.import_path)(app.args | {"shard_replica": 2})
+    AutoscalingConfig.model_validate(app.deployments[0].autoscaling_config)
+    assert app.deployments[0].autoscaling_config.keys() <= AutoscalingConfig.model_fields.keys()
+    config["applications"][0]["deployments"][0]["autoscaling_confg"] = {}
+    with pytest.raises(AssertionError, match="autoscaling_confg"):
+        _check_keys(config, read)
+
+
+def _check_keys(given, read):
+    for key, value in given.items():
+        assert key in type(read).model_fields, key
+        there = getattr(read, key)
+        for one, of in zip(value, there, strict=True) if isinstance(value, list) else [(value, there)]:
+            if isinstance(of, BaseModel):
+                _check_keys(one, of)
+
+
+def test_the_service_is_reached_where_serve_listens():
+    """KubeRay asks the head's container which port is Serve's; a pod answers its probe only where Serve listens at all its addresses."""
+    config = _served()
+    ports = _cluster_of(SERVICE)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    assert {port["name"]: port["containerPort"] for port in ports}["serve"] == config["http_options"]["port"]
+    assert config["http_options"]["host"] == "0.0.0.0"
+    assert f"service/{_kubernetes(SERVICE)['metadata']['name']}-serve-svc 8000" in (ROOT / "cluster" / "kuberay" / SERVICE).read_text()
+
+
+def test_the_pods_of_the_service_are_there_when_it_begins():
+    """A pool takes what memory there is; and its replicas lie apart only where there are as many pods."""
+    kinds = _autoscaled(SERVICE)["available_node_types"]
+    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 16 * 2**30}
+    assert kinds["search"]["resources"] == {"CPU": 7, "memory": 48 * 2**30}
+    assert kinds["search"]["min_workers"] >= _served()["applications"][0]["args"]["shard_replicas"]
 
 
 def _pins():

@@ -152,6 +152,17 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
         assert again.status()["idle_timeout"] == 0.0
 
 
+def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:
+    """Who asked the one before, of the same name and version, does not take the hits of one index for those of the other."""
+    old, new = versions.indexes
+    with SearchPool.start(old, name="again") as pool:
+        assert pool.answer(versions.queries[:5], K).index == old.fingerprint
+    with SearchPool.start(new, name="again") as other:
+        with pytest.raises(InputError, match="was closed, and started anew with another index; connect to it again"):
+            pool.answer(versions.queries[:5], K)
+        assert versions.is_right(other.answer(versions.queries[:5], K), slice(0, 5))
+
+
 def test_small_calls_of_many_callers_get_what_they_get_alone(pool: SearchPool, versions: Versions) -> None:
     """Forty threads with a query each, more than may wait in an actor: put together, or told to come again, with the same hits."""
     found: dict[int, bool] = {}

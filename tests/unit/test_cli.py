@@ -28,7 +28,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor", "submit"])
+@pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor", "submit", "serve"])
 def test_help_of_every_verb_teaches(verb, capsys):
     code, out, _ = call(verb, "--help", capsys=capsys)
     assert code == 0
@@ -46,6 +46,9 @@ def test_help_of_every_verb_teaches(verb, capsys):
         (["train", "--output", "o"], "--objective: missing"),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
+        (["serve"], "serving needs index, or pool"),
+        (["serve", "--pool", "p", "--shard-replicas", "2"], "serving by pool does not use shard_replicas: leave it out"),
+        (["serve", "--index", "nowhere"], "nowhere: no such folder; give a folder of kind index"),
     ],
 )
 def test_bad_input_is_one_line_and_2(arguments, said, capsys, tmp_path, monkeypatch):

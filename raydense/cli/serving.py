@@ -1,0 +1,44 @@
+"""`raydense serve`: an index answers over HTTP, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import threading
+from typing import Any
+
+import click
+
+from raydense.cli.flags import Command, Flag, flags_of, join, read
+from raydense.progress import say
+from raydense.settings import ServeSettings
+
+
+def serve_command() -> click.Command:
+    """The verb `serve`, its flags made from its settings."""
+    where = [
+        Flag(["--name"], default="search", metavar="NAME", help="the app's name, on a cluster that has several  [search]"),
+        Flag(["--route"], default="/", metavar="PATH", help="what its URLs begin with, on a cluster that has several apps  [/]"),
+        Flag(
+            ["--host"], default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0: for all who reach this machine  [127.0.0.1]"
+        ),
+        Flag(["--port"], default=8000, type=click.IntRange(1, 65_535), metavar="INT", help="the port  [8000]"),
+        Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
+    ]
+    return Command("serve", params=[*flags_of(ServeSettings), *where], callback=_serve, help=ServeSettings.__doc__)
+
+
+def _serve(name: str, route: str, host: str, port: int, address: str | None, **flags: Any) -> None:
+    settings = read(ServeSettings, None, flags)
+    join(address)
+    from raydense.serving.running import running
+
+    try:
+        with running(settings, name, route, host, port) as url:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has one of its own, which would end with an error
+            print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
+            print(f"curl {url}/search -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        say("serve: ended")

@@ -1,0 +1,45 @@
+"""What a caller asks over HTTP, checked as settings are: one clear line for the first fault."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from raydense.errors import InputError
+from raydense.settings import Form, setting
+
+_EXAMPLE = 'send {"queries": ["..."], "k": 10}'
+Text = Annotated[str, Field(min_length=1, max_length=10_000)]
+
+
+class Question(Form):
+    """Some queries, with how many passages of each are wanted."""
+
+    queries: list[Text] | None = setting(None, "the queries, at most 256", min_length=1, max_length=256)
+    query: Text | None = setting(None, "one query, in place of queries")
+    k: int = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
+    texts: bool = setting(False, "whether to give the title and text of each passage, where the server has the corpus")
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if (self.queries is None) == (self.query is None):
+            raise ValueError(f"give either queries or query: {_EXAMPLE}")
+        return self
+
+    @property
+    def asked(self) -> list[str]:
+        """The queries."""
+        return self.queries or [str(self.query)]
+
+    @classmethod
+    def parse(cls, body: bytes) -> Question:
+        """The question in a request's body; InputError where it is none."""
+        try:
+            given = json.loads(body)
+        except ValueError as error:
+            raise InputError(f"no JSON ({error})", "body", _EXAMPLE) from None
+        if not isinstance(given, dict):
+            raise InputError("no JSON object", "body", _EXAMPLE)
+        return cls.read(given)

@@ -1,0 +1,84 @@
+"""Starts the app, and takes it down again: on a Ray of this machine alone, or on a cluster, where other apps may run beside it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+from raydense.data.artifact import Artifact
+from raydense.errors import InputError
+from raydense.ray_session import ensure_ray, joins_cluster
+from raydense.search.pool import close_pool
+from raydense.search.search import check_model
+from raydense.serving.answering import connect, own_pool
+from raydense.serving.app import application
+from raydense.settings import ServeSettings
+
+
+@contextmanager
+def running(settings: ServeSettings, name: str, route: str, host: str, port: int) -> Iterator[str]:
+    """The app `name` under `route` of a server at host:port, for as long as the block runs; gives its URL.
+
+    An app of that name that runs already becomes this one. At the end the app is taken down, its own pool too, and Serve where no other
+    app is left. InputError where the port or the route is taken, Serve of that cluster listens elsewhere, model and index do not fit, or `connect` refuses.
+    """
+    if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
+        raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
+    settings = settings.located()
+    if settings.index:
+        check_model(settings.model, Artifact.open(settings.index, "index"))
+    if not joins_cluster():
+        _check_port(host, port)
+    ensure_ray()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        _check_listens(client.http_config, host, port)
+    connect(settings, name)  # so that what is wrong is said here, in one line, and nothing that runs is touched
+    serve.start(http_options={"host": host, "port": port})
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    stays = False
+    try:
+        serve.run(application(settings), name=name, route_prefix=route)
+        yield f"http://{host}:{port}{route.rstrip('/')}"
+    except RayServeException as error:
+        stays = name in serve.status().applications  # as it was before
+        raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
+    finally:
+        if not stays:
+            _end(settings, name)
+
+
+def _end(settings: ServeSettings, name: str) -> None:
+    """Take the app down; those that others asked for stay."""
+    apps = serve.status().applications
+    if name in apps:
+        serve.delete(name)
+    if not apps.keys() - {name}:
+        serve.shutdown()
+    if not settings.pool:
+        with suppress(InputError):  # it is not there
+            close_pool(own_pool(settings, name))
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host, port))
+    except OSError as error:
+        raise InputError(f"cannot listen there ({error.strerror or error})", f"{host}:{port}", "give another --port or --host") from None
+
+
+def _check_listens(there: Any, host: str, port: int) -> None:
+    if (there.host, there.port) != (host, port):
+        what = f"Ray Serve of this cluster listens at {there.host}:{there.port} already"
+        raise InputError(what, f"{host}:{port}", f"give --host {there.host} --port {there.port}, or end it with `serve shutdown`")
