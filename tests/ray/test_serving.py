@@ -27,7 +27,7 @@ from ray.serve.schema import ServeDeploySchema
 from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.models.tiny import make_tiny_encoder
 from raydense.search.index import index
-from raydense.search.pool import SearchPool, close_pool, pools
+from raydense.search.pool import SearchPool, close_pool, pool_status, pools
 from raydense.search.search import query_encoder
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
@@ -88,7 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "route_prefix": "/words",
         "import_path": "raydense.serving.app:build",
         "args": {"index": str(words.path), "corpus": str(root / "corpus")},
-        "deployments": [{"name": "Search", "autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}],
+        "deployments": [{"name": "Search", "max_ongoing_requests": 4, "max_queued_requests": 4, "autoscaling_config": {"max_replicas": 1}}],
     }
     http = {"host": "127.0.0.1", "port": port}
     config = {"http_options": http, "applications": [app]}
@@ -263,6 +263,25 @@ def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
         return answers >= 20 and len({one.pid for one in _replicas()} - {min(before)}) == 2
 
     until(asked, "the app does not go on as it was")
+
+
+def test_more_than_can_wait_are_told_so(world: World) -> None:
+    """503 at once for those that neither the process nor the proxy has room for (about 4 and 4 here); the others are answered when they can be."""
+    status = pool_status(own_pool(ServeSettings(index=str(world.words.path)), "words"))
+    told: list[int] = []
+    callers = [threading.Thread(target=lambda: told.append(world.post("/words/search", {"query": TEXTS[30]})[0])) for _ in range(16)]
+    os.kill(status["actors"][0]["pid"], signal.SIGSTOP)
+    try:
+        for caller in callers:
+            caller.start()
+        until(lambda: len(told) >= 4, "more wait than may")
+        assert set(told) == {503}
+    finally:
+        os.kill(status["actors"][0]["pid"], signal.SIGCONT)
+        for caller in callers:
+            caller.join()
+    assert set(told) == {200, 503}
+    assert len(told) == 16
 
 
 def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> None:
