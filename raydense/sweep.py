@@ -207,10 +207,11 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    here = _Here(ray.get_runtime_context().get_node_id(), os.getcwd(), os.environ.get("RAY_ADDRESS"))
+    here = _Here(ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"))
     tuner = tune.Tuner(
-        # Of no CPU: a trial only waits for its stages, and these need the CPUs. Tune does not take a trial that needs nothing.
-        tune.with_resources(lambda point: _trainable(left[point["trial"]], here), {"CPU": 0, "memory": 1}),
+        # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
+        # ends with the command alone; Tune does not take a trial that needs nothing.
+        tune.with_resources(lambda point: _trainable(left[point["trial"]], here), {"CPU": 0, f"node:{here.ip}": 1e-3}),
         param_space={"trial": tune.grid_search(list(range(len(left))))},
         tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
         run_config=tune.RunConfig(
@@ -235,11 +236,20 @@ def _listener(names: list[str]) -> Any:
     return Listener()
 
 
+def _address() -> str:
+    """This machine's, as the cluster knows it."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+
+
 @dataclass(frozen=True)
 class _Here:
     """Where the command runs: stages are begun from there too, with the same relative paths."""
 
     node: str
+    ip: str
     folder: str
     address: str | None
 

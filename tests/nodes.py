@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ import psutil
 
 RAY = str(Path(sys.executable).parent / "ray")
 _OBJECTS = 200 * 1024**2
+_TURN_S = 1.0
 MARK = "RAYDENSE_NODES"
 _OF_THE_NODE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -27,9 +29,11 @@ class Node:
     def __init__(self, cluster: Nodes, name: str, words: list[str]) -> None:
         self.frozen = False
         self.name, self._mark, self._log = name, f"{cluster.mark}/{name}/", cluster.folder / f"{name}.log"
+        self.temp_dir = cluster.folder / ("ray" if "--head" in words else name)
         agent = free_ports(1)[0]
         command = [RAY, "start", "--block", *words, f"--object-store-memory={_OBJECTS}", f"--dashboard-agent-listen-port={agent}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+        command += [f"--temp-dir={self.temp_dir}"]
         environment = cluster.environment | {MARK: self._mark}
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
@@ -76,6 +80,25 @@ class Node:
         for process in self.processes():
             send(process, signal.SIGCONT)
 
+    @contextmanager
+    def slow(self, share: float = 0.2) -> Iterator[None]:
+        """All of it gets this share of the time, as on a machine that others keep busy."""
+        stop = threading.Event()
+
+        def turn() -> None:
+            while not stop.wait(_TURN_S * share):
+                self.freeze()
+                stop.wait(_TURN_S * (1 - share))
+                self.thaw()
+
+        turning = threading.Thread(target=turn, name=f"{self.name} is slow", daemon=True)
+        turning.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            turning.join()
+
 
 class Nodes:
     """The cluster: a head without CPUs, where drivers run, and nodes beside it."""
@@ -95,12 +118,14 @@ class Nodes:
 
     def start_head(self) -> None:
         """Start the head, or another in place of one that was killed."""
-        words = ["--head", "--num-cpus=0", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}/ray"]
+        words = ["--head", "--num-cpus=0", f"--port={self.port}", "--include-dashboard=false"]
         words += [f"--ray-client-server-port={free_ports(1)[0]}"]
+        # where Ray would look whether a cluster of this address runs on this machine: the nodes that outlived the head are on others
+        (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self.head = _patiently(lambda: Node(self, f"head-{self._number()}", words))
 
     def begin(self) -> Node:
-        """A new node, which joins by itself. One at a time: two that start together would take the same names for their sockets."""
+        """A new node, which joins by itself; its files lie in a folder of its own."""
         return Node(self, f"node-{self._number()}", [f"--address={self.address}", f"--num-cpus={self.cpus}"])
 
     def add(self) -> Node:
