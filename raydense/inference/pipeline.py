@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _TOKENISE_CPUS = 0.5
 _LOOK_EVERY_S = 0.2
-# An actor that dies while it starts is not started again by Ray, and by default ends the stage: its machine may have gone.
-_LOST_AT_START = 10
 _FAULT = "fault"
 # On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
@@ -101,7 +99,6 @@ def run(
     import ray.data
 
     ensure_ray()
-    ray.data.DataContext.get_current().max_consecutive_actor_init_deaths = _LOST_AT_START
     layout = Layout.of(spread, len(parts))
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     tokens = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(

@@ -113,7 +113,7 @@ def test_actor_killed(world: World, undisturbed: Artifact) -> None:
     made: list[Artifact] = []
     job = threading.Thread(target=lambda: made.append(world.make("actor")))
     job.start()
-    # one that is yet starting, which Ray does not start again by itself, and then one at work
+    # one that is yet starting, and then one at work
     for moment in (model_actors, lambda: committed(output)):
         wait_for(moment, job.is_alive)
         victims = model_actors()
