@@ -90,7 +90,7 @@ def pool_swap(name: str, index: str, replicas: int | None, search_params: str | 
 @_on_cluster
 def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
     """Say what a pool answers from, and of each actor where it is and how; of all pools without --name."""
-    from raydense.search.pool import pool_status, pools
+    from raydense.search.named import pool_status, pools
 
     join(address)
     found = [pool_status(one) for one in ([name] if name else pools())]
@@ -107,7 +107,7 @@ def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
 @_on_cluster
 def pool_close(name: str, address: str | None, as_json: bool) -> None:
     """End a pool and its actors. Calls that are under way fail with one line that says so."""
-    from raydense.search.pool import close_pool
+    from raydense.search.named import close_pool
 
     join(address)
     close_pool(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 
 from raydense.errors import InputError
+from raydense.progress import size
 
 _SURE_S = 10.0  # the autoscaler says no for so long: at first it may not have seen what was asked for
 _LOOK_S = 1.0
@@ -22,32 +23,27 @@ def autoscales() -> bool:
     return _state().autoscaler_state_version > 0
 
 
-class Growth:
-    """Actors that wait for nodes; `check` raises InputError once it is sure that none comes for one of them."""
+def await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
+    """Until no actor is `loading` any more; InputError once the autoscaler has said for a while that it has no node for one.
 
-    def __init__(self, actor_bytes: Iterable[int]) -> None:
-        self._wanted = {float(size) for size in actor_bytes}
-        self._refused_since: float | None = None
-        self._looked = 0.0
-
-    def check(self) -> None:
-        """InputError where the autoscaler has said for ten seconds that it has no node for an actor of such a size; to be called often."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        try:
-            infeasible = _state().infeasible_resource_requests
-        except RpcError:  # a busy cluster: it is asked again
-            return
-        refused = self._wanted & {request.resources_bundle["memory"] for request in infeasible}
-        if not refused:
-            self._refused_since = None
-            return
-        self._refused_since = self._refused_since or now
-        if now - self._refused_since > _SURE_S:
-            what = f"the cluster's autoscaler has no node for an actor of {max(refused) / 2**20:,.0f} MiB, with those that wait beside it"
+    `actor_bytes` are the sizes by which the autoscaler knows them.
+    """
+    refused_since: float | None = None
+    while loading():
+        refused, now = _refused({float(one) for one in actor_bytes}), time.monotonic()
+        refused_since = (refused_since or now) if refused else None
+        if refused_since and now - refused_since > _SURE_S:
+            what = f"the cluster's autoscaler has no node for an actor of {size(int(max(refused)))}, with those that wait beside it"
             raise InputError(what, "search", "allow more or larger nodes, or give more shards or fewer replicas")
+        time.sleep(_LOOK_S)
+
+
+def _refused(sizes: set[float]) -> set[float]:
+    """Those of the sizes that the autoscaler has no node for."""
+    try:
+        return sizes & {request.resources_bundle["memory"] for request in _state().infeasible_resource_requests}
+    except RpcError:  # a busy cluster: it is asked again
+        return set()
 
 
 def _state() -> Any:

@@ -7,10 +7,9 @@ asked (`keeper`).
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +18,21 @@ from typing import Any, Self
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.progress import say
-from raydense.ray_session import ensure_ray, joins_cluster
+from raydense.ray_session import ensure_ray
 from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
-from raydense.search.growth import Growth, autoscales
-from raydense.search.keeper import keeper_name, start_keeper
+from raydense.search.growth import autoscales, await_nodes
+from raydense.search.keeper import start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
 from raydense.search.merge import Hits, no_hits
-from raydense.search.shard_actor import NAMESPACE, PoolPlan, start_actor
+from raydense.search.named import asked, check_name, close_pool, pool_status, versions_of
+from raydense.search.shard_actor import PoolPlan, start_actor
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0
-_SAY_AFTER_S = 30.0
-_LOOK_S = 0.1
 
 
 class SearchPool:
@@ -64,7 +61,7 @@ class SearchPool:
         autoscaler would start, search parameters do not suit the index, GPUs are asked for and not there, or the name is taken.
         """
         if name:
-            _check_name(name)
+            check_name(name)
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
         _check_search_params(artifact, search_params)
         ensure_ray()
@@ -80,7 +77,7 @@ class SearchPool:
         if not fits:
             loading = [actor.describe.remote() for replicas in actors for actor in replicas]
             try:
-                _await_nodes(memory.actor_bytes, lambda: len(ray.wait(loading, num_returns=len(loading), timeout=0)[1]))
+                await_nodes(memory.actor_bytes, lambda: len(ray.wait(loading, num_returns=len(loading), timeout=0)[1]))
             except BaseException:
                 pool.close()
                 raise
@@ -95,8 +92,8 @@ class SearchPool:
             raise InputError(what, "name", "connect to it, close it, or take another name") from error
         try:
             if not fits:
-                _await_nodes(actor_bytes, lambda: sum(actor["state"] == "loading" for actor in _asked(name, "status")["actors"]))
-            return cls(_versions(name, False), name)
+                await_nodes(actor_bytes, lambda: sum(actor["state"] == "loading" for actor in asked(name, "status")["actors"]))
+            return cls(versions_of(name, False), name)
         except InputError:
             with suppress(InputError):
                 close_pool(name)
@@ -109,9 +106,9 @@ class SearchPool:
         Waits until each shard has an actor that is loaded. Raises InputError if there is no such pool; with `pinned`, also any later
         search does when the pool has gone on to another index, so that all answers come from one.
         """
-        _check_name(name)
+        check_name(name)
         ensure_ray()
-        return cls(_versions(name, pinned), name, ends=False)
+        return cls(versions_of(name, pinned), name, ends=False)
 
     def swap(
         self, index: str | Path | Artifact, replicas: int | None = None, search_params: str | None = None, patience: float = _PATIENCE_S
@@ -132,7 +129,7 @@ class SearchPool:
         beside = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
         plan, _ = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
-        hindrance: str = _asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
+        hindrance: str = asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
         if hindrance:
             raise InputError(
                 f"could not turn to it ({hindrance})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
@@ -221,65 +218,6 @@ class SearchPool:
             yield block.answer()
 
 
-def pools() -> list[str]:
-    """The names of the pools that there are on the cluster."""
-    _check_cluster("pools")
-    ensure_ray()
-    there = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
-    return sorted(name.removesuffix("/keeper") for name in there if name.endswith("/keeper"))
-
-
-def pool_status(name: str) -> dict[str, Any]:
-    """As `SearchPool.status`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
-    _check_name(name)
-    ensure_ray()
-    status: dict[str, Any] = _asked(name, "status")
-    return status
-
-
-def close_pool(name: str) -> None:
-    """As `SearchPool.close`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
-    _check_name(name)
-    ensure_ray()
-    keeper = _keeper(name)
-    _asked(name, "close")
-    ray.kill(keeper, no_restart=True)
-
-
-def _keeper(name: str) -> Any:
-    try:
-        return ray.get_actor(keeper_name(name), namespace=NAMESPACE)
-    except ValueError:
-        raise InputError(
-            f"no search pool of the name {name!r}", "name", "start it with `raydense pool start`, or SearchPool.start"
-        ) from None
-
-
-def _asked(name: str, method: str, *args: Any) -> Any:
-    """What the keeper says; InputError where it has ended meanwhile."""
-    try:
-        return ray.get(getattr(_keeper(name), method).remote(*args))
-    except RayActorError as error:
-        raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
-
-
-def _versions(name: str, pinned: bool) -> Versions:
-    def look() -> Table:
-        begun, said = time.monotonic(), False
-        while True:
-            table: Table = _asked(name, "table")
-            if all(table.actors):
-                return table
-            if table.fault:
-                raise InputError(table.fault, f"search pool {name!r}", "start it again")
-            if not said and time.monotonic() - begun > _SAY_AFTER_S:
-                said = True
-                say(f"search: waits for the pool {name!r} to load {table.plan.index}")
-            time.sleep(_LOOK_S)
-
-    return Versions(Version(look()), look, pinned)
-
-
 def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
     """The plan with the actors that share a node, and whether the nodes that are up have room for them `beside` those that stay.
 
@@ -296,26 +234,6 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequen
         say("search: that is more than the nodes have that are up: waits for others")
         return replace(plan, neighbours=max(1, min(actors, max(rooms) // max(memory.actor_bytes)))), False
     return replace(plan, neighbours=-(-actors // len(rooms))), True
-
-
-def _await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
-    """Until no actor is `loading` any more; InputError where no node comes for one."""
-    growth = Growth(actor_bytes)
-    while loading():
-        growth.check()
-        time.sleep(_LOOK_S)
-
-
-def _check_name(name: str) -> None:
-    if not name or "/" in name:
-        raise InputError(f"{name!r} is no name of a pool", "name", "give one without a slash")
-    _check_cluster(name)
-
-
-def _check_cluster(name: str) -> None:
-    if not ray.is_initialized() and not joins_cluster():
-        what = "a pool with a name outlives its job, and so needs a Ray cluster that does"
-        raise InputError(what, name, "give its --address, or set RAY_ADDRESS")
 
 
 def _check_alike(old: Artifact, new: Artifact) -> None:

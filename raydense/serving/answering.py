@@ -23,7 +23,8 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.search.asking import Answer, Queries
 from raydense.search.merge import Hits
-from raydense.search.pool import SearchPool, pool_status, pools
+from raydense.search.named import pool_status, pools
+from raydense.search.pool import SearchPool
 from raydense.search.search import PassageIds, check_model, query_encoder
 from raydense.serving.question import Question
 from raydense.settings import ServeSettings

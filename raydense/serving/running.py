@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.ray_session import ensure_ray, joins_cluster
-from raydense.search.pool import close_pool
+from raydense.search.named import close_pool
 from raydense.search.search import check_model
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application

@@ -22,7 +22,8 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.search.index import index
 from raydense.search.keeper import keeper_name
-from raydense.search.pool import SearchPool, pools
+from raydense.search.named import pools
+from raydense.search.pool import SearchPool
 from raydense.search.search import search
 from raydense.search.shard_actor import NAMESPACE
 from raydense.settings import IndexSettings, SearchSettings

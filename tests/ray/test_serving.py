@@ -27,7 +27,8 @@ from ray.serve.schema import ServeDeploySchema
 from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.models.tiny import make_tiny_encoder
 from raydense.search.index import index
-from raydense.search.pool import SearchPool, close_pool, pool_status, pools
+from raydense.search.named import close_pool, pool_status, pools
+from raydense.search.pool import SearchPool
 from raydense.search.search import query_encoder
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
