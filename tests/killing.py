@@ -1,4 +1,4 @@
-"""Kills a driver in the middle of its work."""
+"""Kills a driver in the middle of its work, or lets Ctrl-C do it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def kill_once_committed(driver: subprocess.Popen[bytes], commits: Path, pattern:
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
+
+
+def heeds_ctrl_c() -> None:
+    """For a process that is started: what a shell starts in the background is deaf to Ctrl-C, and so would be its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

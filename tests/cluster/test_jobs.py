@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from killing import heeds_ctrl_c
 from nodes import MARK, end_marked, free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -105,13 +106,8 @@ def test_a_search_client_asks_the_pool_of_another_job(quickstart, dashboard, env
 def _begin(environment, *words):
     command = [sys.executable, "-m", "raydense", "submit", *words]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, preexec_fn=_heeds_ctrl_c
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, preexec_fn=heeds_ctrl_c
     )
-
-
-def _heeds_ctrl_c():
-    """What a shell starts in the background is deaf to it, and so would be its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _call(environment, *words):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 from embeddings import write_corpus
+from killing import heeds_ctrl_c
 from nodes import free_ports
 
 from raydense.search.index import index
@@ -46,7 +47,8 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
     port = str(free_ports(1)[0])
     command = [sys.executable, "-m", "raydense", "serve", "--index", str(tmp_path / "words"), "--port", port]
-    server = subprocess.Popen(command, env=with_environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, env=with_environment({}), preexec_fn=heeds_ctrl_c, **streams)
     assert server.stdout is not None
     try:
         line = server.stdout.readline()
@@ -59,9 +61,10 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
         assert int(port) in {at.port for _, at in found}
         assert {name for name, _ in found if name.startswith(("ray::ServeRep", "ray::ServeCon", "ray::ProxyAct", "ray::ShardAct"))}
         assert [one for one in found if not ipaddress.ip_address(one[1].ip.removeprefix("::ffff:")).is_loopback] == []
-    finally:
         server.send_signal(signal.SIGINT)
         _, said = server.communicate(timeout=120)
+    finally:
+        server.kill()
     assert server.returncode == 0, said
     assert said.endswith("serve: ended\n")
     assert [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
