@@ -125,3 +125,11 @@ def kill_one(pool: SearchPool, number: int) -> None:
     while not there:  # on a busy machine none may answer in a second
         there = [actor["pid"] for actor in pool.status()["actors"] if actor["state"] == "ready"]
     os.kill(there[number % len(there)], signal.SIGKILL)
+
+
+def until(there: Callable[[], bool], what: str) -> None:
+    """Wait for it, two minutes at most; `what` says what did not come."""
+    end = time.monotonic() + 120
+    while not there():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 import ray
 from embeddings import write_corpus, write_embeddings
-from search_versions import DIMENSION, K, Versions, make_versions
+from search_versions import DIMENSION, K, Versions, make_versions, until
 
 from raydense.cli import main
 from raydense.data.artifact import Draft
@@ -38,13 +37,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
 def pool(versions: Versions, request: pytest.FixtureRequest) -> Iterator[SearchPool]:
     with SearchPool.start(versions.indexes[0], name=request.node.name) as started:
         yield started
-
-
-def until(there: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 120
-    while not there():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def shard_actors(name: str) -> list[str]:

@@ -6,10 +6,9 @@ import json
 import os
 import signal
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from nodes import free_ports
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
+from search_versions import until
 
 from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.models.tiny import make_tiny_encoder
@@ -103,13 +103,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         serve.shutdown()
     for name in pools():
         close_pool(name)
-
-
-def until(there: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 120
-    while not there():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 class Truth:
