@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from raydense.errors import InputError
@@ -43,7 +44,8 @@ def ensure_ray() -> None:
     if joins_cluster():
         where = os.environ["RAY_ADDRESS"]
         try:
-            ray.init(address=where, **common)
+            with _on_loopback() if _only_on_loopback(where) else nullcontext():
+                ray.init(address=where, **common)
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
@@ -55,6 +57,23 @@ def ensure_ray() -> None:
                 raise
             raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
     quiet_data()
+
+
+def _only_on_loopback(address: str) -> bool:
+    """Whether `address` is of a Ray that listens at the loopback alone, as the embedded one of another process does.
+
+    Ray would look for it at the machine's own address, for ever.
+    """
+    from ray._private.services import get_node_ip_address, is_localhost, parse_address
+
+    host, port = parse_address(address) or ("", "")
+    if not is_localhost(host):
+        return False
+    try:
+        socket.create_connection((get_node_ip_address(), int(port)), timeout=1).close()
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from raydense.settings import IndexSettings
 from tests.s3_server import with_environment
 
 LOOK = """
-import json, psutil, ray
+import json, os, psutil, ray, subprocess, sys
 from raydense.ray_session import ensure_ray
 
 ensure_ray()
@@ -29,16 +29,21 @@ processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 found = []
 for process in processes:
     found += [[process.name(), of.laddr.ip] for of in process.net_connections("inet") if of.status == psutil.CONN_LISTEN]
-print(json.dumps(found))
+join = "from raydense.ray_session import ensure_ray; ensure_ray(); import ray; print(ray.nodes()[0]['NodeID'])"
+at = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+joined = subprocess.run([sys.executable, "-c", join], env=at, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+print(json.dumps({"found": found, "node": ray.nodes()[0]["NodeID"], "joined": joined.stdout.strip()}))
 """
 
 
-def test_nothing_listens_beyond_the_loopback() -> None:
+def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() -> None:
     said = subprocess.run([sys.executable, "-c", LOOK], env=with_environment({}), capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stderr
-    found = json.loads(said.stdout.splitlines()[-1])
+    told = json.loads(said.stdout.splitlines()[-1])
+    found = told["found"]
     assert {name for name, _ in found} & {"raylet", "gcs_server"}
     assert [one for one in found if one[1].removeprefix("::ffff:") not in ("127.0.0.1", "::1")] == []
+    assert told["joined"] == told["node"]
 
 
 def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: Path) -> None:
