@@ -342,6 +342,9 @@ class TrainSettings(LoopSettings):
     refresh_fraction: float = setting(
         1.0, "share of the queries that get new negatives, drawn anew each time; the others keep theirs", gt=0, le=1
     )
+    refresh_only_changed: bool = setting(
+        False, "new negatives only among passages whose rank is another than at the refresh before; the others stay what they are"
+    )
     refresh_negatives: int = setting(8, "new negatives of each query", ge=1)
     refresh_depth: int = setting(200, "ranks to draw them from", ge=1)
     refresh_skip: int = setting(0, "first ranks to leave out", ge=0)
@@ -384,6 +387,8 @@ class TrainSettings(LoopSettings):
             raise ValueError(f"refresh needs 1 <= negatives <= refresh_negatives, not {self.negatives} and {self.refresh_negatives}")
         if self.refresh_skip >= self.refresh_depth:
             raise ValueError(f"refresh_skip {self.refresh_skip} leaves nothing of refresh_depth {self.refresh_depth}")
+        if self.refresh_only_changed:
+            self._refuse_given(["refresh_fraction"], "refresh_only_changed, which compares the ranks of all queries,")
         if self.refresh_reranker is None:
             self._refuse_given(["refresh_s_neg"], "a refresh without refresh_reranker")
         else:

@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from raydense.data.artifact import Artifact, Draft, fingerprint_of
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
 from raydense.inference.encode import encode
+from raydense.mining.changed import changed, standing
 from raydense.mining.label import label
 from raydense.mining.mine import mine
+from raydense.mining.negatives import Flags
+from raydense.mining.renewed import renewed, share_new
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.monitoring import show
@@ -34,8 +36,6 @@ from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.train import train as train_on
-
-_LISTS = ("negatives", "negative_scores", "negative_sources")
 
 
 def train(settings: TrainSettings) -> Artifact:
@@ -66,10 +66,15 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth}
-    found = search(SearchSettings.read({"output": work / "run", "index": dense, "model": model, **asked}))
-    mined = _negatives(settings, found, known, number, work / "negatives")
-    made = _renewed(settings, before, mined, model, step, generations.examples(number))
-    generations.close(number)
+    found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
+    drawn_from, stands = found, None
+    if settings.refresh_only_changed and number > 1:
+        earlier = Artifact.open(generations.run(number - 1), "run")
+        drawn_from = changed(found, earlier, work / "changed")
+        stands = standing(read_table(before, "examples"), found, earlier, PassageStore(corpus))
+    mined = _negatives(settings, drawn_from, known, number, work / "negatives") if drawn_from.rows else None
+    made = _renewed(settings, before, mined, model, step, generations.examples(number), stands)
+    generations.close(number, keep_run=settings.refresh_only_changed)
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
@@ -124,30 +129,17 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
     return label(LabelSettings.read({**common, "model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg}))
 
 
-def _renewed(settings: TrainSettings, before: str, mined: Artifact, model: Artifact, step: int, output: Path) -> Artifact:
-    """The examples of the generation before, those queries with enough new negatives having these."""
-    made_from = {
-        "stage": "refresh",
-        "inputs": {"examples": fingerprint_of(before), "negatives": mined.fingerprint, "model": model.fingerprint},
-    }
-    draft = Draft.open(output, "examples", made_from)
-    old, new = read_table(before, "examples").combine_chunks(), concat_parts(mined.parts(".parquet"), "examples")
-    new = new.filter(pc.greater_equal(pc.list_value_length(new["negatives"]), settings.negatives)).combine_chunks()
-    place = pc.fill_null(pc.index_in(old["query_id"], value_set=new["query_id"].combine_chunks()), -1).to_numpy()
-    chosen, table = np.where(place < 0, np.arange(len(old)), place + len(old)), old
-    for name in _LISTS:
-        if name in old.column_names:
-            both = pa.chunked_array([*old[name].chunks, *new[name].chunks]).combine_chunks()
-            table = table.set_column(table.column_names.index(name), name, both.take(pa.array(chosen)))
+def _renewed(
+    settings: TrainSettings, before: str, mined: Artifact | None, model: Artifact, step: int, output: Path, stands: Flags | None = None
+) -> Artifact:
+    """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
+    inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})
+    draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
+    if draft.done:
+        return draft.done
+    old = read_table(before, "examples")
+    new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
+    table, queries = renewed(old, new, stands, settings.negatives, settings.refresh_negatives)
     commit_table(draft, "examples.parquet", table)
-    share = _share_new(old["negatives"], table["negatives"], place >= 0)
-    corpus = PassageStore(settings.corpus).fingerprint
-    return draft.finish(len(table), step=step, queries=int((place >= 0).sum()), new=share, model=model.fingerprint, corpus=corpus)
-
-
-def _share_new(before: pa.ChunkedArray, after: pa.ChunkedArray, renewed: NDArray[np.bool_]) -> float:
-    """The share of the negatives of `renewed` lists that these did not have before."""
-    lists = [Ragged.of_column(column).take(np.flatnonzero(renewed)) for column in (before, after)]
-    rows = max(int(one.values.max(initial=0)) for one in lists) + 1
-    old, new = (one.owner * rows + one.values for one in lists)
-    return round(float(np.isin(new, old, invert=True).mean()), 4) if len(new) else 0.0
+    corpus, share = PassageStore(settings.corpus).fingerprint, share_new(old, table, queries)
+    return draft.finish(len(table), step=step, queries=int(queries.sum()), new=share, model=model.fingerprint, corpus=corpus)

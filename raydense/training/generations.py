@@ -77,6 +77,10 @@ class Generations:
         """The weights that worker 0 left for a generation."""
         return self.work(number) / "weights.safetensors"
 
+    def run(self, number: int) -> Path:
+        """What the weights of a generation found for the queries."""
+        return self.work(number) / "run"
+
     @property
     def _fault(self) -> Path:
         return self.output / ".work" / "refresh-fault.txt"
@@ -102,8 +106,14 @@ class Generations:
         """The generations that were handed over and are not made yet, in order."""
         return (n for n in range(1, self.last + 1) if not self.made(n) and self.weights(n).is_file())
 
-    def close(self, number: int) -> None:
-        """Remove what a generation that is made was made in."""
+    def close(self, number: int, keep_run: bool = False) -> None:
+        """Remove what a generation that is made was made in; with `keep_run` its run stays until the next one is made."""
+        if keep_run:
+            for one in self.work(number).iterdir():
+                if one.is_dir() and one != self.run(number):
+                    shutil.rmtree(one, ignore_errors=True)
+            self.weights(number).unlink(missing_ok=True)
+            number -= 1
         shutil.rmtree(self.work(number), ignore_errors=True)
 
     def await_(self, number: int) -> float:

@@ -18,8 +18,8 @@ RUN = "import sys, json; from raydense.settings import TrainSettings; from rayde
 
 
 def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes]:
-    refresh = {"refresh_every": 10, "refresh_mode": mode, "refresh_depth": 20, "refresh_negatives": 3}
-    settings = data.settings(output, max_steps=30, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
+    refresh = {"refresh_every": 10, "refresh_mode": mode, "refresh_depth": 20, "refresh_negatives": 3, "refresh_only_changed": True}
+    settings = data.settings(output, max_steps=40, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
@@ -36,14 +36,15 @@ def test_killed_while_it_mines_and_run_again(tmp_path: Path) -> None:
     undisturbed = start(data, tmp_path / "undisturbed", mode)
     finish(undisturbed)
 
-    work = tmp_path / "killed/.work/refresh/001"
+    work = tmp_path / "killed/.work/refresh/002"  # which needs what the one before found
     kill_once_committed(start(data, tmp_path / "killed", mode), work, "vectors", 1)
     assert (work / "retriever/manifest.json").is_file()
-    assert not (tmp_path / "killed/refresh").exists()
+    assert not (tmp_path / "killed/refresh/002").exists()
     finish(start(data, tmp_path / "killed", mode))
 
     whole, again = Artifact.open(tmp_path / "undisturbed"), Artifact.open(tmp_path / "killed")
     assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]
-    made = [Artifact.open(one.path / "refresh/001", "examples").fingerprint for one in (whole, again)]
-    assert made[0] == made[1]
+    for number in ("001", "002"):
+        made = [Artifact.open(one.path / "refresh" / number, "examples").fingerprint for one in (whole, again)]
+        assert made[0] == made[1]
     assert not (tmp_path / "killed/.work").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from training_data import TrainingData, make_training_data
 
@@ -15,10 +17,12 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.refresh import make_generation, train
+from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
 from raydense.training import train as training
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
+from raydense.training.objectives import load_model, objective_of
 
 STEPS, EVERY, DEPTH = 24, 8, 20
 
@@ -40,8 +44,9 @@ def renewing(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
 class Kept(Generations):
     """Generations whose phases stay where they were made."""
 
-    def close(self, number: int) -> None:
-        self.work(number).rename(self.output.parent / f"phases-{number}")
+    def close(self, number: int, keep_run: bool = False) -> None:
+        shutil.copytree(self.work(number), self.output.parent / f"phases-{number}")
+        super().close(number, keep_run)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,12 @@ def column(history: list[Line], name: str) -> list[float]:
 def negatives(examples: Path) -> dict[str, list[int]]:
     table = read_table(examples, "examples", ["query_id", "negatives"])
     return dict(zip(table["query_id"].to_pylist(), table["negatives"].to_pylist(), strict=True))
+
+
+def of_rank(run: Path) -> dict[tuple[str, str], int]:
+    """The rank of each passage of each query."""
+    table = read_table(run, "run").to_pydict()
+    return dict(zip(zip(table["query_id"], table["passage_id"], strict=True), table["rank"], strict=True))
 
 
 def test_the_steps_after_a_boundary_learn_from_the_generation_made_there(waited: Artifact) -> None:
@@ -99,6 +110,29 @@ def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited:
     assert not np.allclose(column(history, "loss")[EVERY : 2 * EVERY], column(other, "loss")[EVERY : 2 * EVERY], atol=1e-4)
     first, same = negatives(later.path / "refresh/001"), negatives(waited.path / "refresh/001")
     assert np.mean([first[query] == same[query] for query in same]) > 0.95
+
+
+def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path) -> None:
+    """Two generations of weights that differ a little, the first of weights at random."""
+    start = str(tmp_path / "tiny")
+    make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
+    settings = renewing(data, tmp_path / "model", refresh_only_changed=True)
+    generations, rng = Kept(tmp_path / "model", STEPS, EVERY), np.random.default_rng(5)
+    weights = load_model(settings, objective_of(settings), start).state_dict()
+    for number in (1, 2):
+        generations.hand_over(number * EVERY, weights)
+        make_generation(settings, start, generations, number)
+        weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
+    assert not generations.work(1).exists()
+    ranks = [of_rank(tmp_path / f"phases-{number}/run") for number in (1, 2)]
+    ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
+    same = {(query, ids.index(passage)) for (query, passage), rank in ranks[1].items() if ranks[0].get((query, passage)) == rank}
+    before, after = (negatives(generations.examples(number)) for number in (1, 2))
+    stood = {query: [row for row in rows if (query, row) in same] for query, rows in before.items()}
+    for query, rows in after.items():
+        assert rows[: len(stood[query])] == stood[query]
+        assert not any((query, row) in same for row in rows[len(stood[query]) :])
+    assert 0 < sum(map(len, stood.values())) < 3 * len(after)
 
 
 @pytest.mark.long

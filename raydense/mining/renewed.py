@@ -1,0 +1,61 @@
+"""The examples of a refresh: those of before, some of their queries with other negatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.tables import query_positions
+from raydense.mining.negatives import Flags, first_of_each
+from raydense.training.batches import Ragged
+
+_LISTS = ("negatives", "negative_scores", "negative_sources")
+
+
+def renewed(old: pa.Table, new: pa.Table, stands: Flags | None, least: int, most: int) -> tuple[pa.Table, Flags]:
+    """The examples `old`, queries that `new` has with its negatives, and which queries these are; bool [examples].
+
+    Before them come the old negatives that stand, bool [negatives of `old`]; by default none does. A query has the first `most` of
+    these together, and where they are fewer than `least` it keeps what it had.
+    """
+    old, new = old.combine_chunks(), new.combine_chunks()
+    was, now = Ragged.of_column(old["negatives"]), Ragged.of_column(new["negatives"])
+    kept = np.flatnonzero(stands) if stands is not None else np.empty(0, np.int64)
+    example = query_positions(new["query_id"], old, "the examples")
+    # each negative, of the old ones and then the new ones, by its number, and the example that it is for
+    number = np.concatenate([kept, len(was.values) + np.arange(len(now.values))])
+    owner = np.concatenate([was.owner[kept], example[now.owner]])
+    first = first_of_each(owner, np.arange(len(owner)), most)
+    number, owner = number[first], owner[first]
+    anew = np.isin(np.arange(len(old)), example) & (np.bincount(owner, minlength=len(old)) >= least)
+    untouched = np.flatnonzero(~anew[was.owner])
+    number = np.concatenate([number[anew[owner]], untouched])
+    owner = np.concatenate([owner[anew[owner]], was.owner[untouched]])
+    order = np.argsort(owner, kind="stable")
+    offsets = pa.array(np.append(0, np.cumsum(np.bincount(owner, minlength=len(old)))), pa.int32())
+    table = old
+    for name in (name for name in _LISTS if name in old.column_names):
+        both = pa.concat_arrays([_of_each_negative(one, name) for one in (old, new)])
+        lists = pa.ListArray.from_arrays(offsets, both.take(pa.array(number[order])))
+        table = table.set_column(table.column_names.index(name), name, lists)
+    return table, anew
+
+
+def _of_each_negative(examples: pa.Table, name: str) -> pa.Array:
+    """The values of a column of lists, one for each negative; null where the list is null, as that of an entry without scores."""
+    negatives, lists = Ragged.of_column(examples["negatives"]), examples[name].combine_chunks()
+    lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+    if not lists.null_count:
+        return lists.flatten()
+    within = np.arange(len(negatives.values)) - negatives.offsets[negatives.owner]
+    at = lists.offsets.to_numpy().astype(np.int64)[negatives.owner] + within
+    missing = lists.is_null().to_numpy(zero_copy_only=False)[negatives.owner]
+    return lists.values.take(pa.array(at, mask=missing))
+
+
+def share_new(before: pa.Table, after: pa.Table, anew: Flags) -> float:
+    """The share of the negatives of some examples that these did not have before."""
+    lists = [Ragged.of_column(table["negatives"]).take(np.flatnonzero(anew)) for table in (before, after)]
+    rows = max(int(one.values.max(initial=0)) for one in lists) + 1
+    old, new = (one.owner * rows + one.values for one in lists)
+    return round(float(np.isin(new, old, invert=True).mean()), 4) if len(new) else 0.0
