@@ -1,4 +1,4 @@
-"""`make cluster-local` for real: encoding, then a search pool, make the cluster grow to three nodes and leave it at one; Ctrl-C leaves nothing."""
+"""`make cluster-local` for real: encoding, generating and a search pool make the cluster grow to three nodes and leave it at one; Ctrl-C leaves nothing."""
 
 import os
 import re
@@ -16,42 +16,50 @@ import torch
 from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
 
+from raydense.data.artifact import Artifact
+from raydense.inference.generate import generate
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tiny import make_tiny_generator
 from raydense.search.vectors import Vectors
+from raydense.settings import GenerateSettings
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
+WATCH = """
+import sys, threading, time
+import ray
+from raydense.ray_session import ensure_ray
+
+def nodes():
+    return sum(node["Alive"] for node in ray.nodes())
+
+def nodes_while(work):
+    ended, seen = threading.Event(), [nodes()]
+    def watch():
+        while not ended.wait(0.1):
+            seen.append(nodes())
+    threading.Thread(target=watch).start()
+    work()
+    ended.set()
+    while nodes() > 1:
+        time.sleep(0.2)
+    print(f"nodes: {seen[0]}, {max(seen)}, {nodes()}")
+
+ensure_ray()
+model, corpus, output = sys.argv[1:]
+"""
 # Nothing says how many actors: an actor takes one CPU, the head has two and each node one, and there are more files than that. Then two
 # actors of the pool have room on a node, and five are asked for; and more than three nodes could hold.
-JOB = """
-import sys, threading, time
+ENCODE_AND_SEARCH = """
 import numpy as np
-import ray
 from raydense.errors import InputError
 from raydense.inference.encode import encode
-from raydense.ray_session import ensure_ray
 from raydense.search.index import index
 from raydense.search.pool import SearchPool
 from raydense.search.vectors import Vectors
 from raydense.settings import EncodeSettings, IndexSettings
 
-def nodes():
-    return sum(node["Alive"] for node in ray.nodes())
-
-def watch():
-    while not ended.wait(0.1):
-        seen.append(nodes())
-
-ensure_ray()
-ended, seen = threading.Event(), [nodes()]
-threading.Thread(target=watch).start()
-model, corpus, output = sys.argv[1:]
-encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32"))
-ended.set()
-while nodes() > 1:
-    time.sleep(0.2)
-print(f"nodes: {seen[0]}, {max(seen)}, {nodes()}")
-
+nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32")))
 made = index(IndexSettings(kind="faiss", embeddings=output, output=output + "-index"))
 vectors = Vectors(output).take(np.arange(Vectors(output).rows))
 with SearchPool.start(made, replicas=5) as pool:
@@ -64,6 +72,12 @@ try:
     SearchPool.start(made, name="large", replicas=20)
 except InputError as error:
     print(f"refused: {error}")
+"""
+GENERATE = """
+from raydense.inference.generate import generate
+from raydense.settings import GenerateSettings
+
+nodes_while(lambda: generate(GenerateSettings(model=model, corpus=corpus, output=output)))
 """
 PASSAGES = 1_200
 
@@ -92,14 +106,11 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
     told = dict(re.findall(r"(RAY_\w+)=(\S+)", said))
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{told['RAY_ADDRESS']}/api/jobs/")
-    (tmp_path / "job.py").write_text(JOB)
-    submit = [RAY, "job", "submit", "--", sys.executable, *(f"{tmp_path}/{name}" for name in ("job.py", "model", "corpus", "vectors"))]
-    done = subprocess.run(submit, env=os.environ | told, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "nodes: 1, 3, 1" in done.stdout, done.stdout
-    assert "pool: 3 nodes, True" in done.stdout, done.stdout
-    assert "refused: search: the cluster's autoscaler has no node for an actor of" in done.stdout, done.stdout
-    vectors, wanted = Vectors(tmp_path / "vectors"), np.arange(0, PASSAGES, 100)
+    printed = submitted(told, tmp_path, ENCODE_AND_SEARCH)
+    assert "nodes: 1, 3, 1" in printed, printed
+    assert "pool: 3 nodes, True" in printed, printed
+    assert "refused: search: the cluster's autoscaler has no node for an actor of" in printed, printed
+    vectors, wanted = Vectors(tmp_path / "made"), np.arange(0, PASSAGES, 100)
     assert vectors.rows == PASSAGES  # and each in its place, or `take` says so
     with torch.no_grad():
         tokens = model.tokenize_passages([texts[row] for row in wanted]).pad(model.tokenizer.pad_id, "cpu")
@@ -111,6 +122,28 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
     assert process.wait(60) == 0
     assert _processes_of(folder) == []
     assert not Path(folder).exists()
+
+
+@pytest.mark.long
+def test_generating_makes_it_grow_too_and_writes_what_one_machine_writes(started, tmp_path):
+    _, said = started
+    texts = make_corpus(tmp_path / "corpus", PASSAGES, 60)
+    make_tiny_generator(texts, tmp_path / "model", seed=3)
+    printed = submitted(dict(re.findall(r"(RAY_\w+)=(\S+)", said)), tmp_path, GENERATE)
+    assert "nodes: 1, 3, 1" in printed, printed
+    alone = generate(GenerateSettings(model=str(tmp_path / "model"), corpus=str(tmp_path / "corpus"), output=str(tmp_path / "alone")))
+    assert [(file.path, file.sha256) for file in Artifact.open(tmp_path / "made").files] == [
+        (file.path, file.sha256) for file in alone.files
+    ]
+
+
+def submitted(told, folder, job):
+    """What a job prints that is submitted to the cluster, with the model, the corpus and the output in `folder`."""
+    (folder / "job.py").write_text(WATCH + job)
+    submit = [RAY, "job", "submit", "--", sys.executable, *(f"{folder}/{name}" for name in ("job.py", "model", "corpus", "made"))]
+    done = subprocess.run(submit, env=os.environ | told, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def slow_retriever(folder):
