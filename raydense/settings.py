@@ -351,6 +351,7 @@ class TrainSettings(LoopSettings):
     refresh_reranker: str | None = artifact("model", "a trained re-ranker, which denoises: only what it is sure is irrelevant stays", None)
     refresh_s_neg: float = setting(0.1, "with it: the probability that a new negative must be below", gt=0, lt=1)
     refresh_factory: str = setting("Flat", "FAISS index factory string of the index that is searched")
+    refresh_search_params: str = setting("", "FAISS search parameters of it, as nprobe=32 or efSearch=128")
     refresh_shards: int = setting(1, "parts of that index, each held by its own actor", ge=1)
 
     @model_validator(mode="after")
@@ -367,6 +368,10 @@ class TrainSettings(LoopSettings):
             raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
         if self.objective == "pair" and not self.shared:
             raise ValueError("the passage-centric loss compares queries and passages in one space: it needs shared true")
+        if not self.in_batch and "in_batch" not in unused:
+            self._refuse_given(["cross_batch"], "a training without in_batch")
+        if not self.dev_qrels:
+            self._refuse_given(["dev_every", "dev_passages"], "a training without dev_qrels")
         if self.in_batch_queries and not self.in_batch:
             raise ValueError("in_batch_queries needs in_batch")
         if self.objective == "joint" and self.reranker is None:
@@ -398,6 +403,7 @@ class TrainSettings(LoopSettings):
         """As of every stage, of refresh only where there is one; and the workers, where each takes negatives of its own queries only."""
         alone = self.objective in _RETRIEVERS and self.in_batch and not self.cross_batch
         left_out = set() if self.refresh_every else {"refresh_every", *_refresh_of(type(self))}
+        left_out |= {name for name in ("refresh_only_changed", "refresh_search_params") if not getattr(self, name)}
         shaping = {name: value for name, value in super().shaping().items() if name not in left_out}
         return shaping | ({"workers": self.workers} if alone else {})
 
@@ -557,6 +563,7 @@ class SearchSettings(Settings, Pool):
     )
     block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
     pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
+    background: bool = resource(False, "encode the queries on the CPU: the GPU of this machine is for other work")
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:

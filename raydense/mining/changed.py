@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import PassageStore
-from raydense.data.tables import commit_table, query_positions
+from raydense.data.tables import commit_table
 from raydense.mining.negatives import Flags, among
 from raydense.training.batches import Ragged
 
@@ -33,13 +34,16 @@ def changed(found: Artifact, before: Artifact, output: Path) -> Artifact:
 
 def standing(examples: pa.Table, found: Artifact, before: Artifact, store: PassageStore) -> Flags:
     """Whether each of all negatives of `examples`, list after list, has the same rank in both runs; bool [negatives]."""
-    negatives = Ragged.of_column(examples["negatives"])
-    query, row = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    negatives, ids = Ragged.of_column(examples["negatives"]), examples["query_id"].combine_chunks().dictionary_encode()
+    query_of = ids.indices.to_numpy().astype(np.int64)[negatives.owner]
+    stands = np.zeros(len(query_of), dtype=bool)
     for _, run, same in _compared(found, before):
         kept = run.filter(pa.array(same))
-        query.append(query_positions(kept["query_id"], examples, found.path))
-        row.append(store.known_rows(kept["passage_id"], found.path))
-    return among(negatives.owner, negatives.values, np.concatenate(query), np.concatenate(row))
+        number = pc.index_in(kept["query_id"].combine_chunks(), value_set=ids.dictionary)
+        query = pc.fill_null(number, -1).to_numpy().astype(np.int64)
+        here = np.flatnonzero(np.isin(query_of, query))
+        stands[here] = among(query_of[here], negatives.values[here], query, store.known_rows(kept["passage_id"], found.path))
+    return stands
 
 
 def _compared(found: Artifact, before: Artifact) -> Iterator[tuple[str, pa.Table, Flags]]:

@@ -60,21 +60,22 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     corpus, queries = settings.corpus, settings.queries
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
     known = _positives(settings, before, number, work / "positives")
-    vectors = encode(
-        EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, "background": generations.behind > 0})
-    )
+    beside = generations.behind > 0
+    vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, "background": beside}))
     shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
-    asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth}
+    asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
+    asked |= {"background": True, "threads": 1} if beside else {}
     found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
-    drawn_from, stands = found, None
+    store, examples = PassageStore(corpus), read_table(before, "examples")
+    drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
     if settings.refresh_only_changed and number > 1:
         earlier = Artifact.open(generations.run(number - 1), "run")
         drawn_from = changed(found, earlier, work / "changed")
-        stands = standing(read_table(before, "examples"), found, earlier, PassageStore(corpus))
-    mined = _negatives(settings, drawn_from, known, number, work / "negatives") if drawn_from.rows else None
-    made = _renewed(settings, before, mined, model, step, generations.examples(number), stands)
-    generations.close(number, keep_run=settings.refresh_only_changed)
+        stands = standing(examples, found, earlier, store)
+    mined = _negatives(settings, drawn_from, known, number, work / "negatives", beside) if drawn_from.rows else None
+    made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
+    generations.close(number)
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
@@ -112,7 +113,7 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Path
     return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
 
 
-def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path) -> Artifact:
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path, beside: bool) -> Artifact:
     """Examples with the new negatives; a query for which there are too few has as many as there are."""
     common = {
         "output": output,
@@ -126,20 +127,21 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
     }
     if settings.refresh_reranker is None:
         return mine(MineSettings.read({**common, "skip": settings.refresh_skip}))
-    return label(LabelSettings.read({**common, "model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg}))
+    asked = {"model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg, "background": beside}
+    return label(LabelSettings.read({**common, **asked}))
 
 
 def _renewed(
-    settings: TrainSettings, before: str, mined: Artifact | None, model: Artifact, step: int, output: Path, stands: Flags | None = None
+    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Path
 ) -> Artifact:
     """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
     inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})
     draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
     if draft.done:
         return draft.done
-    old = read_table(before, "examples")
+    old, store = read_table(before, "examples"), PassageStore(settings.corpus)
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
-    table, queries = renewed(old, new, stands, settings.negatives, settings.refresh_negatives)
+    table, anew = renewed(old, new, stands, store.text_hash, settings.negatives, settings.refresh_negatives)
     commit_table(draft, "examples.parquet", table)
-    corpus, share = PassageStore(settings.corpus).fingerprint, share_new(old, table, queries)
-    return draft.finish(len(table), step=step, queries=int(queries.sum()), new=share, model=model.fingerprint, corpus=corpus)
+    told = {"step": step, "queries": int(anew.sum()), "new": share_new(old, table, anew)}
+    return draft.finish(len(table), **told, model=model.fingerprint, corpus=store.fingerprint)

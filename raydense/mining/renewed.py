@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from raydense.data.tables import query_positions
-from raydense.mining.negatives import Flags, first_of_each
+from raydense.mining.negatives import Flags, among, first_of_each
 from raydense.training.batches import Ragged
 
 _LISTS = ("negatives", "negative_scores", "negative_sources")
 
 
-def renewed(old: pa.Table, new: pa.Table, stands: Flags | None, least: int, most: int) -> tuple[pa.Table, Flags]:
-    """The examples `old`, queries that `new` has with its negatives, and which queries these are; bool [examples].
+def renewed(old: pa.Table, new: pa.Table, stands: Flags, text_hash: NDArray[np.uint64], least: int, most: int) -> tuple[pa.Table, Flags]:
+    """The examples `old`, those of queries that `new` has with its negatives, and which examples these are; bool [examples].
 
-    Before them come the old negatives that stand, bool [negatives of `old`]; by default none does. A query has the first `most` of
-    these together, and where they are fewer than `least` it keeps what it had.
+    Before them come the old negatives that stand, bool [negatives of `old`], and none has the text (`text_hash`, by row) of one of
+    these. An example has the first `most` of both together, and where they are fewer than `least` it keeps what it had.
     """
     old, new = old.combine_chunks(), new.combine_chunks()
     was, now = Ragged.of_column(old["negatives"]), Ragged.of_column(new["negatives"])
-    kept = np.flatnonzero(stands) if stands is not None else np.empty(0, np.int64)
-    example = query_positions(new["query_id"], old, "the examples")
+    kept = np.flatnonzero(stands)
+    place = pc.fill_null(pc.index_in(old["query_id"].combine_chunks(), value_set=new["query_id"].combine_chunks()), -1).to_numpy()
+    found = np.flatnonzero(place >= 0)
+    drawn = Ragged(np.arange(len(now.values)), now.offsets).take(place[found])
+    of_drawn = found[drawn.owner]
+    again = among(of_drawn, text_hash[now.values[drawn.values]], was.owner[kept], text_hash[was.values[kept]])
     # each negative, of the old ones and then the new ones, by its number, and the example that it is for
-    number = np.concatenate([kept, len(was.values) + np.arange(len(now.values))])
-    owner = np.concatenate([was.owner[kept], example[now.owner]])
+    number = np.concatenate([kept, len(was.values) + drawn.values[~again]])
+    owner = np.concatenate([was.owner[kept], of_drawn[~again]])
     first = first_of_each(owner, np.arange(len(owner)), most)
     number, owner = number[first], owner[first]
-    anew = np.isin(np.arange(len(old)), example) & (np.bincount(owner, minlength=len(old)) >= least)
+    anew = (place >= 0) & (np.bincount(owner, minlength=len(old)) >= least)
     untouched = np.flatnonzero(~anew[was.owner])
     number = np.concatenate([number[anew[owner]], untouched])
     owner = np.concatenate([owner[anew[owner]], was.owner[untouched]])

@@ -71,7 +71,7 @@ def _search_blocks(
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
     with pool:
-        prepare = query_encoder(settings.model) if settings.model else list
+        prepare = query_encoder(settings.model, settings.background) if settings.model else list
         stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
@@ -128,14 +128,17 @@ def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
     return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
 
 
-def query_encoder(model: str) -> Callable[[list[str]], NDArray[np.float32]]:
-    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one."""
+def query_encoder(model: str, background: bool = False) -> Callable[[list[str]], NDArray[np.float32]]:
+    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one.
+
+    In the background it leaves that to others.
+    """
     import torch
 
     from raydense.models.dual_encoder import DualEncoder
     from raydense.models.tokens import batches_by_token_budget
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not background else "cpu"
     encoder = DualEncoder.load(model).to(device).eval()
 
     def encode(texts: list[str]) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +107,16 @@ class Examples:
     def __len__(self) -> int:
         return len(self.query)
 
+    @cached_property
+    def known(self) -> Ragged:
+        """All positives of each example's query, those too that other examples of the same query have."""
+        queries, number = np.unique(self.query, return_inverse=True)
+        if len(queries) == len(self):
+            return self.positives
+        of_query = number[self.positives.owner]
+        offsets = np.append(0, np.cumsum(np.bincount(of_query, minlength=len(queries))))
+        return Ragged(self.positives.values[np.argsort(of_query, kind="stable")], offsets).take(number)
+
 
 def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
     """The examples artifact, or qrels as examples without negatives, checked against its queries and corpus.
@@ -191,11 +201,11 @@ class Sampler:
         epoch, at = divmod(step, self.steps_per_epoch)
         chosen = self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
         rng = np.random.default_rng([self.seed, epoch, at])
-        known = self.examples.positives.take(chosen)
-        positives = known.draw(self.positives, rng) if self.draws_positives else known.first(self.positives)
+        listed = self.examples.positives.take(chosen)
+        positives = listed.draw(self.positives, rng) if self.draws_positives else listed.first(self.positives)
         negatives = np.zeros((len(chosen), 0), np.int64)
         if self.negatives:
             negatives = self.examples.negatives.take(chosen).draw(self.negatives, rng)
-        whole = Part(self.examples.query[chosen], positives, negatives, known)
+        whole = Part(self.examples.query[chosen], positives, negatives, self.examples.known.take(chosen))
         lots = rng.integers(2**63, size=self.accumulation).tolist()
         return [replace(whole.slice_of(part, self.accumulation), lot=lot) for part, lot in enumerate(lots)]

@@ -31,7 +31,7 @@ class Contexts:
 
     def examples(self, tell: bool = False) -> Examples:
         """Each passage that has a context, or each where none is asked for; `tell` says how many have none."""
-        rows = np.flatnonzero(self._has_passage() | self._has_query()) if self.kind else np.arange(len(self.store))
+        rows = np.flatnonzero(self._has_passage() | (self._counted > 0)) if self.kind else np.arange(len(self.store))
         if tell and len(rows) < len(self.store):
             say(f"pretrain: {len(self.store) - len(rows):,} of {len(self.store):,} passages have no context, and are left out")
         if not len(rows):
@@ -45,9 +45,9 @@ class Contexts:
 
     def draw(self, rows: Rows, lots: NDArray[np.float64]) -> list[str]:
         """A context of each passage at `rows`, decided by `lots` float64 [n, 2], in [0, 1): which kind, and which one."""
-        query = self._has_query()[rows]
+        query = self._counted[rows] > 0
         if self.kind == "mixed":
-            query &= (lots[:, 0] < 0.5) | ~self._has_passage()[rows]
+            query &= (lots[:, 0] < 0.5) | (self._documents[3][rows] < 2)
         texts = np.empty(len(rows), dtype=object)
         if query.any():
             assert self.generated is not None
@@ -76,9 +76,6 @@ class Contexts:
 
     def _has_passage(self) -> NDArray[np.bool_]:
         return self._documents[3] > 1 if self.kind in ("passage", "mixed") else np.zeros(len(self.store), dtype=bool)
-
-    def _has_query(self) -> NDArray[np.bool_]:
-        return self._counted > 0
 
     @cached_property
     def _counted(self) -> NDArray[np.int64]:

@@ -63,7 +63,7 @@ def read_dev_sets(settings: TrainSettings, queries: pa.Table, store: PassageStor
     if not qrels.num_rows:
         raise InputError("no judgement with relevance of at least 1", settings.dev_qrels, "give others")
     at = query_positions(qrels["query_id"], queries, settings.dev_qrels)
-    rows = _rows(qrels, store, settings.dev_qrels)
+    rows = store.known_rows(qrels["passage_id"], settings.dev_qrels)
     run = _first_of_run(settings, queries, store) if settings.dev_run else None
     made = {METRIC: _reranker_set if settings.objective == "reranker" else _retriever_set}
     if settings.objective == "joint" and run is not None:
@@ -74,21 +74,13 @@ def read_dev_sets(settings: TrainSettings, queries: pa.Table, store: PassageStor
     }
 
 
-def _rows(table: pa.Table, store: PassageStore, where: str) -> Ints:
-    rows = store.rows_of(table["passage_id"])
-    if rows.size and rows.min() < 0:
-        unknown = table["passage_id"][int(np.argmin(rows))].as_py()
-        raise InputError(f"names passage {unknown!r}, which the corpus does not have", where, "give those of this corpus")
-    return rows
-
-
 def _first_of_run(settings: TrainSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
     """Query positions, ranks from 0, and rows of the run's first passages, by query and rank."""
     assert settings.dev_run is not None
     run = read_table(settings.dev_run, "run", ["query_id", "passage_id", "rank"])
     run = run.filter(pc.less_equal(run["rank"], _DEPTH))
     at = query_positions(run["query_id"], queries, settings.dev_run)
-    return at, run["rank"].to_numpy().astype(np.int64) - 1, _rows(run, store, settings.dev_run)
+    return at, run["rank"].to_numpy().astype(np.int64) - 1, store.known_rows(run["passage_id"], settings.dev_run)
 
 
 def _retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:

@@ -28,13 +28,15 @@ _LOOK_EVERY_S = 0.1
 class Generations:
     """The boundaries of a training of `steps` steps; without refresh there is none before its end.
 
-    `behind` is how many periods of `every` steps the weights that found the negatives are older than they would be in mode sync.
+    `behind` is how many periods of `every` steps the weights that found the negatives are older than they would be in mode sync;
+    with `keeps_run` what they found stays until the next generation is made, which is compared with it.
     """
 
     output: Path
     steps: int
     every: int
     behind: int = 0
+    keeps_run: bool = False
 
     @classmethod
     def of(cls, settings: Training, sampler: Sampler, steps: int, output: Path) -> Generations:
@@ -42,7 +44,13 @@ class Generations:
         if not isinstance(settings, TrainSettings) or settings.refresh_every is None:
             return cls(output, steps, steps)
         each = sampler.steps_per_epoch if settings.refresh_unit == "epochs" else 1
-        return cls(output, steps, max(1, round(settings.refresh_every * each)), int(settings.refresh_mode == "async"))
+        every, behind = max(1, round(settings.refresh_every * each)), int(settings.refresh_mode == "async")
+        generations = cls(output, steps, every, behind, settings.refresh_only_changed)
+        if not generations.last:
+            what = f"{steps:,} steps end before new negatives would be learned from, at step {generations.starts(1):,} in mode"
+            mend = "train longer (--epochs, --max-steps), or refresh more often"
+            raise InputError(f"{what} {settings.refresh_mode}", "refresh_every", mend)
+        return generations
 
     def at(self, step: int) -> int:
         """The generation that `step` (from 0) learns from."""
@@ -106,9 +114,9 @@ class Generations:
         """The generations that were handed over and are not made yet, in order."""
         return (n for n in range(1, self.last + 1) if not self.made(n) and self.weights(n).is_file())
 
-    def close(self, number: int, keep_run: bool = False) -> None:
-        """Remove what a generation that is made was made in; with `keep_run` its run stays until the next one is made."""
-        if keep_run:
+    def close(self, number: int) -> None:
+        """Remove what a generation that is made was made in; where its run is kept, that of the one before."""
+        if self.keeps_run:
             for one in self.work(number).iterdir():
                 if one.is_dir() and one != self.run(number):
                     shutil.rmtree(one, ignore_errors=True)
@@ -130,5 +138,8 @@ class Generations:
         write_whole(self._fault, why)
 
     def begin(self) -> None:
-        """Forget what an earlier run could not make."""
+        """Forget what an earlier run could not make, and remove what it left of what it made."""
         self._fault.unlink(missing_ok=True)
+        for number in range(1, self.last + 1):
+            if self.made(number) and self.work(number).is_dir():
+                self.close(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -40,11 +41,13 @@ class Maker:
         if error is not None and self._thread.is_alive():
             self._generations.give_up("the training was stopped")
 
-    def make_open(self) -> None:
-        """Make all generations that were handed over and are not there yet."""
+    def make_open(self) -> float:
+        """Make all generations that were handed over and are not there yet; returns the seconds."""
+        begun = time.monotonic()
         for number in self._generations.open():
             assert self._make is not None, "a training with refresh is started by raydense.mining.refresh"
             self._make(self._settings, self._start, self._generations, number)
+        return time.monotonic() - begun
 
     def check(self) -> None:
         """Raise what went wrong in the thread; the workers that wait for it end."""

@@ -44,6 +44,7 @@ from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
 
 _CHUNK = 4_096
+_BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 _SHOWN_EVERY_S = 0.2
 # Ray Train waits this long between two looks at its workers: it bounds what a report, and the end, have to wait for.
 _LOOK_EVERY_S = "0.25"
@@ -112,16 +113,17 @@ def _train(job: Job, gpu: bool, done: int, send: Send, maker: Maker) -> dict[str
     """
     lends = job.generations.last > 0 and not job.generations.behind
     followed = _Followed(job, send)
-    seconds, steps = 0.0, 0
+    seconds, steps, waited = 0.0, 0, 0.0
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
             if lends:
-                maker.make_open()
+                waited += maker.make_open()
                 job = replace(job, until=job.generations.end(done))
             result = followed.run(job, gpu, maker, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
+            waited += result["waited"]
             if done == job.steps:
-                return {**result, "seconds": seconds, "steps": steps}
+                return {**result, "seconds": seconds, "steps": steps, "waited": waited}
 
 
 class _Followed:
@@ -189,10 +191,13 @@ def _room(settings: Training) -> bool:
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
     if not joins_cluster():
-        for name, each in (("CPU", settings.cpus_per_worker), ("GPU", float(gpu))):
-            if settings.workers * each > there.get(name, 0):
-                what = f"{settings.workers} workers x {each:g} {name} is more than the {there.get(name, 0):g} here"
-                raise InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
+        beside = isinstance(settings, TrainSettings) and settings.refresh_every is not None and settings.refresh_mode == "async"
+        for name, each, more in (("CPU", settings.cpus_per_worker, _BESIDE_CPUS), ("GPU", float(gpu), float(gpu))):
+            if settings.workers * each + more * beside > there.get(name, 0):
+                finds = f", and {more:g} for what finds negatives meanwhile," if beside else ""
+                what = f"{settings.workers} workers x {each:g} {name}{finds} is more than the {there.get(name, 0):g} here"
+                mend = "give fewer workers, or --cpus-per-worker less" + (", or --refresh-mode sync" if beside else "")
+                raise InputError(what, "workers", mend)
     return gpu
 
 

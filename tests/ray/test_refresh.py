@@ -44,9 +44,9 @@ def renewing(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
 class Kept(Generations):
     """Generations whose phases stay where they were made."""
 
-    def close(self, number: int, keep_run: bool = False) -> None:
+    def close(self, number: int) -> None:
         shutil.copytree(self.work(number), self.output.parent / f"phases-{number}")
-        super().close(number, keep_run)
+        super().close(number)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,7 @@ def test_the_steps_after_a_boundary_learn_from_the_generation_made_there(waited:
     assert column(history, "staleness") == [*range(EVERY)] * 3
     assert [one["step"] for one in waited.summary["generations"]] == [EVERY, 2 * EVERY]
     assert [one["queries"] for one in waited.summary["generations"]] == [96, 96]
+    assert 0 < waited.summary["waited"] < waited.summary["seconds"]
 
 
 def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: TrainingData, waited: Artifact) -> None:
@@ -117,7 +118,7 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
     start = str(tmp_path / "tiny")
     make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
     settings = renewing(data, tmp_path / "model", refresh_only_changed=True)
-    generations, rng = Kept(tmp_path / "model", STEPS, EVERY), np.random.default_rng(5)
+    generations, rng = Kept(tmp_path / "model", STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
     weights = load_model(settings, objective_of(settings), start).state_dict()
     for number in (1, 2):
         generations.hand_over(number * EVERY, weights)
@@ -152,3 +153,8 @@ def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_pat
     with pytest.raises(InputError, match="factory"):
         train(renewing(data, tmp_path / "model", refresh_mode="async", refresh_factory="Nonsense"))
     assert not (tmp_path / "model/manifest.json").exists()
+
+
+def test_a_training_that_leaves_no_room_for_what_finds_negatives_is_refused(data: TrainingData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
+        train(renewing(data, tmp_path / "model", refresh_mode="async", workers=4))

@@ -18,6 +18,7 @@ from raydense.mining.changed import changed, standing
 from raydense.mining.renewed import renewed, share_new
 
 PASSAGES, QUERIES = 12, 5
+TEXTS = np.arange(PASSAGES, dtype=np.uint64) % 9  # the last passages have the texts of the first
 Ranking = list[list[int]]
 rankings = st.lists(st.lists(st.integers(0, PASSAGES - 1), unique=True, min_size=1, max_size=8), min_size=QUERIES, max_size=QUERIES)
 negatives = st.lists(st.lists(st.integers(0, PASSAGES - 1), unique=True, max_size=5), min_size=QUERIES, max_size=QUERIES)
@@ -74,11 +75,15 @@ def test_new_negatives_come_after_those_that_stand(
     most = least + more
     drawn = {q: [row for row in data.draw(st.permutations(range(PASSAGES))) if row not in old[q]][:most] for q in sorted(with_new)}
     flags = data.draw(st.lists(st.booleans(), min_size=sum(map(len, old)), max_size=sum(map(len, old))))
-    table, anew = renewed(examples(dict(enumerate(old)), scores), examples(drawn, source="new"), np.array(flags, dtype=bool), least, most)
+    table, anew = renewed(
+        examples(dict(enumerate(old)), scores), examples(drawn, source="new"), np.array(flags, dtype=bool), TEXTS, least, most
+    )
     flag = iter(flags)
     standing_of = [[row for row in rows if next(flag)] for rows in old]
     for q in range(QUERIES):
-        wanted = [*((row, "old") for row in standing_of[q]), *((row, "new") for row in drawn.get(q, []))][:most]
+        texts = {row % 9 for row in standing_of[q]}
+        fresh = [row for row in drawn.get(q, []) if row % 9 not in texts]
+        wanted = [*((row, "old") for row in standing_of[q]), *((row, "new") for row in fresh)][:most]
         is_new = q in drawn and len(wanted) >= least
         if not is_new:
             wanted = [(row, "old") for row in old[q]]
@@ -95,7 +100,17 @@ def test_new_negatives_come_after_those_that_stand(
     assert share_new(examples(dict(enumerate(old))), table, anew) == (round(len(fresh) / len(later), 4) if later else 0.0)
 
 
-def test_by_default_nothing_stands() -> None:
-    table, anew = renewed(examples({0: [1, 2], 1: [3]}), examples({1: [5, 6]}, source="new"), None, 1, 2)
-    assert table["negatives"].to_pylist() == [[1, 2], [5, 6]]
-    assert anew.tolist() == [False, True]
+def test_all_examples_of_a_query_are_renewed() -> None:
+    old = pa.concat_tables([examples({0: [1, 2], 1: [3]}), examples({0: [4]}), examples({2: [6]})])
+    stands = np.array([False, True, False, True, False])
+    table, anew = renewed(old, examples({0: [8, 7], 1: [5]}, source="new"), stands, TEXTS, 1, 3)
+    assert table["negatives"].to_pylist() == [[2, 8, 7], [5], [4, 8, 7], [6]]
+    assert anew.tolist() == [True, True, True, False]
+
+
+def test_what_stands_is_told_for_all_examples_of_a_query(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", [f"text {i}" for i in range(PASSAGES)])
+    run = [[3, 1], [5], [6], [7], [8]]
+    found, before = write_run(tmp_path / "now", run, 2), write_run(tmp_path / "before", [[3, 2], *run[1:]], 2)
+    old = pa.concat_tables([examples({0: [3, 1], 1: [5]}), examples({0: [3]})])
+    assert standing(old, found, before, PassageStore(tmp_path / "corpus")).tolist() == [True, False, True, True]

@@ -19,6 +19,7 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.mining.refresh import _positives, _renewed
 from raydense.settings import TrainSettings
+from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
 
 
@@ -53,7 +54,8 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     # the last one first: the order of the new ones is not that of the examples
     mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]])
     model = Draft.open(tmp_path / "model", "model", {})
-    made = _renewed(settings_of(data, negatives=2), str(data.root / "examples"), mined, model.finish(0), 5, tmp_path / "made")
+    none = np.zeros(sum(map(len, before["negatives"])), dtype=bool)
+    made = _renewed(settings_of(data, negatives=2), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
     after = read_table(made.path, "examples").to_pydict()
     assert after["query_id"] == ids
     assert after["positives"] == before["positives"]
@@ -103,6 +105,7 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
         ({"refresh_every": 5, "refresh_skip": 30, "refresh_depth": 30}, "leaves nothing of refresh_depth 30"),
         ({"refresh_every": 5, "refresh_s_neg": 0.2}, "without refresh_reranker does not use refresh_s_neg"),
         ({"refresh_every": 5, "objective": "reranker"}, "objective reranker does not use refresh_every"),
+        ({"refresh_every": 5, "refresh_only_changed": True, "refresh_fraction": 0.5}, "compares the ranks of all queries, does not use"),
     ],
 )
 def test_refused(given: dict[str, Any], words: str) -> None:
@@ -114,3 +117,29 @@ def test_refused(given: dict[str, Any], words: str) -> None:
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
     assert not [name for name in data.settings(Path("out")).shaping() if name.startswith("refresh")]
     assert settings_of(data).shaping()["refresh_mode"] == "sync"
+    assert "refresh_only_changed" not in settings_of(data).shaping()
+    assert settings_of(data, refresh_only_changed=True).shaping()["refresh_only_changed"]
+
+
+@pytest.mark.parametrize(("mode", "steps", "first"), [("sync", 5, 5), ("async", 10, 10)])
+def test_a_training_that_ends_before_it_would_learn_from_new_negatives_is_refused(
+    data: TrainingData, mode: str, steps: int, first: int
+) -> None:
+    examples = Examples(np.arange(64), Ragged(np.arange(64), np.arange(65)), Ragged(np.arange(64), np.arange(65)))
+    settings = settings_of(data, refresh_mode=mode)
+    with pytest.raises(InputError, match=f"{steps} steps end before new negatives would be learned from, at step {first} in mode {mode}"):
+        Generations.of(settings, Sampler(examples, settings), steps, Path("out"))
+    assert Generations.of(settings, Sampler(examples, settings), steps + 1, Path("out")).last == 1
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_kill_left_of_generations_that_are_made_goes(tmp_path: Path, keeps: bool) -> None:
+    generations = Generations(tmp_path, 20, 5, keeps_run=keeps)
+    for number in (1, 2):
+        (generations.run(number)).mkdir(parents=True)
+        (generations.work(number) / "vectors").mkdir()
+        generations.weights(number).touch()
+        Draft.open(generations.examples(number), "examples", {}).finish(0)
+    generations.begin()
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / ".work").rglob("*")}
+    assert left == {".work/refresh"} | ({".work/refresh/002", ".work/refresh/002/run"} if keeps else set())

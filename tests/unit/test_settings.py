@@ -32,6 +32,8 @@ def test_every_field_says_what_it_is(verb):
         ({"objective": "joint", "reranker": "r", "teacher": "static", "loss": "pointwise"}, "a static teacher does not use loss"),
         ({"optimizer": "lamb"}, "lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp"),
         ({"positives": 2}, "objective retriever does not use positives: leave it out"),
+        ({"in_batch": False, "cross_batch": True}, "a training without in_batch does not use cross_batch"),
+        ({"dev_every": 5}, "a training without dev_qrels does not use dev_every: leave it out"),
         ({"batch_size": 10, "workers": 4}, "batch_size 10 must divide by workers x accumulation"),
         ({"in_batch": False, "negatives": 0}, "needs negatives of at least 1"),
         ({"engine": "ddp", "zero": 2}, "engine ddp does not use zero: leave it out"),

@@ -96,6 +96,19 @@ def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple
             assert np.array_equal(part.known.take(np.array([at])).values, positives)
 
 
+def test_positives_are_known_to_all_examples_of_their_query() -> None:
+    examples = Examples(np.array([7, 3, 7, 5]), ragged([[1, 2], [9], [4], [6]]), ragged([[0]] * 4))
+    known = [examples.known.take(np.array([at])).values.tolist() for at in range(4)]
+    assert known == [[1, 2, 4], [9], [1, 2, 4], [6]]
+    (part,) = sampler_of(examples, 4, 1, 1, 0).step(0)
+    wanted = {7: {1, 2, 4}, 3: {9}, 5: {6}}
+    assert [set(part.known.take(np.array([at])).values.tolist()) for at in range(4)] == [wanted[query] for query in part.query]
+    drawn = [(query, row) for query, rows in zip(part.query, part.positives, strict=True) for row in rows]
+    assert sorted(query for query, _ in drawn) == [3, 5, 7, 7]
+    of_seven = {row for query, row in drawn if query == 7}
+    assert of_seven in ({1, 4}, {2, 4})
+
+
 def test_epochs_differ_in_order_and_draw() -> None:
     examples = Examples(np.arange(64), ragged([[i, i + 1000] for i in range(64)]), ragged([list(range(8))] * 64))
     sampler = sampler_of(examples, 64, 1, 2, 3)

@@ -157,6 +157,15 @@ def test_pair_is_both_losses(tiny_folder: Path, three: Texts, in_batch_queries: 
     assert loss.item() == pytest.approx(0.7 * query_centric + 0.3 * np.mean(each), rel=1e-5)
 
 
+@pytest.mark.parametrize("asked", [{"objective": "pair"}, {"shared": True}])
+def test_one_encoder_is_not_made_of_two(tiny_folder: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
+    DualEncoder.load(tiny_folder, shared=False).save(tmp_path)
+    for read in (Retriever.check, Retriever.load):
+        with pytest.raises(InputError, match="holds two separate encoders"):
+            read(settings(**asked), str(tmp_path))
+    assert Retriever.load(settings(), str(tmp_path)).query_encoder is not None
+
+
 def test_a_query_that_the_positive_answers_is_not_pushed_from_it(tiny_folder: Path, three: Texts) -> None:
     part = Part(PART.query, np.array([[0], [1], [5]]), PART.negatives, Ragged(np.array([0, 1, 3, 5]), np.array([0, 1, 3, 4])))
     batch = Pair(settings(objective="pair", negatives=2, in_batch_queries=True), DualEncoder.load(tiny_folder), three, 0, 1).prepare(part)

@@ -20,8 +20,9 @@ _CHANGES = ("pooling", "normalize", "query_prefix", "passage_prefix", "query_len
 
 
 def changes(settings: TrainSettings) -> dict[str, Any]:
-    """What the settings change of a retriever's folder; None leaves it as it is."""
-    return {"shared": None if settings.shared else False, **{name: getattr(settings, name) for name in _CHANGES}}
+    """What the settings change of a retriever's folder; None leaves it as it is, as `shared` does where nobody asked for it."""
+    asked = settings.objective == "pair" or "shared" in settings.model_fields_set
+    return {"shared": settings.shared if asked else None, **{name: getattr(settings, name) for name in _CHANGES}}
 
 
 class Retriever(Objective):
