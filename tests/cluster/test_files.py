@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import click
+import jsonschema
 import pytest
 import yaml
 from kuberay_fields import faults
@@ -102,6 +104,33 @@ def test_a_launched_cluster_is_closed_and_its_head_does_no_work(name):
 @pytest.mark.parametrize("name", KUBERAY)
 def test_kubernetes_files_have_no_field_that_is_not_there(name):
     assert faults(_kubernetes(name)) == []
+
+
+@pytest.mark.skipif("KUBERAY_CRDS" not in os.environ, reason="KUBERAY_CRDS names no folder of KubeRay's helm-chart/kuberay-operator/crds")
+@pytest.mark.parametrize("name", KUBERAY[1:])
+def test_kuberays_own_schemas_take_the_files(name):
+    whole = _kubernetes(name)
+    file = Path(os.environ["KUBERAY_CRDS"]) / f"ray.io_{whole['kind'].lower()}s.yaml"
+    versions = yaml.safe_load(file.read_text())["spec"]["versions"]
+    schema = next(of["schema"]["openAPIV3Schema"] for of in versions if of["name"] == "v1")
+    check = jsonschema.Draft7Validator(_closed(schema)).iter_errors
+    assert [error.message for error in check(whole)] == []
+    whole["spec"]["misspelt"] = 1
+    assert any("'misspelt' was unexpected" in error.message for error in check(whole))
+
+
+def _closed(schema):
+    """A schema of Kubernetes as plain JSON schema, without fields that it does not name."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if closed.pop("x-kubernetes-int-or-string", False):
+        return {"type": ["integer", "string"]}
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def test_a_misspelt_or_misplaced_field_is_found_at_any_depth():
