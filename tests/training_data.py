@@ -22,7 +22,7 @@ class TrainingData:
 
     root: Path
 
-    def settings(self, output: Path, **changes: Any) -> TrainSettings:
+    def settings(self, output: Path | str, **changes: Any) -> TrainSettings:
         """Settings of a short training on it, of a tiny model without dropout; None leaves a setting out."""
         defaults: dict[str, Any] = {
             "objective": "retriever",

@@ -31,7 +31,6 @@ from raydense.progress import duration, say
 from raydense.search.index import index
 from raydense.search.search import search
 from raydense.settings import EncodeSettings, IndexSettings, LabelSettings, MineSettings, SearchSettings, Training, TrainSettings
-from raydense.storage import here_only
 from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
 from raydense.training.objectives import load_model, objective_of
@@ -47,7 +46,6 @@ def train(settings: TrainSettings) -> Artifact:
     if settings.refresh_every is None:
         return train_on(settings)
     Artifact.open(settings.examples, "examples")
-    here_only(settings.output, "a training with refresh")
     return train_on(settings, make_generation)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,9 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
                 part.finish(0, objective=settings.objective, best_step=result["best_step"])
     else:
         draft.commit_tree(model.save)
-    renewed = {"generations": [Artifact.open(one).summary for one in sorted((draft.folder / "refresh").glob("*"))]}
+    generations = [Artifact.open(one, "examples") for one in sorted((draft.folder / "refresh").glob("*"))]
+    _send(generations, draft)
+    renewed = {"generations": [one.summary for one in generations]}
     lines = read_history(storage / "history.jsonl")
     draft.commit("history.jsonl", lambda path: shutil.copyfile(storage / "history.jsonl", path), len(lines))
     draft.commit(f"logs/{EVENTS}", lambda path: shutil.copyfile(storage / "logs" / EVENTS, path), len(lines))
@@ -299,3 +302,13 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
         corpus=PassageStore(settings.corpus).fingerprint,
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )
+
+
+def _send(generations: list[Artifact], draft: Draft) -> None:
+    """Where the model will lie in a store: the generations of its examples too, which are on this machine so far."""
+    for made in generations if isinstance(draft.place, str) else ():
+        sent = Draft.open(join(draft.place, "refresh", made.path.name), "examples", made.manifest["made_from"])
+        if not sent.done:
+            for file in made.files:
+                sent.commit(file.path, partial(shutil.copyfile, made.path / file.path), file.rows, **file.note)
+            sent.finish(made.rows, **made.summary)

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from training_data import TrainingData, make_training_data
 
-from raydense.data.artifact import Artifact
+from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -23,6 +23,7 @@ from raydense.training import train as training
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
 from raydense.training.objectives import load_model, objective_of
+from tests.s3_server import BUCKET, environment, s3_server
 
 STEPS, EVERY, DEPTH = 24, 8, 20
 
@@ -32,11 +33,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     return make_training_data(tmp_path_factory.mktemp("refresh"))
 
 
-def settings_of(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
+def settings_of(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
     return data.settings(output, **{"max_steps": STEPS, "log_every": 1, "normalize": True, "temperature": 0.2, "lr": 1e-4, **changes})
 
 
-def renewing(data: TrainingData, output: Path, **changes: Any) -> TrainSettings:
+def renewing(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
     fixed = {"refresh_every": EVERY, "refresh_depth": DEPTH, "refresh_negatives": 3}
     return settings_of(data, output, **{**fixed, **changes})
 
@@ -63,7 +64,7 @@ def column(history: list[Line], name: str) -> list[float]:
     return [line[name] for line in history]
 
 
-def negatives(examples: Path) -> dict[str, list[int]]:
+def negatives(examples: Path | str) -> dict[str, list[int]]:
     table = read_table(examples, "examples", ["query_id", "negatives"])
     return dict(zip(table["query_id"].to_pylist(), table["negatives"].to_pylist(), strict=True))
 
@@ -137,12 +138,20 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
 
 
 @pytest.mark.long
-def test_joint_training_with_a_part_of_the_queries_renewed(data: TrainingData, tmp_path: Path) -> None:
-    """Its retriever finds them; the queries that were not drawn keep what they had."""
+def test_joint_training_with_a_part_of_the_queries_renewed(
+    data: TrainingData, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retriever finds them; the queries that were not drawn keep what they had. The model and its generations go to a store."""
     both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh_every": 4, "refresh_fraction": 0.25}
     train(settings_of(data, tmp_path / "reranker", objective="reranker", normalize=None, temperature=None, max_steps=2))
-    made = train(renewing(data, tmp_path / "model", **both))
-    before, after = negatives(data.root / "examples"), negatives(made.path / "refresh/001")
+    with s3_server(tmp_path / "log") as port:
+        for name, value in environment(port, tmp_path / "cache").items():
+            monkeypatch.setenv(name, value)
+        model = f"s3://{BUCKET}/model"
+        made = train(renewing(data, model, **both))
+        before, after = negatives(data.root / "examples"), negatives(f"{model}/refresh/001")
+        assert fingerprint_of(f"{model}/refresh/001") == Artifact.open(f"{model}/refresh/001", "examples").fingerprint
+        assert Artifact.open(f"{model}/retriever", "model").summary["objective"] == "joint"
     assert list(after) == list(before)
     changed = [query for query in before if after[query] != before[query]]
     assert len(changed) <= 24 == made.summary["generations"][0]["queries"]
