@@ -1,6 +1,7 @@
 """An artifact appears whole or not at all, continues, and is refused when stale, damaged, foreign or in use."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -251,6 +252,28 @@ def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
     before = fingerprint_of(tmp_path / "d")
     (tmp_path / "real" / "f").write_text("b")
     assert fingerprint_of(tmp_path / "d") != before
+
+
+@pytest.mark.parametrize("kind", ["model", "joint"])
+def test_weights_trained_on_in_place_are_refused_though_they_are_as_large(tmp_path: Path, kind: str) -> None:
+    made = make(tmp_path / "m", kind)
+    assert fingerprint_of(tmp_path / "m") == made.fingerprint
+    (tmp_path / "m" / "one.txt").write_text("TEXT")
+    with pytest.raises(InputError, match=r"one\.txt: was written to after raydense made it; make the model again"):
+        fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # the other mend
+    foreign = fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "one.txt").write_text("tExt")
+    assert made.fingerprint != foreign != fingerprint_of(tmp_path / "m")
+
+
+def test_a_file_that_stays_as_it_is_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "m", "model")
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: hashed.append(stream.name) or digest(stream, kind))
+    assert fingerprint_of(tmp_path / "m") == fingerprint_of(tmp_path / "m")
+    assert sorted(Path(name).name for name in hashed) == ["one.txt", "two.txt"]
 
 
 def test_differences_names_keys() -> None:
