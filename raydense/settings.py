@@ -468,13 +468,21 @@ class PretrainSettings(LoopSettings):
 Training = TrainSettings | PretrainSettings
 
 
+_PRECISION = "auto: half precision on a GPU, bf16 where it has it, else fp16"
+
+
 class EncodeSettings(Settings, Spread):
     """Turn every passage of a corpus into a vector, on Ray Data, resumable file by file."""
 
     model: str = artifact("model", "the retriever's folder")
     corpus: str = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; precision only where it was given."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
 
 
 class GenerateSettings(Settings, Spread):
@@ -491,7 +499,7 @@ class GenerateSettings(Settings, Spread):
     query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that a passage has already")
     seed: int = setting(42, "of the draws; each passage has random numbers of its own", ge=0, lt=2**63)
-    precision: Literal["auto", "fp32"] = setting("auto", "auto: half precision on a GPU, bf16 where it has it, else fp16")
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = setting(
         16_384, "tokens of one batch, read and to be written, of all queries; it shapes what rounding does to a probability", ge=1
     )
@@ -674,8 +682,13 @@ class RerankSettings(Settings, Spread):
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
     block: int = setting(256, "queries of one commit: each makes a file", ge=1)
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; precision only where it was given."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
 
 
 class EvaluateSettings(Settings):

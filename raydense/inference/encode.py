@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import write_arrow
-from raydense.inference.pipeline import Device, Layout, Meter, pack, require_model, run_shards, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import (
+    Device,
+    Layout,
+    Meter,
+    pack,
+    precision_of,
+    require_model,
+    run_shards,
+    token_columns,
+    tokens_of,
+    unpack,
+)
 from raydense.settings import EncodeSettings
 
 if TYPE_CHECKING:
@@ -26,7 +37,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     """Encode every passage of `settings.corpus`: embeddings `row: int64, embedding: fixed_size_list<dtype>[d]`, and passage ids.
 
     Shards that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
-    where the model is no retriever, or the output was made from something else.
+    where the model is no retriever, or the output was made from something else, or begun in another precision.
     """
     made_from = provenance("encode", settings)
     require_model(settings.model, scores=False)
@@ -39,13 +50,15 @@ def encode(settings: EncodeSettings) -> Artifact:
         draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        model_print = made_from["inputs"]["model"]
-        run_shards("encode", settings, draft, store, pending, tokenise_shard, ShardEncoder, model_print=model_print)
-    notes = [file.note for path, file in draft.committed().items() if path.startswith("embeddings-")]
+        model_print, actor = made_from["inputs"]["model"], partial(ShardEncoder, begun=precision_of(there.values(), draft))
+        run_shards("encode", settings, draft, store, pending, tokenise_shard, actor, model_print=model_print)
+    there = draft.committed()
+    notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
     return draft.finish(
         len(store),
         dimension=notes[0]["dimension"],
         dtype=settings.dtype,
+        precision=precision_of(there.values(), draft),
         model=made_from["inputs"]["model"],
         corpus=made_from["inputs"]["corpus"],
         tokens=sum(n["tokens"] for n in notes),
@@ -75,13 +88,14 @@ def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
 class ShardEncoder:
     """A model actor: takes the tokens of a shard, commits its vectors, and gives back what the commit noted."""
 
-    def __init__(self, settings: EncodeSettings, draft: Draft, model_print: str, layout: Layout) -> None:
+    def __init__(self, settings: EncodeSettings, draft: Draft, model_print: str, layout: Layout, begun: str | None) -> None:
         self._draft, self._dtype = draft, np.dtype(settings.dtype)
-        self._device = Device(layout, settings.token_budget)
+        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model)
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, begun)
 
-    def _load(self, folder: str) -> Any:
+    def _load(self, folder: str, begun: str | None) -> Any:
+        self._device.refuse_other(begun, self._draft)
         from raydense.models.dual_encoder import DualEncoder
 
         return DualEncoder.load(folder).to(self._device.name)
@@ -98,6 +112,7 @@ class ShardEncoder:
             "dimension": model.dimension,
             "tokens": len(tokens.ids),
             "padded": padded,
+            "precision": self._device.precision,
             "seconds": round(time.perf_counter() - begun, 3),
         }
         found = _as_table(start, stop, vectors.astype(self._dtype))
