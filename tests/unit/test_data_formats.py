@@ -415,6 +415,28 @@ def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
     assert passages(import_corpus("dpr", written, tmp_path / "c").path) == passages(out / "corpus")
 
 
+def test_dpr_questions_have_quotes_where_a_cell_holds_one(tmp_path: Path) -> None:
+    rows = [["who?", ["a"]], ['"Fings Ain\'t" was by whom?', ['Lionel "Bart"']], ["a 5\" disk?", ["b"]], ['said "so"?', ["it's"]]]
+    with open(tmp_path / "qa.csv", "w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows([question, str(answers)] for question, answers in rows)
+    lines = (tmp_path / "qa.csv").read_text().splitlines()
+    assert lines[0] == "who?\t['a']"
+    assert lines[1].startswith('"""Fings Ain\'t"" was by whom?"\t')
+    out = imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
+    found = read_table(out / "queries", "queries").to_pylist()
+    assert [[row["text"], row["answers"]] for row in found] == rows
+
+
+def test_dpr_questions_without_csv_quotes_keep_those_within_a_cell(tmp_path: Path) -> None:
+    put(tmp_path / "qa.csv", "a 5\" disk?\t[\"it's\"]", "who \"said\" so?\t['x']")
+    out = imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
+    found = read_table(out / "queries", "queries").to_pylist()
+    assert [(row["text"], row["answers"]) for row in found] == [('a 5" disk?', ["it's"]), ('who "said" so?', ["x"])]
+    put(tmp_path / "open.csv", "who?\t['x']", "\"never closed\t['x']", "when?\t['x']")
+    with pytest.raises(InputError, match=r"open\.csv:2: quotes do not match"):
+        imported("dpr", tmp_path / "open.csv", tmp_path / "none")
+
+
 def test_bad_dpr(tmp_path: Path) -> None:
     entry = dpr_entry("who?", "a", "b")
     for bad, message in (
