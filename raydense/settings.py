@@ -37,8 +37,8 @@ def _words(value: object) -> object:
 
 def _place(item: str) -> str:
     """A path, or NAME=path, as `storage.checked` gives it."""
-    name, equals, folder = item.partition("=")
-    return f"{name}={storage.checked(folder)}" if equals and storage.is_named(folder) else storage.checked(item)
+    name, path = storage.named(item)
+    return f"{name}={storage.checked(path)}" if name else storage.checked(path)
 
 
 def _number_or_auto(value: object) -> object:
@@ -694,7 +694,9 @@ class RerankSettings(Settings, Spread):
 class EvaluateSettings(Settings):
     """Measure runs against judgements (give run and qrels, or suite); write metrics.json and report.html."""
 
-    run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with", min_length=1)
+    run: Words = artifact(
+        "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
+    )
     qrels: str = artifact("qrels", "the judgements")
     metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)

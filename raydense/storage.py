@@ -66,11 +66,6 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return found is not None and found[1].lower() in _STORES
 
 
-def is_named(path: str) -> bool:
-    """Whether `path` begins as the name of a place does, `scheme://`."""
-    return _NAME.match(path) is not None
-
-
 def checked(path: str) -> str:
     """`path` as raydense uses it: `file:///folder` as that folder, `s3://bucket/path` without slashes too many, others as they are.
 
@@ -109,6 +104,12 @@ def join(place: str | os.PathLike[str], *names: str) -> Path | str:
     """What lies under these names in a place."""
     inside = place_of(place)
     return "/".join([inside, *names]) if isinstance(inside, str) else inside.joinpath(*names)
+
+
+def named(item: str) -> tuple[str, str]:
+    """The name and the path of `NAME=path`; "" and `item` where it is a path alone, as `runs/lr=1e-5`: no name has a slash."""
+    name, equals, path = item.partition("=")
+    return (name, path) if equals and name and "/" not in name else ("", item)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

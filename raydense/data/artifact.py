@@ -504,8 +504,8 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
 
 def named_folder(item: str) -> tuple[str, str]:
     """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
-    name, equals, folder = item.partition("=")
-    return (name, folder) if equals else (Path(item).resolve().name, item)
+    name, folder = storage.named(item)
+    return name or Path(folder).resolve().name, folder
 
 
 def _input_fingerprint(value: str, kind: str) -> str:

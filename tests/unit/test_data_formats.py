@@ -416,7 +416,7 @@ def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
 
 
 def test_dpr_questions_have_quotes_where_a_cell_holds_one(tmp_path: Path) -> None:
-    rows = [["who?", ["a"]], ['"Fings Ain\'t" was by whom?', ['Lionel "Bart"']], ["a 5\" disk?", ["b"]], ['said "so"?', ["it's"]]]
+    rows = [["who?", ["a"]], ['"Fings Ain\'t" was by whom?', ['Lionel "Bart"']], ['a 5" disk?', ["b"]], ['said "so"?', ["it's"]]]
     with open(tmp_path / "qa.csv", "w", newline="") as stream:
         csv.writer(stream, delimiter="\t").writerows([question, str(answers)] for question, answers in rows)
     lines = (tmp_path / "qa.csv").read_text().splitlines()
@@ -428,7 +428,7 @@ def test_dpr_questions_have_quotes_where_a_cell_holds_one(tmp_path: Path) -> Non
 
 
 def test_dpr_questions_without_csv_quotes_keep_those_within_a_cell(tmp_path: Path) -> None:
-    put(tmp_path / "qa.csv", "a 5\" disk?\t[\"it's\"]", "who \"said\" so?\t['x']")
+    put(tmp_path / "qa.csv", 'a 5" disk?\t["it\'s"]', "who \"said\" so?\t['x']")
     out = imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
     found = read_table(out / "queries", "queries").to_pylist()
     assert [(row["text"], row["answers"]) for row in found] == [('a 5" disk?', ["it's"]), ('who "said" so?', ["x"])]

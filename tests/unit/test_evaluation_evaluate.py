@@ -124,7 +124,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
-    runs = [f"<i>first={world / 'bad'}", f"{EVIL}={world / 'good'}"]
+    runs = [f"<i>first={world / 'bad'}", f"{EVIL.replace('/', '')}={world / 'good'}"]
     more = {
         "queries": world / "queries",
         "corpus": world / "corpus",
