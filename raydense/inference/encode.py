@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,13 @@ from raydense.inference.pipeline import (
     Device,
     Layout,
     Meter,
-    pack,
     precision_of,
     require_model,
     run_shards,
-    token_columns,
     tokens_of,
     unpack,
 )
+from raydense.inference.tokenising import tokenise_shard
 from raydense.settings import EncodeSettings
 
 if TYPE_CHECKING:
@@ -50,8 +49,9 @@ def encode(settings: EncodeSettings) -> Artifact:
         draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        model_print, actor = made_from["inputs"]["model"], partial(ShardEncoder, begun=precision_of(there.values(), draft))
-        run_shards("encode", settings, draft, store, pending, tokenise_shard, actor, model_print=model_print)
+        tokenise = partial(tokenise_shard, load=_load_tokenizer)
+        actor = partial(ShardEncoder, begun=precision_of(there.values(), draft))
+        run_shards("encode", settings, draft, store, pending, tokenise, actor, prints=made_from["inputs"])
     there = draft.committed()
     notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
     return draft.finish(
@@ -67,19 +67,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     )
 
 
-def tokenise_shard(table: pa.Table, settings: EncodeSettings, draft: Draft, model_print: str) -> pa.Table:
-    """The tokens of the shard that `table` names, with its row range, packed into one row."""
-    shard = table["shard"][0].as_py()
-    store = PassageStore(settings.corpus)
-    start, stop = store.shards[shard]
-    texts = store.passages(np.arange(start, stop))
-    tokens = _tokenizer(settings.model, model_print).passages(texts)
-    return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
-    """Kept by a worker process from shard to shard; `model_print` is in the key, since a folder can change between stages."""
+def _load_tokenizer(folder: str) -> TextTokenizer:
     from raydense.models.tokenizer import load_tokenizer
 
     return load_tokenizer(folder)
@@ -88,7 +76,7 @@ def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
 class ShardEncoder:
     """A model actor: takes the tokens of a shard, commits its vectors, and gives back what the commit noted."""
 
-    def __init__(self, settings: EncodeSettings, draft: Draft, model_print: str, layout: Layout, begun: str | None) -> None:
+    def __init__(self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._dtype = draft, np.dtype(settings.dtype)
         self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
-from raydense.data.store import PassageStore
+from raydense.data.store import store_of
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
 from raydense.inference.pipeline import (
@@ -33,6 +33,7 @@ from raydense.inference.pipeline import (
     tokens_of,
     unpack,
 )
+from raydense.inference.tokenising import kept_tokenizer
 from raydense.settings import RerankSettings
 
 if TYPE_CHECKING:
@@ -150,13 +151,13 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
     found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
     queries = _queries(settings.queries, prints["queries"])
     positions = query_positions(found["query_id"], queries, settings.run)
-    store = PassageStore(settings.corpus)
+    store = store_of(settings.corpus, prints["corpus"])
     rows = store.rows_of(found["passage_id"])
     if (rows < 0).any():
         missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
         raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
     texts = queries["text"].take(pa.array(positions)).to_pylist()
-    tokens = _tokenizer(settings.model, prints["model"]).pairs(texts, store.passages(rows))
+    tokens = kept_tokenizer(_load_tokenizer, settings.model, prints["model"]).pairs(texts, store.passages(rows))
     ids = {name: found[name].combine_chunks() for name in ("query_id", "passage_id")}
     return pack({"block": [block["block"]], **ids, "row": rows, **token_columns(tokens)})
 
@@ -167,9 +168,7 @@ def _queries(folder: str, print_: str) -> pa.Table:
     return read_table(folder, "queries", ["query_id", "text"])
 
 
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, print_: str) -> PairTokenizer:
-    """As `_queries`."""
+def _load_tokenizer(folder: str) -> PairTokenizer:
     from raydense.models.cross_encoder import load_pair_tokenizer
 
     return load_pair_tokenizer(folder)

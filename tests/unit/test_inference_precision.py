@@ -29,7 +29,7 @@ def begun(folder: Path, *precisions: str) -> Draft:
 def actor_of(verb: str, draft: Draft, precision: str | None) -> ShardEncoder | BlockScorer:
     if verb == "encode":
         settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
-        return ShardEncoder(settings, draft, "print", CPU, precision)
+        return ShardEncoder(settings, draft, {}, CPU, precision)
     return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision)
 
 
