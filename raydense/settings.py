@@ -692,12 +692,15 @@ class RerankSettings(Settings, Spread):
 
 
 class EvaluateSettings(Settings):
-    """Measure runs against judgements (give run and qrels, or suite); write metrics.json and report.html."""
+    """Measure runs against judgements, or by the answers that they hold (give run and qrels, run and answers, or suite).
+
+    Writes metrics.json and report.html.
+    """
 
     run: Words = artifact(
         "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
     )
-    qrels: str = artifact("qrels", "the judgements")
+    qrels: str | None = artifact("qrels", "the judgements; without them answers alone are measured, over all queries that have some", None)
     metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
@@ -707,6 +710,14 @@ class EvaluateSettings(Settings):
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
+
+    @model_validator(mode="after")
+    def _measures(self) -> Self:
+        if self.qrels is None:
+            if self.answers == "none":
+                raise ValueError("nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus")
+            self._refuse_given(["metrics"], "an evaluation without qrels")
+        return self
 
 
 class SuiteSettings(Settings):
