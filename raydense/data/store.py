@@ -24,12 +24,12 @@ _BATCH_ROWS = 8_192
 Rows = NDArray[np.int64]
 
 
-def hash_strings(strings: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
-    """A 64-bit hash of each string, the same in every process: uint64 [n]."""
+def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "0123456789123456") -> NDArray[np.uint64]:
+    """A 64-bit hash of each string, the same in every process: uint64 [n]; another `key` of 16 letters gives another hash."""
     from pandas.util import hash_array
 
     values = strings.to_numpy(zero_copy_only=False) if isinstance(strings, pa.Array) else strings.to_numpy()
-    return hash_array(values.astype(object), categorize=False)
+    return hash_array(values.astype(object), hash_key=key, categorize=False)
 
 
 class PassageStore:
