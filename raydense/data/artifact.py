@@ -465,22 +465,12 @@ def as_json(value: object) -> str:
 
 def write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
     """Write a JSON file; it is the old one or the new one, never half."""
-    aside = (aside_in or path.parent) / f"{path.name}.{uuid.uuid4().hex}.aside"
-    try:
-        with open(aside, "w") as stream:
-            stream.write(as_json(value))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    storage.write_whole(path, as_json(value).encode(), aside_in)
 
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file that is no part of an artifact, as a table of what was measured: it is the old one or the new one, never half."""
-    aside = file.with_name(f"{file.name}.aside")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
+    storage.write_whole(file, text.encode())
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:

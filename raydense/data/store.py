@@ -115,6 +115,12 @@ class PassageStore:
         """The passage ids at `rows`."""
         return self.take(rows, ["passage_id"])["passage_id"].combine_chunks()
 
+    def write_ids(self, path: Path) -> None:
+        """Write all passage ids, by row, as an Arrow file of the column `passage_id`."""
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("passage_id", pa.string())])) as writer:
+            for start, stop in self.shards:
+                writer.write_table(self.slice(start, stop, ["passage_id"]))
+
     def rows_of(self, ids: pa.Array | pa.ChunkedArray) -> Rows:
         """The row of each id, int64 [n]; -1 for an id that the corpus does not have."""
         if isinstance(ids, pa.ChunkedArray):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def encode(settings: EncodeSettings) -> Artifact:
         return draft.done
     there = draft.committed()
     if "passage_ids.arrow" not in there:
-        draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
+        draft.commit("passage_ids.arrow", store.write_ids, len(store))
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
         tokenise = partial(tokenise_shard, load=_load_tokenizer)
@@ -111,12 +110,6 @@ class ShardEncoder:
 def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
-
-
-def _write_ids(store: PassageStore, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("passage_id", pa.string())])) as writer:
-        for start, stop in store.shards:
-            writer.write_table(store.slice(start, stop, ["passage_id"]))
 
 
 def _name(shard: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of
+from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json, write_whole
 from raydense.errors import InputError, mendable
 
 
@@ -223,6 +223,17 @@ def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
     draft = Draft.open(tmp_path / "x", "run", {})
     assert list(draft.committed()) == ["small.bin"]
     assert not list((tmp_path / "x").rglob("large.bin"))
+
+
+def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [lambda text: write_whole(tmp_path / "table.md", text), lambda text: write_json(tmp_path / "table.json", text)]
+    for write in writers:
+        write("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    for write in writers:
+        with pytest.raises(OSError, match="No space"):
+            write("new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.md": "old", "table.json": '"old"'}
 
 
 def test_no_space_is_said_in_one_line() -> None:

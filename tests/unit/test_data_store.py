@@ -80,6 +80,13 @@ def test_shards_and_length(store: PassageStore) -> None:
     assert store.shards == [(0, 9_000), (9_000, 18_000), (18_000, COUNT)]
 
 
+def test_ids_are_written_by_row(store: PassageStore, tmp_path: Path) -> None:
+    store.write_ids(tmp_path / "ids.arrow")
+    written = pa.ipc.open_file(pa.memory_map(str(tmp_path / "ids.arrow"))).read_all()
+    assert written.column_names == ["passage_id"]
+    assert written["passage_id"].to_pylist() == [p[0] for p in PASSAGES]
+
+
 def test_passages_join_title_and_text(store: PassageStore) -> None:
     assert store.passages(np.array([1, 0])) == ["Title 1 text of passage 1 über 文本", "text of passage 0 über 文本"]
 
