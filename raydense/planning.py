@@ -114,7 +114,7 @@ def _need(settings: s.Settings, of: Of) -> str:
             return f"{queries} queries to label"
         case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.depth} pairs to score"
-        case s.EvaluateSettings() if queries := of(settings.qrels):
+        case s.EvaluateSettings() if queries := of(settings.qrels) or _fewest(of(settings.queries)):
             return f"{len(settings.run)} run(s) over {queries} queries"
     return ""
 

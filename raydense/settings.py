@@ -37,8 +37,8 @@ def _words(value: object) -> object:
 
 def _place(item: str) -> str:
     """A path, or NAME=path, as `storage.checked` gives it."""
-    name, equals, folder = item.partition("=")
-    return f"{name}={storage.checked(folder)}" if equals and storage.is_named(folder) else storage.checked(item)
+    name, path = storage.named(item)
+    return f"{name}={storage.checked(path)}" if name else storage.checked(path)
 
 
 def _number_or_auto(value: object) -> object:
@@ -474,13 +474,21 @@ class PretrainSettings(LoopSettings):
 Training = TrainSettings | PretrainSettings
 
 
+_PRECISION = "auto: half precision on a GPU, bf16 where it has it, else fp16"
+
+
 class EncodeSettings(Settings, Spread):
     """Turn every passage of a corpus into a vector, on Ray Data, resumable file by file."""
 
     model: str = artifact("model", "the retriever's folder")
     corpus: str = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; precision only where it was given."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
 
 
 class GenerateSettings(Settings, Spread):
@@ -497,7 +505,7 @@ class GenerateSettings(Settings, Spread):
     query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that a passage has already")
     seed: int = setting(42, "of the draws; each passage has random numbers of its own", ge=0, lt=2**63)
-    precision: Literal["auto", "fp32"] = setting("auto", "auto: half precision on a GPU, bf16 where it has it, else fp16")
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = setting(
         16_384, "tokens of one batch, read and to be written, of all queries; it shapes what rounding does to a probability", ge=1
     )
@@ -681,15 +689,25 @@ class RerankSettings(Settings, Spread):
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
+    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
     block: int = setting(256, "queries of one commit: each makes a file", ge=1)
 
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage; precision only where it was given."""
+        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
+
 
 class EvaluateSettings(Settings):
-    """Measure runs against judgements (give run and qrels, or suite); write metrics.json and report.html."""
+    """Measure runs against judgements, or by the answers that they hold (give run and qrels, run and answers, or suite).
 
-    run: Words = artifact("run", "the runs, each a folder or NAME=folder; the first is what the others are compared with", min_length=1)
-    qrels: str = artifact("qrels", "the judgements")
+    Writes metrics.json and report.html.
+    """
+
+    run: Words = artifact(
+        "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
+    )
+    qrels: str | None = artifact("qrels", "the judgements; without them answers alone are measured, over all queries that have some", None)
     metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
@@ -699,6 +717,14 @@ class EvaluateSettings(Settings):
         [1, 5, 20, 100], "the k of that measure", min_length=1
     )
     title: str = setting("raydense report", "the headline of the report")
+
+    @model_validator(mode="after")
+    def _measures(self) -> Self:
+        if self.qrels is None:
+            if self.answers == "none":
+                raise ValueError("nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus")
+            self._refuse_given(["metrics"], "an evaluation without qrels")
+        return self
 
 
 class SuiteSettings(Settings):

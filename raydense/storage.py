@@ -66,11 +66,6 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return found is not None and found[1].lower() in _STORES
 
 
-def is_named(path: str) -> bool:
-    """Whether `path` begins as the name of a place does, `scheme://`."""
-    return _NAME.match(path) is not None
-
-
 def checked(path: str) -> str:
     """`path` as raydense uses it: `file:///folder` as that folder, `s3://bucket/path` without slashes too many, others as they are.
 
@@ -109,6 +104,12 @@ def join(place: str | os.PathLike[str], *names: str) -> Path | str:
     """What lies under these names in a place."""
     inside = place_of(place)
     return "/".join([inside, *names]) if isinstance(inside, str) else inside.joinpath(*names)
+
+
+def named(item: str) -> tuple[str, str]:
+    """The name and the path of `NAME=path`; "" and `item` where it is a path alone, as `runs/lr=1e-5`: no name has a slash."""
+    name, equals, path = item.partition("=")
+    return (name, path) if equals and name and "/" not in name else ("", item)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -332,8 +333,8 @@ def mirror(uri: str, name: str, files: Mapping[str, tuple[int, str | None]], man
         together(lambda file: fetch(f"{uri}/{file}", folder / file, *missing[file]), missing)
         folder.mkdir(parents=True, exist_ok=True)
         if manifest is not None:
-            _write_whole(folder / "manifest.json", manifest)
-        _write_whole(last, b"")
+            write_whole(folder / "manifest.json", manifest)
+        write_whole(last, b"")
     return folder
 
 
@@ -348,8 +349,8 @@ def adopt(made: Path, name: str, sizes: dict[str, int], manifest: bytes) -> None
         if not folder.exists() and all(_is_there(made / file, size) for file, size in sizes.items()):
             shutil.rmtree(made / ".work", ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(made / "manifest.json", manifest)
-            _write_whole(made / _WHOLE, b"")
+            write_whole(made / "manifest.json", manifest)
+            write_whole(made / _WHOLE, b"")
             os.rename(made, folder)
     shutil.rmtree(made, ignore_errors=True)
 
@@ -368,10 +369,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write_whole(file: Path, content: bytes) -> None:
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.aside")
-    aside.write_bytes(content)
-    os.replace(aside, file)
+def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> None:
+    """Write a small file of this machine: it is the old one or the new one, never half; put together in `aside_in`, or beside it."""
+    aside = (aside_in or file.parent) / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
+    try:
+        with open(aside, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _short(text: str) -> str:

@@ -117,8 +117,8 @@ def _absolute(settings: Settings) -> Settings:
     for key in settings.inputs():
         value = getattr(settings, key)
         if isinstance(value, list):
-            named = [item.partition("=") if "=" in item else ("", "", item) for item in value]
-            changed[key] = [f"{name}{equals}{storage.absolute(folder)}" for name, equals, folder in named]
+            named = map(storage.named, value)
+            changed[key] = [f"{name}={storage.absolute(path)}" if name else storage.absolute(path) for name, path in named]
         elif value is not None and _is_path(settings, key, value):
             changed[key] = storage.absolute(value)
     given = settings.model_fields_set

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ MANIFEST = "manifest.json"
 WORK = ".work"
 BEGUN = "made_from.json"
 WRITER = "writer.json"  # of an output in a store: who is writing there
+_MODELS = ("model", "joint")
 _DAMAGED = "missing, or not of the size in the manifest"
 # The lock files that this process holds open, by output folder: the end of the process, however it comes, lets them go.
 _LOCKS: dict[Path, int] = {}
@@ -364,7 +365,10 @@ def digest_of(value: object) -> str:
 
 
 def fingerprint_of(path: str | os.PathLike[str]) -> str:
-    """What identifies an input: the fingerprint of an artifact, else a digest of the bytes of the file or of the folder's files."""
+    """What identifies an input: the fingerprint of an artifact, else a digest of the bytes of the file or of the folder's files.
+
+    InputError on a model of ours whose files are not those that it was finished with: other tools write weights in place.
+    """
     place = storage.place_of(path)
     if isinstance(place, str) and read_manifest(place) is not None:
         return Artifact.open(place).fingerprint
@@ -372,17 +376,34 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
     if source.is_dir():
         manifest = read_manifest(source) if isinstance(place, Path) else None
         if manifest is not None:
-            return Artifact.open(source).fingerprint
+            found = Artifact.open(source)
+            _refuse_rewritten(found)
+            return found.fingerprint
         files = sorted(_files_in(source, frozenset()))
     elif source.is_file():
         files = [source]
     else:
         raise InputError("no such file or folder", source, "check the path")
-    digests = []
-    for file in files:
-        with open(file, "rb") as stream:
-            digests.append([str(file.relative_to(source)), hashlib.file_digest(stream, "sha256").hexdigest()])
-    return digest_of(digests)
+    return digest_of([[str(file.relative_to(source)), _sha256(file)] for file in files])
+
+
+def _refuse_rewritten(found: Artifact) -> None:
+    for file in found.files if found.kind in _MODELS else ():
+        if _sha256(found.path / file.path) != file.sha256:
+            mend = f"make the model again; or remove its {MANIFEST}, if it is to be used as a model from elsewhere"
+            raise InputError("was written to after raydense made it", found.path / file.path, mend)
+
+
+def _sha256(file: Path) -> str:
+    known = file.stat()
+    return _sha256_of(file.absolute(), known.st_size, known.st_mtime_ns, known.st_ctime_ns)
+
+
+@lru_cache(maxsize=4_096)
+def _sha256_of(file: Path, size: int, written: int, changed: int) -> str:
+    """Once a process for a file that stays as it is: a recipe asks for the same model before each of its stages."""
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
@@ -444,22 +465,12 @@ def as_json(value: object) -> str:
 
 def write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
     """Write a JSON file; it is the old one or the new one, never half."""
-    aside = (aside_in or path.parent) / f"{path.name}.{uuid.uuid4().hex}.aside"
-    try:
-        with open(aside, "w") as stream:
-            stream.write(as_json(value))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    storage.write_whole(path, as_json(value).encode(), aside_in)
 
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file that is no part of an artifact, as a table of what was measured: it is the old one or the new one, never half."""
-    aside = file.with_name(f"{file.name}.aside")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
+    storage.write_whole(file, text.encode())
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
@@ -483,8 +494,8 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
 
 def named_folder(item: str) -> tuple[str, str]:
     """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
-    name, equals, folder = item.partition("=")
-    return (name, folder) if equals else (Path(item).resolve().name, item)
+    name, folder = storage.named(item)
+    return name or Path(folder).resolve().name, folder
 
 
 def _input_fingerprint(value: str, kind: str) -> str:

@@ -7,8 +7,8 @@ passage's row is its position in the corpus. Beside them lie `id_hash.npy` (sort
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ _BATCH_ROWS = 8_192
 Rows = NDArray[np.int64]
 
 
-def hash_strings(strings: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
-    """A 64-bit hash of each string, the same in every process: uint64 [n]."""
+def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "0123456789123456") -> NDArray[np.uint64]:
+    """A 64-bit hash of each string, the same in every process: uint64 [n]; another `key` of 16 letters gives another hash."""
     from pandas.util import hash_array
 
     values = strings.to_numpy(zero_copy_only=False) if isinstance(strings, pa.Array) else strings.to_numpy()
-    return hash_array(values.astype(object), categorize=False)
+    return hash_array(values.astype(object), hash_key=key, categorize=False)
 
 
 class PassageStore:
@@ -41,6 +41,8 @@ class PassageStore:
         ends = np.cumsum([f.rows for f in files], dtype=np.int64)
         self.shards: list[tuple[int, int]] = [(int(e - f.rows), int(e)) for f, e in zip(files, ends, strict=True)]
         self._names = [f.path for f in files]
+        self._edges: Rows = np.concatenate([[0], ends]).astype(np.int64)
+        self._mapped: dict[int, tuple[list[pa.RecordBatch], Rows]] = {}
 
     def __reduce__(self) -> tuple[type[PassageStore], tuple[str]]:
         return PassageStore, (self.artifact.located,)  # a worker may have another working directory
@@ -57,14 +59,23 @@ class PassageStore:
     def fingerprint(self) -> str:
         return self.artifact.fingerprint
 
-    @cached_property
-    def _batches(self) -> list[pa.RecordBatch]:
-        readers = [pa.ipc.open_file(pa.memory_map(str(self.artifact.path / name))) for name in self._names]
-        return [reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches)]
+    def _file(self, number: int) -> tuple[list[pa.RecordBatch], Rows]:
+        """The batches of a file, which is mapped at the first look, with the first row of each and where the last ends."""
+        if number not in self._mapped:
+            reader = pa.ipc.open_file(pa.memory_map(str(self.artifact.path / self._names[number])))
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            self._mapped[number] = batches, self._edges[number] + np.cumsum([0, *(b.num_rows for b in batches)], dtype=np.int64)
+        return self._mapped[number]
 
-    @cached_property
-    def _starts(self) -> Rows:
-        return np.cumsum([0, *(b.num_rows for b in self._batches)], dtype=np.int64)
+    def _pieces(self, rising: Rows) -> Iterator[tuple[pa.RecordBatch, Rows]]:
+        """The batches that hold these rows, which rise, each with the rows' positions in it."""
+        edges = np.searchsorted(rising, self._edges)
+        for file in np.flatnonzero(np.diff(edges)).tolist():
+            batches, firsts = self._file(file)
+            mine = rising[edges[file] : edges[file + 1]]
+            cuts = np.searchsorted(mine, firsts)
+            for number in np.flatnonzero(np.diff(cuts)).tolist():
+                yield batches[number], mine[cuts[number] : cuts[number + 1]] - firsts[number]
 
     @cached_property
     def text_hash(self) -> NDArray[np.uint64]:
@@ -76,28 +87,24 @@ class PassageStore:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
-        names = columns or self._batches[0].schema.names
         if not rows.size:
-            return pa.Table.from_batches([self._batches[0].select(names).slice(0, 0)])
-        where = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(where, kind="stable")
-        used, first = np.unique(where[order], return_index=True)
-        parts = []
-        for batch, mine in zip(used, np.split(order, first[1:]), strict=True):
-            parts.append(self._batches[batch].select(names).take(pa.array(rows[mine] - self._starts[batch])))
+            none = self._file(0)[0][0].slice(0, 0)
+            return pa.Table.from_batches([none.select(columns) if columns else none])
+        order = np.argsort(rows, kind="stable")
+        parts = [(batch.select(columns) if columns else batch).take(pa.array(at)) for batch, at in self._pieces(rows[order])]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
 
     def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
         """The passages of rows start..stop-1, without a copy."""
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
         while start < stop:
-            offset = start - int(self._starts[first])
-            part = self._batches[first].slice(offset, stop - start)
+            batches, firsts = self._file(int(np.searchsorted(self._edges, start, side="right")) - 1)
+            number = int(np.searchsorted(firsts, start, side="right")) - 1
+            part = batches[number].slice(start - int(firsts[number]), stop - start)
             parts.append(part.select(columns) if columns else part)
-            start, first = start + part.num_rows, first + 1
+            start += part.num_rows
         return pa.Table.from_batches(parts)
 
     def passages(self, rows: Rows) -> list[str]:
@@ -107,6 +114,12 @@ class PassageStore:
     def ids(self, rows: Rows) -> pa.Array:
         """The passage ids at `rows`."""
         return self.take(rows, ["passage_id"])["passage_id"].combine_chunks()
+
+    def write_ids(self, path: Path) -> None:
+        """Write all passage ids, by row, as an Arrow file of the column `passage_id`."""
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("passage_id", pa.string())])) as writer:
+            for start, stop in self.shards:
+                writer.write_table(self.slice(start, stop, ["passage_id"]))
 
     def rows_of(self, ids: pa.Array | pa.ChunkedArray) -> Rows:
         """The row of each id, int64 [n]; -1 for an id that the corpus does not have."""
@@ -152,6 +165,15 @@ class PassageStore:
     @cached_property
     def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:
         return np.load(self.artifact.path / "id_hash.npy", mmap_mode="r"), np.load(self.artifact.path / "id_row.npy", mmap_mode="r")
+
+
+@lru_cache(maxsize=1)
+def store_of(path: str, fingerprint: str) -> PassageStore:
+    """The store of a corpus, kept open by a worker process from task to task; InputError where it is not the one of `fingerprint`."""
+    store = PassageStore(path)
+    if store.fingerprint != fingerprint:
+        raise InputError("is another corpus than when the stage began", path, "let the stage end before its inputs are made anew")
+    return store
 
 
 def full_text(table: pa.Table) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Runs against judgements: metrics.json, the values of each query, and a report to read."""
+"""Runs against judgements, or by the answers that they hold: metrics.json, the values of each query, and a report to read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raydense.data.tables import concat_parts, query_positions, query_starts, re
 from raydense.errors import InputError
 from raydense.evaluation.answers import answers_of, first_answer_ranks, matchers_of
 from raydense.evaluation.depths import by_depth
-from raydense.evaluation.metrics import Judgements, trec_order
+from raydense.evaluation.metrics import Judgements, Measured, trec_order
 from raydense.evaluation.report import write_report
-from raydense.evaluation.runs import MeasuredRun
+from raydense.evaluation.runs import Asked, MeasuredRun
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.progress import say
@@ -30,34 +30,35 @@ _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
 
 def evaluate(settings: EvaluateSettings) -> Artifact:
-    """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, a row a judged query.
+    """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, a row a query that counts.
 
-    Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. `summary["result"]` is the object
+    Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. Without qrels the metrics are top-1 and
+    so on, answer accuracy over all queries that have answers. `summary["result"]` is the object
     of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
     the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
     InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
     folders = named_folders(settings.run, "run")
     named_models = named_folders(settings.models, "models")
+    for needed in ("queries", "corpus") if settings.answers != "none" else ():
+        if getattr(settings, needed) is None:
+            raise InputError("missing", needed, f"answers {settings.answers} needs it")
     draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done
     models = {name: storage.local(folder) for name, folder in named_models.items()}
-    qrels = read_table(settings.qrels, "qrels")
-    judgements = Judgements(qrels, settings.metrics, settings.qrels)
     queries = read_table(settings.queries, "queries") if settings.queries else None
-    if queries is not None:
-        query_positions(qrels["query_id"], queries, settings.qrels)
-    runs = [_measure(name, folder, judgements, queries, settings) for name, folder in folders.items()]
-    result = result_of(runs, len(judgements.query_ids)) | _analysis(settings, runs, judgements, queries, models)
+    asked = _asked(settings, queries)
+    runs = [_measure(name, folder, asked, queries, settings) for name, folder in folders.items()]
+    result = result_of(runs, len(asked.query_ids)) | _analysis(settings, runs, asked.judgements, queries, models)
     draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
     draft.commit(
         "per_query.parquet",
-        lambda path: pq.write_table(_per_query(runs, judgements.query_ids), path),
-        len(runs) * len(judgements.query_ids),
+        lambda path: pq.write_table(_per_query(runs, asked.query_ids), path),
+        len(runs) * len(asked.query_ids),
     )
-    draft.commit("report.html", lambda path: write_report(path, settings, runs, judgements, queries, models, result), 0)
-    return draft.finish(len(judgements.query_ids), result=result)
+    draft.commit("report.html", lambda path: write_report(path, settings, runs, asked, queries, models, result), 0)
+    return draft.finish(len(asked.query_ids), result=result)
 
 
 def named_folders(items: list[str], key: str) -> dict[str, str]:
@@ -70,44 +71,57 @@ def named_folders(items: list[str], key: str) -> dict[str, str]:
     return named
 
 
-def _measure(name: str, folder: str, judgements: Judgements, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
+def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
+    """The queries that count; InputError where `queries` lack a judged one, or no query has an answer."""
+    if settings.qrels is None:
+        assert queries is not None  # as answers need them
+        return Asked(answers_of(queries, settings.queries)["query_id"].combine_chunks(), None)
+    judgements = Judgements(read_table(settings.qrels, "qrels"), settings.metrics, settings.qrels)
+    if queries is not None:
+        query_positions(judgements.query_ids, queries, settings.qrels)
+    return Asked(judgements.query_ids, judgements)
+
+
+def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
-    judged = [_judged(part, judgements.query_ids) for part in artifact.parts(".parquet")]
-    run = pa.concat_tables(judged) if judged else concat_parts([], "run")
-    measured = judgements.measure(run, folder)
-    answers = None if settings.answers == "none" else _answers(run, judgements.query_ids, queries, settings)
+    parts = [_hits_of(part, asked.query_ids) for part in artifact.parts(".parquet")]
+    run = pa.concat_tables(parts) if parts else concat_parts([], "run")
+    answers, by_answers = (None, None) if queries is None or settings.answers == "none" else _answers(run, asked, queries, settings)
+    measured = asked.judgements.measure(run, folder) if asked.judgements else by_answers
+    assert measured is not None  # as settings without qrels have answers
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
-    say(f"evaluate: {name}: {values} over {len(judgements.query_ids):,} queries{missing}")
-    return MeasuredRun(name, artifact, trec_order(run, judgements.query_ids), measured, answers)
+    say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")
+    return MeasuredRun(name, artifact, trec_order(run, asked.query_ids), measured, answers)
 
 
-def _judged(part: Path, query_ids: pa.Array) -> pa.Table:
+def _hits_of(part: Path, query_ids: pa.Array) -> pa.Table:
     table = pq.read_table(part, columns=_COLUMNS)
     return table.filter(pc.is_in(table["query_id"], value_set=query_ids))
 
 
-def _answers(run: pa.Table, query_ids: pa.Array, queries: pa.Table | None, settings: EvaluateSettings) -> dict[str, Any]:
-    """Top-k answer accuracy over the judged queries that have answers, hits in the order of their ranks."""
-    if queries is None or settings.corpus is None or settings.answers == "none":
-        missing = "queries" if queries is None else "corpus"
-        raise InputError("missing", missing, f"answers {settings.answers} needs it")
-    asked = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=query_ids)), settings.queries)
+def _answers(run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateSettings) -> tuple[dict[str, Any], Measured]:
+    """Top-k answer accuracy over those queries asked that have answers, hits in the order of their ranks; and the same by query."""
+    assert settings.answers != "none"
+    told = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
+    unanswered = told.num_rows - pc.count_distinct(run["query_id"].filter(pc.is_in(run["query_id"], value_set=told["query_id"]))).as_py()
     run = run.filter(pc.less_equal(run["rank"], max(settings.answer_k)))
-    run = run.append_column("query", pc.index_in(run["query_id"], value_set=asked["query_id"].combine_chunks()))
+    run = run.append_column("query", pc.index_in(run["query_id"], value_set=told["query_id"].combine_chunks()))
     run = run.filter(pc.is_valid(run["query"])).sort_by([("query", "ascending"), ("rank", "ascending")])
-    store = PassageStore(settings.corpus)
+    store = PassageStore(str(settings.corpus))
     rows, edges = store.known_rows(run["passage_id"], settings.run[0]), query_starts(run["query_id"])
-    hits = [rows[:0]] * asked.num_rows
+    hits = [rows[:0]] * told.num_rows
     for query, start, stop in zip(run["query"].to_numpy()[edges[:-1]], edges[:-1], edges[1:], strict=True):
         hits[query] = rows[start:stop]
-    ids = asked["query_id"].to_pylist()
-    matchers, given_up = matchers_of(settings.answers, asked["answers"].to_pylist(), ids, settings.queries)
+    ids = told["query_id"].to_pylist()
+    matchers, given_up = matchers_of(settings.answers, told["answers"].to_pylist(), ids, settings.queries)
     ranks = first_answer_ranks(hits, matchers, lambda some: store.take(some, ["text"])["text"].to_pylist())
-    accuracy = {f"top-{k}": float(np.mean((ranks > 0) & (ranks <= k))) for k in sorted(set(settings.answer_k))}
+    held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(settings.answer_k))}
+    accuracy = {name: float(np.mean(values)) for name, values in held.items()}
     if given_up:
         say(f"evaluate: gave up {len(given_up):,} answer expressions that searched too long, the first is {min(given_up)!r}")
-    return {"match": settings.answers, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
+    summary = {"match": settings.answers, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
+    return summary, Measured(accuracy, held, unanswered)
 
 
 def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
@@ -123,9 +137,11 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
 
 
 def _analysis(
-    settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements, queries: pa.Table | None, models: dict[str, Path]
+    settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements | None, queries: pa.Table | None, models: dict[str, Path]
 ) -> dict[str, Any]:
     """What only some inputs tell of."""
+    if judgements is None:
+        return {}
     found = {"depths": by_depth(runs, judgements)}
     if queries is not None and settings.corpus is not None:
         found["similarity"] = similarities(runs, models, judgements, queries, PassageStore(settings.corpus))

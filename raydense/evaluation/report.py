@@ -15,8 +15,7 @@ from raydense.data.artifact import fingerprint_of, read_manifest
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
-from raydense.evaluation.metrics import Judgements
-from raydense.evaluation.runs import MeasuredRun
+from raydense.evaluation.runs import Asked, MeasuredRun
 from raydense.settings import EvaluateSettings
 
 _DEEPEST = 12
@@ -26,7 +25,7 @@ def write_report(
     path: Path,
     settings: EvaluateSettings,
     runs: list[MeasuredRun],
-    judgements: Judgements,
+    asked: Asked,
     queries: pa.Table | None,
     models: dict[str, Path],
     result: dict[str, Any],
@@ -35,7 +34,8 @@ def write_report(
     measured = result.get("runs", {runs[0].name: result})
     page = {
         "title": settings.title,
-        "queries": len(judgements.query_ids),
+        "queries": len(asked.query_ids),
+        "judged": asked.judgements is not None,
         "metrics": list(runs[0].measured.means),
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
@@ -43,7 +43,7 @@ def write_report(
         "depths": result.get("depths", {}),
         "similarity": result.get("similarity", {}),
         "curves": curves_of(models),
-        "examples": examples_of(settings, runs, judgements, queries),
+        "examples": examples_of(settings, runs, asked, queries),
         "provenance": provenance_of(settings, runs, models),
     }
     path.write_text(_template().render(page))
@@ -95,12 +95,12 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
     return found
 
 
-def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements, queries: pa.Table | None) -> dict[str, Any]:
+def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Asked, queries: pa.Table | None) -> dict[str, Any]:
     """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
-    reader = Reader(judgements.judged, queries, store, settings.answers == "regex")
+    reader = Reader(asked.judged, queries, store, settings.answers == "regex")
     metric = next(iter(runs[0].measured.means))
-    ids = judgements.query_ids.to_pylist()
+    ids = asked.query_ids.to_pylist()
     first = runs[0].measured.per_query[metric]
     groups = []
     for run in runs[1:] or runs:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,17 @@ from numpy.typing import NDArray
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import write_arrow
-from raydense.inference.pipeline import Device, Layout, Meter, pack, require_model, run_shards, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import (
+    Device,
+    Layout,
+    Meter,
+    precision_of,
+    require_model,
+    run_shards,
+    tokens_of,
+    unpack,
+)
+from raydense.inference.tokenising import tokenise_shard
 from raydense.settings import EncodeSettings
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     """Encode every passage of `settings.corpus`: embeddings `row: int64, embedding: fixed_size_list<dtype>[d]`, and passage ids.
 
     Shards that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
-    where the model is no retriever, or the output was made from something else.
+    where the model is no retriever, or the output was made from something else, or begun in another precision.
     """
     made_from = provenance("encode", settings)
     require_model(settings.model, scores=False)
@@ -36,16 +45,19 @@ def encode(settings: EncodeSettings) -> Artifact:
         return draft.done
     there = draft.committed()
     if "passage_ids.arrow" not in there:
-        draft.commit("passage_ids.arrow", lambda path: _write_ids(store, path), len(store))
+        draft.commit("passage_ids.arrow", store.write_ids, len(store))
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        model_print = made_from["inputs"]["model"]
-        run_shards("encode", settings, draft, store, pending, tokenise_shard, ShardEncoder, model_print=model_print)
-    notes = [file.note for path, file in draft.committed().items() if path.startswith("embeddings-")]
+        tokenise = partial(tokenise_shard, load=_load_tokenizer)
+        actor = partial(ShardEncoder, begun=precision_of(there.values(), draft))
+        run_shards("encode", settings, draft, store, pending, tokenise, actor, prints=made_from["inputs"])
+    there = draft.committed()
+    notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
     return draft.finish(
         len(store),
         dimension=notes[0]["dimension"],
         dtype=settings.dtype,
+        precision=precision_of(there.values(), draft),
         model=made_from["inputs"]["model"],
         corpus=made_from["inputs"]["corpus"],
         tokens=sum(n["tokens"] for n in notes),
@@ -54,19 +66,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     )
 
 
-def tokenise_shard(table: pa.Table, settings: EncodeSettings, draft: Draft, model_print: str) -> pa.Table:
-    """The tokens of the shard that `table` names, with its row range, packed into one row."""
-    shard = table["shard"][0].as_py()
-    store = PassageStore(settings.corpus)
-    start, stop = store.shards[shard]
-    texts = store.passages(np.arange(start, stop))
-    tokens = _tokenizer(settings.model, model_print).passages(texts)
-    return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
-    """Kept by a worker process from shard to shard; `model_print` is in the key, since a folder can change between stages."""
+def _load_tokenizer(folder: str) -> TextTokenizer:
     from raydense.models.tokenizer import load_tokenizer
 
     return load_tokenizer(folder)
@@ -75,13 +75,14 @@ def _tokenizer(folder: str, model_print: str) -> TextTokenizer:
 class ShardEncoder:
     """A model actor: takes the tokens of a shard, commits its vectors, and gives back what the commit noted."""
 
-    def __init__(self, settings: EncodeSettings, draft: Draft, model_print: str, layout: Layout) -> None:
+    def __init__(self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._dtype = draft, np.dtype(settings.dtype)
-        self._device = Device(layout, settings.token_budget)
+        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model)
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, begun)
 
-    def _load(self, folder: str) -> Any:
+    def _load(self, folder: str, begun: str | None) -> Any:
+        self._device.refuse_other(begun, self._draft)
         from raydense.models.dual_encoder import DualEncoder
 
         return DualEncoder.load(folder).to(self._device.name)
@@ -98,6 +99,7 @@ class ShardEncoder:
             "dimension": model.dimension,
             "tokens": len(tokens.ids),
             "padded": padded,
+            "precision": self._device.precision,
             "seconds": round(time.perf_counter() - begun, 3),
         }
         found = _as_table(start, stop, vectors.astype(self._dtype))
@@ -108,12 +110,6 @@ class ShardEncoder:
 def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
-
-
-def _write_ids(store: PassageStore, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("passage_id", pa.string())])) as writer:
-        for start, stop in store.shards:
-            writer.write_table(store.slice(start, stop, ["passage_id"]))
 
 
 def _name(shard: int) -> str:

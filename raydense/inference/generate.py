@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, pack, run_shards, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import Device, Layout, Meter, run_shards, tokens_of, unpack
+from raydense.inference.tokenising import tokenise_shard
 from raydense.settings import GenerateSettings
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     there = draft.committed()
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
-        model_print = made_from["inputs"]["model"]
-        run_shards("generate", settings, draft, store, pending, tokenise_shard, ShardWriter, model_print=model_print)
+        tokenise = partial(tokenise_shard, load=_load_tokenizer, changes=tuple(changes(settings).items()))
+        run_shards("generate", settings, draft, store, pending, tokenise, ShardWriter, prints=made_from["inputs"])
     notes = [file.note for file in draft.committed().values()]
     return draft.finish(
         len(store),
@@ -51,30 +51,16 @@ def generate(settings: GenerateSettings) -> Artifact:
     )
 
 
-def tokenise_shard(table: pa.Table, settings: GenerateSettings, draft: Draft, model_print: str) -> pa.Table:
-    """The tokens of the shard that `table` names, with its row range, packed into one row."""
-    shard = table["shard"][0].as_py()
-    store = PassageStore(settings.corpus)
-    start, stop = store.shards[shard]
-    texts = store.passages(np.arange(start, stop))
-    from raydense.models.generator import changes
-
-    tokens = _tokenizer(settings.model, model_print, tuple(changes(settings).items())).passages(texts)
-    return pack({"shard": [shard], "range": [start, stop], **token_columns(tokens)})
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, model_print: str, changes: tuple[tuple[str, Any], ...]) -> TextTokenizer:
-    """Kept by a worker process from shard to shard; `model_print` is in the key, since a folder can change between stages."""
+def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
     from raydense.models.generator import generator_tokenizer, read_generator_config
 
-    return generator_tokenizer(*read_generator_config(folder, **dict(changes)))
+    return generator_tokenizer(*read_generator_config(folder, **changes))
 
 
 class ShardWriter:
     """A model actor: takes the tokens of a shard, commits the queries drawn for it, and gives back what the commit noted."""
 
-    def __init__(self, settings: GenerateSettings, draft: Draft, model_print: str, layout: Layout) -> None:
+    def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout) -> None:
         self._draft, self._settings = draft, settings
         self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Draft
+from raydense.data.artifact import Draft, File
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
@@ -89,7 +89,7 @@ def require_model(folder: str, scores: bool) -> None:
 
 
 def run(
-    spread: Spread, parts: list[dict[str, Any]], tokenise: Callable[..., pa.Table], actor: type, **arguments: Any
+    spread: Spread, parts: list[dict[str, Any]], tokenise: Callable[..., pa.Table], actor: Callable[..., Any], **arguments: Any
 ) -> Iterator[dict[str, Any]]:
     """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
 
@@ -131,7 +131,7 @@ def run_shards(
     store: PassageStore,
     pending: list[int],
     tokenise: Callable[..., pa.Table],
-    actor: type,
+    actor: Callable[..., Any],
     **more: Any,
 ) -> None:
     """`run` over the `pending` shards of a corpus, to the last, with the live line of `verb`; a part has its shard's number."""
@@ -150,7 +150,7 @@ def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[st
 class _Actor:
     """What the pool holds: the actor of the stage, and what it raises turned into a record."""
 
-    def __init__(self, actor: type, arguments: dict[str, Any]) -> None:
+    def __init__(self, actor: Callable[..., Any], arguments: dict[str, Any]) -> None:
         import ray
 
         self._step = actor(**arguments)
@@ -265,6 +265,24 @@ class Device:
         if self.name == "cpu" or not self._half:
             return "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+    def refuse_other(self, begun: str | None, draft: Draft) -> None:
+        """InputError where what is there was computed in another precision: `auto` depends on the machine, the settings do not tell."""
+        if begun not in (None, self.precision):
+            raise InputError(
+                f"what is there was computed in {begun}, and on this device it would go on in {self.precision}",
+                draft.place,
+                f"go on where the device does {begun}, or delete the folder to start anew",
+            )
+
+
+def precision_of(files: Iterable[File], draft: Draft) -> str | None:
+    """What committed files were computed in, None where none of them says; InputError where they differ."""
+    found = sorted({file.note["precision"] for file in files if "precision" in file.note})
+    if len(found) > 1:
+        what = f"its files were computed in {' and '.join(found)}: the devices of the cluster differ"
+        raise InputError(what, draft.place, "delete the folder, and give --precision fp32, or devices that do the same")
+    return found[0] if found else None
 
 
 class Meter:

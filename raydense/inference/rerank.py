@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
-from raydense.data.store import PassageStore
+from raydense.data.store import store_of
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
-from raydense.inference.pipeline import Device, Layout, Meter, live_line, pack, require_model, run, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import (
+    Device,
+    Layout,
+    Meter,
+    live_line,
+    pack,
+    precision_of,
+    require_model,
+    run,
+    token_columns,
+    tokens_of,
+    unpack,
+)
+from raydense.inference.tokenising import kept_tokenizer
 from raydense.settings import RerankSettings
 
 if TYPE_CHECKING:
@@ -33,7 +46,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
 
     Blocks of queries that an earlier run committed are kept. InputError where the model is no re-ranker, the run names a query
-    or passage that is not there, or the output was made from something else.
+    or passage that is not there, or the output was made from something else, or begun in another precision.
     """
     made_from = provenance("rerank", settings)
     require_model(settings.model, scores=True)
@@ -46,8 +59,8 @@ def rerank(settings: RerankSettings) -> Artifact:
     pending = [b for b in blocks if _name(b["block"]) not in there]
     if pending:
         _score_blocks(settings, draft, pending, sum(b["pairs"] for b in blocks), made_from["inputs"])
-    notes = [file.note for file in draft.committed().values()]
-    rows = sum(file.rows for file in draft.committed().values())
+    files = draft.committed().values()
+    notes, rows = [file.note for file in files], sum(file.rows for file in files)
     tokens, padded = (sum(n[key] for n in notes) for key in ("tokens", "padded"))
     return draft.finish(
         rows,
@@ -55,6 +68,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         depth=settings.depth,
         model=made_from["inputs"]["model"],
         loss=loss_of(settings.model),
+        precision=precision_of(files, draft),
         corpus=made_from["inputs"]["corpus"],
         tokens=tokens,
         padding_share=round(1 - tokens / padded, 4) if padded else 0.0,
@@ -69,9 +83,10 @@ def loss_of(model: str) -> str | None:
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
     settings = settings.located()
+    actor = partial(BlockScorer, begun=precision_of(draft.committed().values(), draft))
     left = sum(b["pairs"] for b in pending)
     with live_line("rerank", draft, "pairs", pairs, pairs - left):
-        for _ in run(settings, pending, tokenise_block, BlockScorer, settings=settings, draft=draft, prints=prints):
+        for _ in run(settings, pending, tokenise_block, actor, settings=settings, draft=draft, prints=prints):
             pass
 
 
@@ -136,13 +151,13 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
     found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
     queries = _queries(settings.queries, prints["queries"])
     positions = query_positions(found["query_id"], queries, settings.run)
-    store = PassageStore(settings.corpus)
+    store = store_of(settings.corpus, prints["corpus"])
     rows = store.rows_of(found["passage_id"])
     if (rows < 0).any():
         missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
         raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
     texts = queries["text"].take(pa.array(positions)).to_pylist()
-    tokens = _tokenizer(settings.model, prints["model"]).pairs(texts, store.passages(rows))
+    tokens = kept_tokenizer(_load_tokenizer, settings.model, prints["model"]).pairs(texts, store.passages(rows))
     ids = {name: found[name].combine_chunks() for name in ("query_id", "passage_id")}
     return pack({"block": [block["block"]], **ids, "row": rows, **token_columns(tokens)})
 
@@ -153,9 +168,7 @@ def _queries(folder: str, print_: str) -> pa.Table:
     return read_table(folder, "queries", ["query_id", "text"])
 
 
-@lru_cache(maxsize=1)
-def _tokenizer(folder: str, print_: str) -> PairTokenizer:
-    """As `_queries`."""
+def _load_tokenizer(folder: str) -> PairTokenizer:
     from raydense.models.cross_encoder import load_pair_tokenizer
 
     return load_pair_tokenizer(folder)
@@ -164,13 +177,14 @@ def _tokenizer(folder: str, print_: str) -> PairTokenizer:
 class BlockScorer:
     """A model actor: takes the pairs of a block, commits its part of the run, and gives back what the commit noted."""
 
-    def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout) -> None:
+    def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft = draft
-        self._device = Device(layout, settings.token_budget)
+        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model)
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, begun)
 
-    def _load(self, folder: str) -> Any:
+    def _load(self, folder: str, begun: str | None) -> Any:
+        self._device.refuse_other(begun, self._draft)
         from raydense.models.cross_encoder import CrossEncoder
 
         return CrossEncoder.load(folder).to(self._device.name)
@@ -183,7 +197,8 @@ class BlockScorer:
         begun = time.perf_counter()
         meter = Meter(self._draft, name)
         scores, padded = self._device.run(tokens, model.tokenizer.pad_id, model, meter.count)
-        note = {"tokens": len(tokens.ids), "padded": padded, "seconds": round(time.perf_counter() - begun, 3)}
+        taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
+        note = {"tokens": len(tokens.ids), "padded": padded, **taken}
         commit_table(self._draft, name, ordered(columns["query_id"], columns["passage_id"], columns["row"].to_numpy(), scores), **note)
         return pa.Table.from_pylist([note])
 

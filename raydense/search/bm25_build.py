@@ -63,7 +63,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
         ]
         for rows in run_tasks(_score, score_calls, settings.concurrency):
             progress.add(rows)
-    draft.commit("passage_ids.arrow", partial(_write_ids, store), len(store))
+    draft.commit("passage_ids.arrow", store.write_ids, len(store))
     summary = {"kind": "bm25", "shards": ranges, "corpus": store.fingerprint, "model": None, "dimension": None}
     summary["expand"] = generated.origin if generated else None
     return draft.finish(len(store), **summary, factory=None, stemmer=settings.stemmer, stopwords=settings.stopwords)
@@ -131,13 +131,6 @@ def _global_statistics(draft: Draft, shards: int, rows: int) -> float:
     table = pa.table({"word": merged["word"], "idf": pa.array(idf, pa.float32())})
     draft.commit(VOCABULARY, lambda path: write_arrow(path, table), table.num_rows)
     return tokens / rows
-
-
-def _write_ids(store: PassageStore, path: Path) -> None:
-    schema = pa.schema([("passage_id", pa.string())])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for at in range(0, len(store), _BLOCK_ROWS):
-            writer.write_table(store.slice(at, min(at + _BLOCK_ROWS, len(store)), ["passage_id"]).combine_chunks())
 
 
 def _score(draft: Draft, shard: int, mean_length: float, k1: float, b: float) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raydense.data.artifact import Artifact
+from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.errors import InputError
 from raydense.inference.encode import encode
 from raydense.models.dual_encoder import DualEncoder
@@ -86,6 +86,17 @@ def test_is_done_once_and_refused_when_the_model_changed(world: Path, embeddings
         encode(settings(world, world / "emb", model=str(other)))
     with pytest.raises(InputError, match=r"settings.dtype: float16 -> float32"):
         encode(settings(world, world / "emb", dtype="float32"))
+
+
+def test_says_its_precision_and_does_not_go_on_in_another(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
+    assert embeddings.summary["precision"] == embeddings.files[0].note["precision"] == "fp32"
+    asked = settings(world, tmp_path / "out")
+    draft = Draft.open(asked.output, "embeddings", provenance("encode", asked))
+    part = embeddings.path / "embeddings-00000.arrow"
+    draft.commit(part.name, lambda path: shutil.copy(part, path), 100, **{**embeddings.files[0].note, "precision": "bf16"})
+    draft.close()
+    with pytest.raises(InputError, match=r"out: what is there was computed in bf16, and on this device it would go on in fp32"):
+        encode(asked)
 
 
 def test_refuses_a_reranker_and_a_folder_without_weights(world: Path, tmp_path: Path) -> None:

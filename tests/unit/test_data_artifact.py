@@ -1,6 +1,7 @@
 """An artifact appears whole or not at all, continues, and is refused when stale, damaged, foreign or in use."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of
+from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json, write_whole
 from raydense.errors import InputError, mendable
 
 
@@ -224,6 +225,17 @@ def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
     assert not list((tmp_path / "x").rglob("large.bin"))
 
 
+def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [lambda text: write_whole(tmp_path / "table.md", text), lambda text: write_json(tmp_path / "table.json", text)]
+    for write in writers:
+        write("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    for write in writers:
+        with pytest.raises(OSError, match="No space"):
+            write("new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.md": "old", "table.json": '"old"'}
+
+
 def test_no_space_is_said_in_one_line() -> None:
     assert mendable(OSError(errno.ENOSPC, "No space left on device", "/d/f")) == (
         1,
@@ -251,6 +263,28 @@ def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
     before = fingerprint_of(tmp_path / "d")
     (tmp_path / "real" / "f").write_text("b")
     assert fingerprint_of(tmp_path / "d") != before
+
+
+@pytest.mark.parametrize("kind", ["model", "joint"])
+def test_weights_trained_on_in_place_are_refused_though_they_are_as_large(tmp_path: Path, kind: str) -> None:
+    made = make(tmp_path / "m", kind)
+    assert fingerprint_of(tmp_path / "m") == made.fingerprint
+    (tmp_path / "m" / "one.txt").write_text("TEXT")
+    with pytest.raises(InputError, match=r"one\.txt: was written to after raydense made it; make the model again"):
+        fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # the other mend
+    foreign = fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "one.txt").write_text("tExt")
+    assert made.fingerprint != foreign != fingerprint_of(tmp_path / "m")
+
+
+def test_a_file_that_stays_as_it_is_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "m", "model")
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: hashed.append(stream.name) or digest(stream, kind))
+    assert fingerprint_of(tmp_path / "m") == fingerprint_of(tmp_path / "m")
+    assert sorted(Path(name).name for name in hashed) == ["one.txt", "two.txt"]
 
 
 def test_differences_names_keys() -> None:

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from raydense.data.artifact import Artifact, Draft
 from raydense.data.exporting import export
 from raydense.data.formats import lines
+from raydense.data.formats import msmarco as msmarco_format
+from raydense.data.formats import texts as texts_format
+from raydense.data.formats.intake import Intake
 from raydense.data.importing import import_corpus, import_dataset
-from raydense.data.store import PassageStore
+from raydense.data.store import CorpusWriter, PassageStore, hash_strings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.settings import ExportSettings, ImportSettings
@@ -278,6 +281,70 @@ def test_msmarco_text_triples(tmp_path: Path) -> None:
     assert [e["negatives"] for e in table(out / "examples/train", "examples")] == [[1, 2], [0]]
 
 
+def test_msmarco_text_triples_are_the_same_however_they_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    rows = [f"query {q}\tpassage {p}\tpassage {n}" for q, p, n in rng.integers(0, [20, 40, 60], (400, 3)).tolist()]
+    put(tmp_path / "in/triples.train.tsv", *rows)
+    put(tmp_path / "in/triples.dev.tsv", *rows[::-3])
+    whole = imported("msmarco", tmp_path / "in", tmp_path / "whole")
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 500)
+    cut = imported("msmarco", tmp_path / "in", tmp_path / "cut")
+    expected: dict[str, dict[str, list[str]]] = {}  # by the slow reading, a line at a time
+    for query, positive, negative in (row.split("\t") for row in rows):
+        lists = expected.setdefault(query, {"positives": [], "negatives": []})
+        for side, text in (("positives", positive), ("negatives", negative)):
+            lists[side] += [text] if text not in lists[side] else []
+    for out in (whole, cut):
+        texts = [text for _, _, text in passages(out / "corpus")]
+        assert texts == list(dict.fromkeys(t for row in [*rows[::-3], *rows] for t in row.split("\t")[1:]))
+        names = {q["query_id"]: q["text"] for q in table(out / "queries", "queries")}
+        found = {
+            names[e["query_id"]]: {side: [texts[row] for row in e[side]] for side in ("positives", "negatives")}
+            for e in table(out / "examples/train", "examples")
+        }
+        assert found == expected
+        assert list(found) == list(expected)
+    for name in ("corpus", "queries", "examples/train", "examples/dev"):
+        assert [f.sha256 for f in Artifact.open(whole / name).files] == [f.sha256 for f in Artifact.open(cut / name).files]
+
+
+def test_msmarco_text_triples_are_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "triples.train.tsv", *(f"query\tpassage {i}\tpassage {i + 1}" for i in range(300)))
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
+    order: list[str] = []
+    read, add = msmarco_format.columns, CorpusWriter.add
+    monkeypatch.setattr(msmarco_format, "columns", lambda *args: (order.append("read") or block for block in read(*args)))
+    monkeypatch.setattr(CorpusWriter, "add", lambda self, table: order.append("write") or add(self, table))
+    imported("msmarco", tmp_path / "triples.train.tsv", tmp_path / "out")
+    assert len(order) > 10
+    assert order == ["read", "write"] * (len(order) // 2)
+
+
+def test_msmarco_text_triples_go_on_after_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = put(tmp_path / "triples.train.tsv", "query\tgood\tbad", "query\tgood\tworse", "other\tbad\tgood")
+    whole = imported("msmarco", source, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Intake, "queries", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            imported("msmarco", source, tmp_path / "out")
+    assert (tmp_path / "out/corpus/manifest.json").exists()
+    out = imported("msmarco", source, tmp_path / "out")
+    assert Artifact.open(out).fingerprint == Artifact.open(whole).fingerprint
+
+
+def test_bad_msmarco_text_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = put(tmp_path / "triples.train.tsv", *["query\tgood\tbad"] * 40, "query\t \tworse")
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 100)
+    with pytest.raises(InputError, match=r"triples\.train\.tsv:41: empty positive; fill it"):
+        imported("msmarco", source, tmp_path / "out")
+    source = put(tmp_path / "triples.train.tsv", *["query\tgood\tbad"] * 40)
+    monkeypatch.setattr(
+        texts_format, "hash_strings", lambda texts, key="": hash_strings(texts, key) if key else np.zeros(len(texts), np.uint64)
+    )
+    with pytest.raises(InputError, match=r"triples\.train\.tsv: two of its texts have the same 64-bit hash"):
+        imported("msmarco", source, tmp_path / "out")
+
+
 def test_msmarco_run_round_trip_and_bad_lines(tmp_path: Path) -> None:
     out = imported("msmarco", put(tmp_path / "dev.run", "10\t2\t2", "10\t1\t1", "11\t3\t1"), tmp_path / "out")
     assert [(r["query_id"], r["passage_id"], r["rank"]) for r in table(out / "run", "run")] == [
@@ -413,6 +480,28 @@ def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
     assert [(r["passage_id"], r["rank"], r["score"]) for r in table(out / "run", "run")] == [("2", 1, 9.5)]
     written = exported("dpr", tmp_path / "psgs.tsv", corpus=out / "corpus")
     assert passages(import_corpus("dpr", written, tmp_path / "c").path) == passages(out / "corpus")
+
+
+def test_dpr_questions_have_quotes_where_a_cell_holds_one(tmp_path: Path) -> None:
+    rows = [["who?", ["a"]], ['"Fings Ain\'t" was by whom?', ['Lionel "Bart"']], ['a 5" disk?', ["b"]], ['said "so"?', ["it's"]]]
+    with open(tmp_path / "qa.csv", "w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows([question, str(answers)] for question, answers in rows)
+    lines = (tmp_path / "qa.csv").read_text().splitlines()
+    assert lines[0] == "who?\t['a']"
+    assert lines[1].startswith('"""Fings Ain\'t"" was by whom?"\t')
+    out = imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
+    found = read_table(out / "queries", "queries").to_pylist()
+    assert [[row["text"], row["answers"]] for row in found] == rows
+
+
+def test_dpr_questions_without_csv_quotes_keep_those_within_a_cell(tmp_path: Path) -> None:
+    put(tmp_path / "qa.csv", 'a 5" disk?\t["it\'s"]', "who \"said\" so?\t['x']")
+    out = imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
+    found = read_table(out / "queries", "queries").to_pylist()
+    assert [(row["text"], row["answers"]) for row in found] == [('a 5" disk?', ["it's"]), ('who "said" so?', ["x"])]
+    put(tmp_path / "open.csv", "who?\t['x']", "\"never closed\t['x']", "when?\t['x']")
+    with pytest.raises(InputError, match=r"open\.csv:2: quotes do not match"):
+        imported("dpr", tmp_path / "open.csv", tmp_path / "none")
 
 
 def test_bad_dpr(tmp_path: Path) -> None:

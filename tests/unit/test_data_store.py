@@ -1,6 +1,7 @@
 """The passage store: random access equals a plain list, ids are found without a dict, and it stays small."""
 
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydense.data.artifact import Draft
-from raydense.data.store import CorpusWriter, PassageStore, hash_strings
+from raydense.data.store import CorpusWriter, PassageStore, hash_strings, store_of
 from raydense.errors import InputError
 
 COUNT = 20_011
@@ -50,9 +51,40 @@ def test_slice_equals_a_list(store: PassageStore, ends: tuple[int, int]) -> None
         assert store.slice(start, stop, ["text"])["text"].to_pylist() == [p[2] for p in PASSAGES[start:stop]]
 
 
+def test_only_the_files_that_are_read_are_mapped(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[str] = []
+    memory_map = pa.memory_map
+    monkeypatch.setattr(pa, "memory_map", lambda path: mapped.append(Path(path).name) or memory_map(path))
+    fresh = PassageStore(store.path)
+    fresh.slice(9_100, 17_900)
+    fresh.take(np.array([17_999, 9_000]))
+    assert mapped == ["corpus-00001.arrow"]
+    fresh.slice(8_999, 9_001)
+    assert mapped == ["corpus-00001.arrow", "corpus-00000.arrow"]
+
+
+def test_a_worker_keeps_its_store_and_knows_another_corpus(tmp_path: Path) -> None:
+    write(tmp_path / "c", PASSAGES[:9])
+    before = PassageStore(tmp_path / "c").fingerprint
+    assert store_of(str(tmp_path / "c"), before) is store_of(str(tmp_path / "c"), before)
+    shutil.rmtree(tmp_path / "c")
+    write(tmp_path / "c", PASSAGES[:8])
+    after = PassageStore(tmp_path / "c").fingerprint
+    assert len(store_of(str(tmp_path / "c"), after)) == 8
+    with pytest.raises(InputError, match="is another corpus than when the stage began"):
+        store_of(str(tmp_path / "c"), before)
+
+
 def test_shards_and_length(store: PassageStore) -> None:
     assert len(store) == COUNT
     assert store.shards == [(0, 9_000), (9_000, 18_000), (18_000, COUNT)]
+
+
+def test_ids_are_written_by_row(store: PassageStore, tmp_path: Path) -> None:
+    store.write_ids(tmp_path / "ids.arrow")
+    written = pa.ipc.open_file(pa.memory_map(str(tmp_path / "ids.arrow"))).read_all()
+    assert written.column_names == ["passage_id"]
+    assert written["passage_id"].to_pylist() == [p[0] for p in PASSAGES]
 
 
 def test_passages_join_title_and_text(store: PassageStore) -> None:

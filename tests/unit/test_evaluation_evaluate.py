@@ -97,6 +97,48 @@ def test_answer_accuracy(world: Path):
         evaluate_world(world, "none", [str(world / "good")], answers="token", queries=texts["queries"])
 
 
+def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path):
+    more = {"queries": str(world / "queries"), "corpus": str(world / "corpus"), "answer_k": "1 2", "answers": "token"}
+    table = pq.read_table(world / "queries" / "queries-00000.parquet")
+    draft = Draft.open(world / "asked", "queries", {})
+    bare = pa.table({"query_id": ["bare"], "text": ["no answer"], "answers": pa.array([[]], pa.list_(pa.string()))})
+    commit_table(draft, "queries.parquet", pa.concat_tables([table, bare]))
+    draft.finish(5)
+    given = {"run": [str(world / "bad"), str(world / "good")], **more, "queries": str(world / "asked")}
+    report = evaluate(EvaluateSettings.read({**given, "output": str(world / "report")}))
+    result = report.summary["result"]
+    assert result["runs"]["bad"]["metrics"] == {"top-1": 0.0, "top-2": 0.5}  # of q0, q1, q2 and other: the run has two of them
+    assert result["runs"]["good"] == {
+        "metrics": {"top-1": 0.5, "top-2": 0.5},
+        "queries": 4,
+        "answers": {"match": "token", "accuracy": {"top-1": 0.5, "top-2": 0.5}, "queries": 4, "expressions_given_up": 0},
+    }
+    assert not {"depths", "similarity"} & result.keys()
+    values = pq.read_table(report.path / "per_query.parquet").to_pylist()
+    assert values[4:6] == [{"run": "good", "query_id": q, "top-1": 1.0, "top-2": 1.0} for q in ("q0", "q1")]
+    text = (report.path / "report.html").read_text()
+    assert "measured on 4 queries that have answers" in text
+    assert Page(text).stack == []
+    assert not [words for words in ("judged queries", "no relevant passage", "trec_eval") if words in text]
+    assert [line.split()[0] for line in comparison_table(report).splitlines()[2:]] == ["bad", "good"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus"),
+        ({"answers": "token", "metrics": "R@5"}, "an evaluation without qrels does not use metrics: leave it out"),
+        ({"answers": "token", "corpus": "c"}, "queries: missing; answers token needs it"),
+        ({"answers": "regex", "queries": "q"}, "corpus: missing; answers regex needs it"),
+    ],
+)
+def test_without_qrels_it_says_what_it_needs(world: Path, given: dict[str, str], said: str):
+    with pytest.raises(InputError) as caught:
+        evaluate(EvaluateSettings.read({"run": [str(world / "good")], "output": str(world / "none"), **given}))
+    assert said in str(caught.value)
+    assert not (world / "none").exists()
+
+
 class Page(HTMLParser):
     """What a browser would see: open tags, links, texts."""
 
@@ -124,7 +166,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
-    runs = [f"<i>first={world / 'bad'}", f"{EVIL}={world / 'good'}"]
+    runs = [f"<i>first={world / 'bad'}", f"{EVIL.replace('/', '')}={world / 'good'}"]
     more = {
         "queries": world / "queries",
         "corpus": world / "corpus",

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pytest
 
 from raydense import storage
-from raydense.data.artifact import Artifact, Draft, fingerprint_of
+from raydense.data.artifact import Artifact, Draft, fingerprint_of, named_folder
 from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, mendable
 from raydense.settings import EvaluateSettings, ExportSettings, ImportSettings, SearchSettings
+from raydense.submit import verb_work
 from tests.s3_server import BUCKET, environment, proxy, s3_server
 
 ROOT = f"s3://{BUCKET}"
@@ -67,6 +68,28 @@ def test_names(tmp_path: Path) -> None:
     for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h"):
         with pytest.raises(InputError):
             storage.checked(bad)
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "path"),
+    [
+        ("BM25=runs/bm25", "BM25", "runs/bm25"),
+        ("dense=runs/lr=1e-5/dense", "dense", "runs/lr=1e-5/dense"),
+        ("runs/lr=1e-5/dense", "", "runs/lr=1e-5/dense"),
+        ("./lr=1e-5", "", "./lr=1e-5"),
+        ("s3://bucket/lr=1e-5", "", "s3://bucket/lr=1e-5"),
+        ("a=s3://bucket/lr=1e-5", "a", "s3://bucket/lr=1e-5"),
+        ("runs/dense", "", "runs/dense"),
+    ],
+)
+def test_a_name_before_a_path_has_no_slash(item: str, name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage.named(item) == (name, path)
+    assert named_folder(item) == (name or Path(path).name, path)
+    settings = EvaluateSettings.read({"run": [item], "qrels": "q", "output": "o"})
+    there = path if path.startswith("s3:") else str(tmp_path / path)
+    assert settings.run == [item]
+    assert verb_work("evaluate", settings).stages[0].settings.run == [f"{name}={there}" if name else there]
 
 
 def test_an_artifact_is_the_same_in_a_store(store: str, tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:
-    """`question<TAB>['answer', ...]`; the answers are a Python list literal, whatever CSV quotes stand around it."""
+    """`question<TAB>['answer', ...]`, with CSV quotes where a cell holds one; the answers are a Python list literal."""
     at = where(path)
     row = 0
-    for table in columns(path, QUESTIONS, quoted='"[' in first_line(path)):
+    for table in columns(path, QUESTIONS, quoted=True):
         for question, literal in zip(table["text"].to_pylist(), table["answers"].to_pylist(), strict=True):
             try:
                 answers = ast.literal_eval(literal)

@@ -96,7 +96,7 @@ class Intake:
         self._table(name, "run", _ranked(table))
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
-        """Write training examples. `table` has `query_id` and lists of passage ids `positives`, `negatives`, perhaps scores of each."""
+        """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows; perhaps scores of each."""
         if self.store is None:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
@@ -106,6 +106,8 @@ class Intake:
 
     def _rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
         assert self.store is not None
+        if pa.types.is_integer(ids.type.value_type):
+            return ids
         flat = ids.flatten()
         rows = self.store.rows_of(flat)
         if (unknown := np.flatnonzero(rows < 0)).size:

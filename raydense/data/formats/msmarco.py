@@ -7,19 +7,22 @@ another name, given alone, is a run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, first_of_each
-from raydense.data.formats.lines import Field, columns, where
+from raydense.data.formats.lines import Field, columns, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
-from raydense.data.formats.texts import TextCorpus
-from raydense.data.store import full_text
+from raydense.data.formats.texts import Numbers, text_id
+from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
 
 COLLECTION = [Field("passage_id", "id", "pid"), Field("text", "text", "passage")]
@@ -107,19 +110,80 @@ def _lists(pairs: pa.Table, side: str, queries: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), passages)
 
 
+class _TextTriples:
+    """Triples of texts, read a block at a time: of texts that came before only the numbers are kept, three a line.
+
+    Passages get ids from their texts; queries that are equal are one.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self._passages, self._queries = Numbers(), Numbers()
+        self._ids: list[pa.Array] = []
+        self._texts: list[pa.ChunkedArray] = []
+        self._lines: dict[Path, list[NDArray[np.int32]]] = {path: [] for path in paths}
+
+    def read(self) -> Iterator[pa.Table]:
+        """The passages that no earlier line has, as the files are read."""
+        for path in self.paths:
+            line = 0
+            for block in columns(path, TEXTS):
+                refuse_blank(block, block.column_names, partial(_later, where(path), line))
+                line += block.num_rows
+                query, asked = self._queries.of(block["query"], path)
+                self._texts.append(asked)
+                passage, texts = self._passages.of(_in_turn(block["positive"], block["negative"]), path)
+                self._lines[path].append(np.stack([query, passage[0::2], passage[1::2]]))
+                ids = pa.array([text_id("", text) for text in texts.to_pylist()], pa.string())
+                self._ids.append(ids)
+                yield pa.table({"passage_id": ids, "title": pa.repeat("", len(ids)), "text": texts})
+
+    def queries(self) -> pa.Table:
+        """The queries, in the order of their numbers."""
+        texts = pa.chunked_array([chunk for part in self._texts for chunk in part.chunks], pa.string())
+        return pa.table({"query_id": pa.array([text_id(text) for text in texts.to_pylist()], pa.string()), "text": texts})
+
+    def examples(self, path: Path, store: PassageStore, queries: pa.Table) -> pa.Table:
+        """One example a query, in the order of the file, with the rows of its positives and of its negatives, each once."""
+        rows = store.known_rows(pa.chunked_array(self._ids, pa.string()), path)
+        query, *sides = np.concatenate(self._lines[path], axis=1)
+        numbers, first, back = np.unique(query, return_index=True, return_inverse=True)
+        turn = np.argsort(np.argsort(first))[back]
+        lists = [_lists_of(turn, rows[side], len(numbers)) for side in sides]
+        ids = queries["query_id"].take(pa.array(numbers[np.argsort(first)]))
+        return pa.table({"query_id": ids, "positives": lists[0], "negatives": lists[1]})
+
+
+def _later(at: Callable[[int], str], line: int, row: int) -> str:
+    return at(line + row)
+
+
+def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts of two columns, line by line."""
+    turns = np.arange(2 * len(one)).reshape(2, -1).T.ravel()
+    return pa.chunked_array([*one.chunks, *other.chunks]).take(pa.array(turns))
+
+
+def _lists_of(query: NDArray[np.int64], passage: NDArray[np.int64], queries: int) -> pa.ListArray:
+    """The passages of each query 0 .. `queries`-1, each once, in the order in which they come."""
+    _, first = np.unique(query << 32 | passage, return_index=True)
+    first.sort()
+    query, passage = query[first], passage[first]
+    ends = np.cumsum(np.bincount(query, minlength=queries))
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), pa.array(passage[np.argsort(query, kind="stable")]))
+
+
 def _read_text_triples(paths: list[Path], intake: Intake) -> None:
-    """Triples of texts: passages get ids from their texts, queries that are equal are one."""
-    texts = TextCorpus()
-    per_file = []
+    triples, source = _TextTriples(paths), ", ".join(map(str, paths))
+    passages = triples.read()
+    intake.corpus((passages, lambda _: source))
+    for _ in passages:  # where the corpus was finished when the import was stopped, it was not read again
+        pass
+    queries = triples.queries()
+    intake.queries(queries, lambda _: source)
+    assert intake.store is not None
     for path in paths:
-        triples = pa.concat_tables(columns(path, TEXTS))
-        for name in ("positive", "negative"):
-            triples = triples.set_column(triples.column_names.index(name), name, texts.add_texts(triples[name].to_pylist(), where(path)))
-        query_id = texts.add_queries(triples["query"].to_pylist(), where(path))
-        per_file.append((path, triples.set_column(0, "query_id", query_id)))
-    texts.write(intake)
-    for path, triples in per_file:
-        _give_triples(triples, path, intake)
+        intake.examples(split_of(path), triples.examples(path, intake.store, queries), lambda _: source)
 
 
 def write(outlet: Outlet) -> None:

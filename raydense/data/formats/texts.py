@@ -1,17 +1,23 @@
-"""A corpus and queries gathered from training files that carry texts instead of ids: equal texts become one passage."""
+"""A corpus and queries gathered from training files that carry texts instead of ids: equal texts become one passage.
+
+`TextCorpus` holds all of the texts; `Numbers` is for files that are larger than the corpus that they make.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raydense.data.formats.intake import Intake
+from raydense.data.store import hash_strings
 from raydense.errors import InputError
 
 _STEP = 8_192
+_CHECK_KEY = "to tell for sure"
 
 
 def text_id(*parts: str) -> str:
@@ -19,8 +25,43 @@ def text_id(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+class Numbers:
+    """Numbers texts from 0 in the order in which they first come; holds no text, but two hashes of each."""
+
+    def __init__(self) -> None:
+        self._hash, self._check = np.zeros(0, np.uint64), np.zeros(0, np.uint64)  # of all that came so far, by the first one rising
+        self._number = np.zeros(0, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def of(self, texts: pa.ChunkedArray, where: object) -> tuple[NDArray[np.int32], pa.ChunkedArray]:
+        """The number of each text, int32 [n], and those texts that are new; InputError where two different ones have the same hash."""
+        every, check = hash_strings(texts), hash_strings(texts, _CHECK_KEY)
+        hashes, first, back = np.unique(every, return_index=True, return_inverse=True)
+        place = np.searchsorted(self._hash, hashes)
+        known = np.zeros(len(hashes), dtype=bool)
+        known[place < len(self)] = self._hash[place[place < len(self)]] == hashes[place < len(self)]
+        self._refuse_alike(
+            np.concatenate([check[first][back], self._check[place[known]]]), np.concatenate([check, check[first[known]]]), where
+        )
+        numbers, new = np.empty(len(hashes), np.int32), np.flatnonzero(~known)
+        rows = np.sort(first[new])
+        numbers[known] = self._number[place[known]]
+        numbers[new] = len(self) + np.searchsorted(rows, first[new])
+        self._number = np.insert(self._number, place[new], numbers[new])
+        self._hash = np.insert(self._hash, place[new], hashes[new])
+        self._check = np.insert(self._check, place[new], check[first[new]])
+        return numbers[back], texts.take(pa.array(rows))
+
+    @staticmethod
+    def _refuse_alike(one: NDArray[np.uint64], other: NDArray[np.uint64], where: object) -> None:
+        if (one != other).any():
+            raise InputError("two of its texts have the same 64-bit hash", where, "change one of them by a blank")
+
+
 class TextCorpus:
-    """Passages and queries of training files; holds them in memory, as such files are small beside a corpus."""
+    """Passages and queries of training files; holds them in memory, as JSON with an entry a query is small beside a corpus."""
 
     def __init__(self) -> None:
         self.passages: dict[str, tuple[str, str, str]] = {}
@@ -52,19 +93,6 @@ class TextCorpus:
         if answers is not None:
             self.answers.setdefault(name, answers)
         return name
-
-    def add_texts(self, texts: list[str], at: Callable[[int], str]) -> pa.Array:
-        """The ids of a column of passages."""
-        return pa.array([self._named(self.add, text, row, at) for row, text in enumerate(texts)], pa.string())
-
-    def add_queries(self, texts: list[str], at: Callable[[int], str]) -> pa.Array:
-        """The ids of a column of queries."""
-        return pa.array([self._named(self.add_query, text, row, at) for row, text in enumerate(texts)], pa.string())
-
-    @staticmethod
-    def _named(add: Callable[..., str], text: str, row: int, at: Callable[[int], str]) -> str:
-        # the line is looked up only where it is needed: it costs a reading of the file
-        return add(text, "") if text.strip() else add(text, at(row))
 
     def write(self, intake: Intake, with_corpus: bool = True) -> None:
         """Give the passages (unless the ids are of another corpus) and the queries to `intake`."""

@@ -1,0 +1,63 @@
+"""What was begun in one precision does not go on in another, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raydense.data.artifact import Draft
+from raydense.errors import InputError
+from raydense.inference.encode import ShardEncoder
+from raydense.inference.pipeline import Layout, precision_of
+from raydense.inference.rerank import BlockScorer
+from raydense.settings import EncodeSettings, RerankSettings
+
+CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
+INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}
+
+
+def begun(folder: Path, *precisions: str) -> Draft:
+    draft = Draft.open(folder, "run", {"stage": "test"})
+    draft.commit("passage_ids.arrow", lambda path: path.write_text("ids"), rows=1)
+    for number, precision in enumerate(precisions):
+        draft.commit(f"{number}.txt", lambda path: path.write_text("done"), rows=1, precision=precision)
+    return draft
+
+
+def actor_of(verb: str, draft: Draft, precision: str | None) -> ShardEncoder | BlockScorer:
+    if verb == "encode":
+        settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
+        return ShardEncoder(settings, draft, {}, CPU, precision)
+    return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision)
+
+
+@pytest.mark.parametrize("verb", ["encode", "rerank"])
+def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: str) -> None:
+    draft = begun(tmp_path / "x", "bf16")
+    actor = actor_of(verb, draft, precision_of(draft.committed().values(), draft))
+    with pytest.raises(InputError, match="computed in bf16, and on this device it would go on in fp32; go on where") as caught:
+        actor(pa.table({}))
+    assert str(caught.value).startswith(f"{tmp_path / 'x'}: ")
+
+
+@pytest.mark.parametrize("precision", ["fp32", None])
+@pytest.mark.parametrize("verb", ["encode", "rerank"])
+def test_it_goes_on_in_the_same_one_and_where_an_earlier_version_did_not_say(tmp_path: Path, verb: str, precision: str | None) -> None:
+    with pytest.raises(InputError, match="no such model folder"):  # so it came as far as the model
+        actor_of(verb, begun(tmp_path / "x"), precision)(pa.table({}))
+
+
+def test_files_of_two_precisions_are_never_finished(tmp_path: Path) -> None:
+    draft = begun(tmp_path / "x", "fp16", "bf16", "fp16")
+    with pytest.raises(InputError, match=r"computed in bf16 and fp16: the devices of the cluster differ; .* --precision fp32"):
+        precision_of(draft.committed().values(), draft)
+    assert precision_of(begun(tmp_path / "y").committed().values(), draft) is None
+
+
+def test_a_precision_shapes_the_output_where_it_was_given() -> None:
+    for cls in (EncodeSettings, RerankSettings):
+        given = {key: value for key, value in INPUTS.items() if key in cls.model_fields}
+        assert "precision" not in cls.read(given).shaping()  # as of the artifacts before there was one
+        assert cls.read({**given, "precision": "fp32"}).shaping()["precision"] == "fp32"

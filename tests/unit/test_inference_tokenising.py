@@ -1,0 +1,71 @@
+"""What a tokenise task gives, and what its process opens once for all tasks, without Ray."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from inference_world import make_corpus, make_queries, make_reranker, make_retriever, write_table
+
+from raydense.data.artifact import Artifact, Draft, fingerprint_of
+from raydense.data.store import PassageStore, store_of
+from raydense.inference.encode import _load_tokenizer
+from raydense.inference.pipeline import tokens_of, unpack
+from raydense.inference.rerank import tokenise_block
+from raydense.inference.tokenising import tokenise_shard
+from raydense.models.tokenizer import load_tokenizer
+from raydense.settings import EncodeSettings, RerankSettings
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tokenising")
+    make_reranker(root / "reranker", make_retriever(root / "retriever"))
+    make_corpus(root / "corpus", 20, shard_rows=8)
+    make_queries(root / "queries", 4)
+    ids = [f"q{i}" for i in range(4)]
+    write_table(
+        root / "run", "run", pa.table({"query_id": ids, "passage_id": ["p0", "p9", "p1", "p19"], "rank": [1] * 4, "score": [0.0] * 4})
+    )
+    return root
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the corpora that are opened, from here on."""
+    store_of.cache_clear()
+    found: list[str] = []
+    open_ = PassageStore.__init__
+    monkeypatch.setattr(PassageStore, "__init__", lambda self, path: found.append(str(path)) or open_(self, path))
+    return found
+
+
+def prints(world: Path, model: str) -> dict[str, str]:
+    kinds = {name: Artifact.open(world / name).fingerprint for name in ("corpus", "queries", "run")}
+    return {**kinds, "model": fingerprint_of(world / model)}
+
+
+def test_shards_are_tokenised_as_in_this_process_and_the_corpus_is_opened_once(world: Path, opened: list[str], tmp_path: Path) -> None:
+    settings = EncodeSettings.read({"model": str(world / "retriever"), "corpus": str(world / "corpus"), "output": "o"})
+    draft = Draft.open(tmp_path / "o", "embeddings", {})
+    task = partial(tokenise_shard, settings=settings, draft=draft, prints=prints(world, "retriever"), load=_load_tokenizer)
+    columns = [unpack(task(pa.table({"shard": [shard]}))) for shard in (2, 0, 1)]
+    assert opened == [str(world / "corpus")]
+    store, tokenizer = PassageStore(world / "corpus"), load_tokenizer(world / "retriever")
+    for shard, found in zip((2, 0, 1), columns, strict=True):
+        start, stop = store.shards[shard]
+        assert found["range"].to_pylist() == [start, stop]
+        assert tokens_of(found).ids.tolist() == tokenizer.passages(store.passages(np.arange(start, stop))).ids.tolist()
+
+
+def test_blocks_of_pairs_open_the_corpus_once(world: Path, opened: list[str], tmp_path: Path) -> None:
+    inputs = {name: str(world / name) for name in ("corpus", "queries", "run")}
+    settings = RerankSettings.read({**inputs, "model": str(world / "reranker"), "output": "o", "block": 2})
+    draft = Draft.open(tmp_path / "o", "run", {})
+    blocks = [pa.table({"block": [n], "start": [2 * n], "stop": [2 * n + 2]}) for n in range(2)]
+    rows = [unpack(tokenise_block(block, settings, draft, prints(world, "reranker")))["row"].to_pylist() for block in blocks]
+    assert rows == [[0, 9], [1, 19]]
+    assert opened == [str(world / "corpus")]
