@@ -514,7 +514,9 @@ class IndexSettings(Settings):
     stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
     stopwords: str = setting("en", "bm25: stop words of this language, or none")
     seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
-    concurrency: int = resource(0, "shards made at once; 0 means as many as the cluster has room for", ge=0)
+    concurrency: int = resource(
+        0, "shards made at once; 0 means as many as there is room for, on a cluster all that are left: it may grow", ge=0
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
