@@ -104,6 +104,10 @@ class Settings(Form):
         kept = {n for n, e in extras.items() if n != "output" and not isinstance(e, dict)}
         return self.model_dump(mode="json", include=kept)
 
+    def left_open(self) -> set[str]:
+        """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
+        return set()
+
 
 def _first_fault(cls: type[Form], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
@@ -571,6 +575,10 @@ class SearchSettings(Settings, Pool):
     def shaping(self) -> dict[str, Any]:
         """As of every stage; of passages that are the query only where they are left out."""
         return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
+
+    def left_open(self) -> set[str]:
+        """What a pool that is asked knows of itself: its search parameters, and its index where none is given."""
+        return {"search_params", *(() if self.index else ("index",))} if self.pool else set()
 
 
 class ServeSettings(Form):
