@@ -114,8 +114,9 @@ class Version:
         return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
 
     @cached_property
-    def _vocabulary(self) -> pa.ChunkedArray:
-        return pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+    def _vocabulary(self) -> pa.Array:
+        words = pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+        return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
 
 
 class Versions:
