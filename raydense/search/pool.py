@@ -31,7 +31,7 @@ from raydense.search.keeper import start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
 from raydense.search.merge import Hits, no_hits
 from raydense.search.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.search.shard_actor import PoolPlan, start_actor
+from raydense.search.shard_actor import PoolPlan, shard_nodes, start_actor
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0
@@ -227,7 +227,7 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequen
 
     InputError where they have none, also as others have reserved it, and no others come by themselves.
     """
-    rooms = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]}
+    rooms = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
     announce(memory, index)
     actors = len(memory.actor_bytes) * memory.replicas
     try:
@@ -237,7 +237,7 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequen
         if not autoscales():
             raise
         say("search: that is more than the nodes have free that are up: waits for others")
-        return replace(plan, neighbours=max(1, min(actors, max(rooms.values()) // max(memory.actor_bytes)))), False
+        return replace(plan, neighbours=max(1, min(actors, max(rooms.values(), default=0) // max(memory.actor_bytes)))), False
     return replace(plan, neighbours=-(-actors // len(rooms))), True
 
 
