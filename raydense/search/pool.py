@@ -24,9 +24,9 @@ from ray._private.state import available_resources_per_node
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.progress import say
-from raydense.ray_session import ensure_ray
+from raydense.ray_session import autoscales, ensure_ray
 from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
-from raydense.search.growth import autoscales, await_nodes
+from raydense.search.growth import await_nodes
 from raydense.search.keeper import start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
 from raydense.search.merge import Hits, no_hits
