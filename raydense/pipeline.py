@@ -34,7 +34,7 @@ from raydense.data.artifact import (
     differences,
     digest_of,
     discard_untouched,
-    provenance,
+    provenance_of,
     read_manifest,
     write_whole,
 )
@@ -308,18 +308,19 @@ def state(stage: Stage) -> tuple[str, str]:
     """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
     folder = storage.place_of(stage.settings.output)
     manifest = read_manifest(folder)
+    begun = None if manifest else begun_from(folder)
+    there = manifest["made_from"] if manifest else begun or {}
     try:
-        made_from = json.loads(json.dumps(provenance(stage.verb, stage.settings)))
+        made_from = json.loads(json.dumps(provenance_of(there, stage.verb, stage.settings)))
     except InputError as error:
         return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
     if manifest:
-        other = differences(manifest["made_from"], made_from)
+        other = differences(there, made_from)
         if other:
             return "changed", f"made from something else ({other}); delete {folder} to make it anew"
         return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
-    begun = begun_from(folder)
     if begun is not None:
-        other = differences(begun, made_from)
+        other = differences(there, made_from)
         if other:
             return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
         return "begun", f"{commits_in(folder)} files committed"

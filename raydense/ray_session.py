@@ -1,10 +1,11 @@
-"""Joins the Ray that a job was submitted to, or starts an embedded one on this machine."""
+"""Joins the Ray that a job was submitted to, or starts an embedded one on this machine; and asks whether nodes come to it by themselves."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from raydense.errors import InputError
 
 _LOGICAL_CPUS = 4
+_AUTOSCALER_S = 20.0
 
 
 def physical_cpus() -> int:
@@ -105,3 +107,25 @@ def quiet_data() -> None:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     # Ray would warn once that the bars are off; this says that it did.
     ray.util.log_once("ray_data_progress_manager_disabled")
+
+
+def autoscales() -> bool:
+    """Whether nodes come by themselves on this cluster: Ray's autoscaler (v2) has said something.
+
+    On a cluster that a job came with, the autoscaler may start a little later than the job.
+    """
+    end = time.monotonic() + (_AUTOSCALER_S if joins_cluster() else 0)
+    while not (said := autoscaler_state().autoscaler_state_version > 0) and time.monotonic() < end:
+        time.sleep(0.5)
+    return said
+
+
+def autoscaler_state() -> Any:
+    """What Ray's autoscaler has last said (`AutoscalingState` of Ray)."""
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated import autoscaler_pb2
+
+    reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
+    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
+    return reply.autoscaling_state

@@ -104,6 +104,10 @@ class Settings(Form):
         kept = {n for n, e in extras.items() if n != "output" and not isinstance(e, dict)}
         return self.model_dump(mode="json", include=kept)
 
+    def left_open(self) -> set[str]:
+        """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
+        return set()
+
 
 def _first_fault(cls: type[Form], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
@@ -528,7 +532,9 @@ class IndexSettings(Settings):
     stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
     stopwords: str = setting("en", "bm25: stop words of this language, or none")
     seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
-    concurrency: int = resource(0, "shards made at once; 0 means as many as the cluster has room for", ge=0)
+    concurrency: int = resource(
+        0, "shards made at once; 0 means as many as there is room for, on a cluster all that are left: it may grow", ge=0
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -584,6 +590,10 @@ class SearchSettings(Settings, Pool):
     def shaping(self) -> dict[str, Any]:
         """As of every stage; of passages that are the query only where they are left out."""
         return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
+
+    def left_open(self) -> set[str]:
+        """What a pool that is asked knows of itself: its search parameters, and its index where none is given."""
+        return {"search_params", *(() if self.index else ("index",))} if self.pool else set()
 
 
 class ServeSettings(Form):

@@ -492,6 +492,14 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | ({"names": names} if names else {})
 
 
+def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:
+    """As `provenance`, with what `settings` leave open (`left_open`) as `there` has it, which is what an output was made from."""
+    made_from = provenance(stage, settings)
+    for part in ("settings", "inputs"):
+        made_from[part] |= {key: value for key, value in there.get(part, {}).items() if key in settings.left_open()}
+    return made_from
+
+
 def named_folder(item: str) -> tuple[str, str]:
     """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
     name, folder = storage.named(item)

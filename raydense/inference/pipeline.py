@@ -26,7 +26,7 @@ from raydense.errors import InputError, mendable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
 from raydense.monitoring import show
 from raydense.progress import Progress, say
-from raydense.ray_session import ensure_ray, joins_cluster, physical_cpus
+from raydense.ray_session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.settings import Spread
 from raydense.storage import local
 
@@ -60,13 +60,17 @@ class Layout:
         """The layout for `pending` files on the running cluster.
 
         On one machine an actor on the CPU uses every core, so "as many as there is room for" is one. A cluster may grow when more actors
-        wait than it has room for, so there it is one a file; an actor on the CPU uses as many cores as it claims.
+        wait than it has room for, so there it is one a file; an actor on the CPU uses as many cores as it claims. InputError where no
+        node has what an actor claims, and none comes by itself.
         """
         import ray
 
-        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = len(alive)
         there, joined = ray.cluster_resources(), joins_cluster()
         gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
+        if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
+            raise lacking
         low, high = spread.concurrency
         room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 0.0) / spread.cpus_per_actor) if joined else nodes
         most = max(1, min(high or (pending if joined else max(room, low)), pending))
@@ -74,6 +78,16 @@ class Layout:
         fewest = max(1, min(low, most, room if joined else low))
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
         return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+
+
+def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:
+    """The fault where no node has the GPUs that an actor claims, or the CPUs where it computes on these, by the resources of each."""
+    kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
+    most = max((node.get(kind, 0.0) for node in nodes), default=0.0)
+    if most >= claimed:
+        return None
+    what = f"an actor is to have {claimed:g} {kind}s, and of {len(nodes)} nodes none has more than {most:g}"
+    return InputError(what, f"{kind.lower()}s_per_actor", "give less, or nodes that have them")
 
 
 def require_model(folder: str, scores: bool) -> None:

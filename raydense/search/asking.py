@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 from numpy.typing import NDArray
+from ray._private.state import actors as actors_known
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from raydense.errors import InputError
@@ -72,6 +73,7 @@ class Version:
         self.is_bm25 = self.index.summary["kind"] == "bm25"
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
+        self.told = False  # that its actors are waited for
         self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and for how long
 
     @property
@@ -112,8 +114,9 @@ class Version:
         return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
 
     @cached_property
-    def _vocabulary(self) -> pa.ChunkedArray:
-        return pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+    def _vocabulary(self) -> pa.Array:
+        words = pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+        return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
 
 
 class Versions:
@@ -183,7 +186,7 @@ class _Ask:
         pause, begun, said = _FIRST_PAUSE_S, time.monotonic(), False
         while True:
             try:
-                answer = ray.get(self._ref)
+                answer = self._got()
             except RayTaskError:
                 raise
             except RayError as error:
@@ -200,6 +203,14 @@ class _Ask:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             self._turn += 1
             self._send()
+
+    def _got(self) -> Any:
+        """What the actor says; after a line, once for all shards, where it is not there for long, as when no node has room for it."""
+        version = self._version
+        if not version.told and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0] and not _is_started(self._actor):
+            version.told = True
+            say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` says whether a node has room")
+        return ray.get(self._ref)
 
     def _left(self, error: RayError) -> None:
         """The actor is away: Ray brings it back, or it is gone for good, and the pool's keeper knows of others."""
@@ -218,6 +229,10 @@ class _Ask:
         if late:
             say(f"search: waits for shard {self._shard} of {self._version.plan.index}: all its actors are away or busy")
         return late
+
+
+def _is_started(actor: Any) -> bool:
+    return actors_known(actor._actor_id.hex()).get("State") == "ALIVE"
 
 
 class Block:

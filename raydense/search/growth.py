@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 
 from raydense.errors import InputError
 from raydense.progress import size
+from raydense.ray_session import autoscaler_state
 
 _SURE_S = 10.0  # the autoscaler says no for so long: at first it may not have seen what was asked for
 _LOOK_S = 1.0
-
-
-def autoscales() -> bool:
-    """Whether nodes come by themselves on this cluster: Ray's autoscaler (v2) has said something."""
-    return _state().autoscaler_state_version > 0
 
 
 def await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
@@ -41,12 +33,6 @@ def await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
 def _refused(sizes: set[float]) -> set[float]:
     """Those of the sizes that the autoscaler has no node for."""
     try:
-        return sizes & {request.resources_bundle["memory"] for request in _state().infeasible_resource_requests}
+        return sizes & {request.resources_bundle["memory"] for request in autoscaler_state().infeasible_resource_requests}
     except RpcError:  # a busy cluster: it is asked again
         return set()
-
-
-def _state() -> Any:
-    reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
-    return reply.autoscaling_state

@@ -21,7 +21,7 @@ from ray.experimental import internal_kv
 from raydense.errors import why
 from raydense.search.asking import Table
 from raydense.search.placement import Place, next_move
-from raydense.search.shard_actor import NAMESPACE, PoolPlan, start_actor
+from raydense.search.shard_actor import NAMESPACE, PoolPlan, shard_nodes, start_actor
 
 _LOOK_S = 1.0  # between two looks at the actors
 _RETRY_S = 30.0  # before an actor is started again that could not be started
@@ -284,7 +284,8 @@ class PoolKeeper:
         current, replicas = self.serving
         if time.monotonic() < self._no_move_before or any(replica.state != "ready" for replica in replicas.values()):
             return
-        move = next_move({place: replica.health["node"] for place, replica in replicas.items()}, _nodes(current.plan.gpu))
+        nodes = [node["NodeID"] for node in shard_nodes(current.plan.gpu)]
+        move = next_move({place: replica.health["node"] for place, replica in replicas.items()}, nodes)
         if move is None:
             return
         place, node = move
@@ -309,11 +310,6 @@ class PoolKeeper:
 def _places(current: Current) -> list[Place]:
     """The places of a version as they are to be filled where there is not room for all: one replica of every shard first."""
     return [(shard, replica) for replica in range(current.plan.replicas) for shard in range(len(current.actor_bytes))]
-
-
-def _nodes(gpu: bool) -> list[str]:
-    """The nodes that take shard actors: alive, with CPUs (a head node without takes no work), or GPUs where the pool needs them."""
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0]
 
 
 def keeper_name(name: str) -> str:

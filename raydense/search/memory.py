@@ -29,21 +29,35 @@ class MemoryPlan:
         actors = len(self.actor_bytes) * self.replicas
         return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {size(max(self.actor_bytes))} each, {size(self.total)} in all"
 
-    def check(self, node_bytes: list[int], factory: str | None, beside: Sequence[int] = ()) -> None:
+    def check(self, node_bytes: list[int], factory: str | None, beside: Sequence[int] = (), free: list[int] | None = None) -> None:
         """Place every actor on the node with most room left; InputError if one finds none.
 
-        `node_bytes` is each node's memory, `beside` what each actor holds that stays while these load.
+        `node_bytes` is each node's memory, `beside` what each actor holds that stays while these load; `free`, where given, is what
+        nobody has reserved of each node, those that stay included.
         """
-        room = [-free for free in node_bytes]
-        heapq.heapify(room)
-        for needed in sorted([*self.actor_bytes * self.replicas, *beside], reverse=True):
-            if not room or -room[0] < needed:
-                mends = [] if factory != "Flat" else ["factory SQfp16"]
-                mends = ["more shards or nodes", *mends, *(["fewer replicas"] if self.replicas > 1 else [])]
-                have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}"
-                stays = f" beside {size(sum(beside))} of the actors that serve now" if beside else ""
-                raise InputError(f"the index needs {self}{stays}, and there are {have}", "search", f"give {', '.join(mends)}")
-            heapq.heapreplace(room, room[0] + needed)
+        own = self.actor_bytes * self.replicas
+        if not _placed([*own, *beside], node_bytes):
+            have, mends = "", ["give more shards or nodes"]
+        elif free is not None and not _placed(own, free):
+            held = max(0, sum(node_bytes) - sum(free) - sum(beside))
+            have, mends = f", of which others have reserved {size(held)}", ["close a pool that nobody needs", "give more shards or nodes"]
+        else:
+            return
+        mends += ["factory SQfp16"] if factory == "Flat" else []
+        mends += ["fewer replicas"] if self.replicas > 1 else []
+        have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}{have}"
+        stays = f" beside {size(sum(beside))} of the actors that serve now" if beside else ""
+        raise InputError(f"the index needs {self}{stays}, and there are {have}", "search", ", ".join(mends))
+
+
+def _placed(sizes: Sequence[int], node_bytes: Sequence[int]) -> bool:
+    room = [-free for free in node_bytes]
+    heapq.heapify(room)
+    for needed in sorted(sizes, reverse=True):
+        if not room or -room[0] < needed:
+            return False
+        heapq.heapreplace(room, room[0] + needed)
+    return True
 
 
 def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:

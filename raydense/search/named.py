@@ -53,10 +53,13 @@ def _keeper(name: str) -> Any:
         ) from None
 
 
-def asked(name: str, method: str, *args: Any) -> Any:
-    """What the keeper of the pool `name` says; InputError where there is none, or it has ended meanwhile."""
+def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
+    """What the keeper of the pool `name` says, after `late` where it takes long; InputError where there is none, or it has ended meanwhile."""
     try:
-        return ray.get(getattr(_keeper(name), method).remote(*args))
+        answer = getattr(_keeper(name), method).remote(*args)
+        if late and not ray.wait([answer], timeout=_SAY_AFTER_S)[0]:
+            say(late)
+        return ray.get(answer)
     except RayActorError as error:
         raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
 
@@ -74,7 +77,7 @@ def versions_of(name: str, pinned: bool) -> Versions:
                 raise InputError(table.fault, f"search pool {name!r}", "start it again")
             if not said and time.monotonic() - begun > _SAY_AFTER_S:
                 said = True
-                say(f"search: waits for the pool {name!r} to load {table.plan.index}")
+                say(f"search: waits for the actors of the pool {name!r} to start and load {table.plan.index}")
             time.sleep(_LOOK_S)
 
     return Versions(Version(look()), look, pinned)

@@ -7,6 +7,7 @@ asked (`keeper`).
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,21 +19,23 @@ from typing import Any, Self
 
 import numpy as np
 import ray
+from ray._private.state import available_resources_per_node
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
 from raydense.progress import say
-from raydense.ray_session import ensure_ray
+from raydense.ray_session import autoscales, ensure_ray
 from raydense.search.asking import Answer, Block, Queries, Table, Version, Versions
-from raydense.search.growth import autoscales, await_nodes
+from raydense.search.growth import await_nodes
 from raydense.search.keeper import start_keeper
 from raydense.search.memory import MemoryPlan, announce, plan_memory
 from raydense.search.merge import Hits, no_hits
 from raydense.search.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.search.shard_actor import PoolPlan, start_actor
+from raydense.search.shard_actor import PoolPlan, shard_nodes, start_actor
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0
+_RELEASE_S, _TURNED_S = 10.0, 40.0  # until what ended actors held is free again; and those that a swap retired, which end later
 
 
 class SearchPool:
@@ -129,7 +132,8 @@ class SearchPool:
         beside = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
         plan, _ = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
-        hindrance: str = asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience)
+        late = f"search: waits for the actors of {artifact.place} to start and load, beside those that serve now"
+        hindrance: str = asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience, late=late)
         if hindrance:
             raise InputError(
                 f"could not turn to it ({hindrance})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
@@ -221,19 +225,34 @@ class SearchPool:
 def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
     """The plan with the actors that share a node, and whether the nodes that are up have room for them `beside` those that stay.
 
-    InputError where they have none, and no others come by themselves.
+    InputError where they have none, also as others have reserved it, and no others come by themselves.
     """
-    rooms = [int(n["Resources"].get("memory", 0)) for n in ray.nodes() if n["Alive"]]
+    rooms = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
     announce(memory, index)
     actors = len(memory.actor_bytes) * memory.replicas
     try:
-        memory.check(rooms, index.summary["factory"], beside)
+        memory.check(list(rooms.values()), index.summary["factory"], beside)
+        _check_free(index, memory, rooms, beside)
     except InputError:
         if not autoscales():
             raise
-        say("search: that is more than the nodes have that are up: waits for others")
-        return replace(plan, neighbours=max(1, min(actors, max(rooms) // max(memory.actor_bytes)))), False
+        say("search: that is more than the nodes have free that are up: waits for others")
+        return replace(plan, neighbours=max(1, min(actors, max(rooms.values(), default=0) // max(memory.actor_bytes)))), False
     return replace(plan, neighbours=-(-actors // len(rooms))), True
+
+
+def _check_free(index: Artifact, memory: MemoryPlan, rooms: dict[str, int], beside: Sequence[int]) -> None:
+    """InputError where the plan does not fit into what nobody has reserved of the nodes, for longer than ended actors need to be gone."""
+    end = time.monotonic() + (_TURNED_S if beside else _RELEASE_S)
+    while True:
+        there = available_resources_per_node()
+        free = [int(there.get(node, {}).get("memory", 0)) for node in rooms]
+        try:
+            return memory.check(list(rooms.values()), index.summary["factory"], beside, free)
+        except InputError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.2)
 
 
 def _check_alike(old: Artifact, new: Artifact) -> None:

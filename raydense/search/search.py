@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, fingerprint_of, provenance
+from raydense.data.artifact import Artifact, Draft, fingerprint_of, provenance, provenance_of, read_manifest
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
 from raydense.progress import Progress
@@ -26,13 +26,18 @@ def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
     Queries are encoded in this process, on its GPU where it has one, while the shards search the block before. A second run
-    after a kill goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes. Raises
-    InputError where model and index do not belong together, qrels name an unknown query, the pool does not fit the cluster, or the
-    pool that is asked answers from another index, or is turned to one meanwhile.
+    after a kill goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once
+    finished it needs the pool no more. Raises InputError where model and index do not belong together, qrels name an unknown query,
+    the pool does not fit the cluster, or the pool that is asked answers from another index, or is turned to one meanwhile.
     """
     pool = None
     if settings.pool:
-        pool, settings = _by_pool(settings.pool, settings)
+        try:
+            pool, settings = _by_pool(settings.pool, settings)
+        except InputError:
+            if (done := _finished(settings)) is None:
+                raise
+            return done
     draft = Draft.open(settings.output, "run", provenance("search", settings))
     if draft.done:
         return draft.done
@@ -58,6 +63,14 @@ def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSet
         what = f"the pool {name!r} answers from another index, {plan.index}"
         raise InputError(what, settings.index, f"leave it out, or turn the pool to it with `raydense pool swap --name {name}`")
     return pool, settings.model_copy(update={"index": settings.index or plan.index, "search_params": plan.search_params})
+
+
+def _finished(settings: SearchSettings) -> Artifact | None:
+    """The run that a pool made before, and is closed or turned by now; InputError where it was made from other things than are given."""
+    manifest = read_manifest(settings.output)
+    if manifest is None:
+        return None
+    return Draft.open(settings.output, "run", provenance_of(manifest["made_from"], "search", settings)).done
 
 
 def _search_blocks(

@@ -23,6 +23,7 @@ from raydense.search.merge import Hits
 NAMESPACE = "raydense"
 BUSY, RETIRED = "busy", "retired"
 _WAITING = 32  # searches that wait in an actor; whoever comes then is told that it is busy, and comes again
+_SLIVER = 0.001
 _GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
 
 
@@ -121,14 +122,32 @@ class ShardActor:
                 self._last = time.monotonic()
 
 
+def shard_nodes(gpu: bool) -> list[dict[str, Any]]:
+    """The nodes that take shard actors, as Ray knows them."""
+    return [node for node in ray.nodes() if _takes(node, gpu)]
+
+
+def _takes(node: dict[str, Any], gpu: bool) -> bool:
+    """Whether it is alive and has CPUs (a head without takes no work), or GPUs where the pool needs them."""
+    return node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0
+
+
+def claims(gpu: bool, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What an actor claims beside memory: of a CPU only a sliver, and only where a node has none, which is to be kept free.
+
+    Elsewhere none: others that have claimed all CPUs may be the very ones that wait for the pool.
+    """
+    kept_free = any(node["Alive"] and not _takes(node, False) for node in nodes)
+    return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": 1 if gpu else 0}
+
+
 def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
     """Start the actor of a shard: detached where it has a `name`, on `node` where one is given and has room, else spread.
 
     A call is tried once: who asks tries again elsewhere, which is quicker than to wait for an actor to come back.
     """
     options: dict[str, Any] = {
-        "num_cpus": 0,
-        "num_gpus": 1 if plan.gpu else 0,
+        **claims(plan.gpu, ray.nodes()),
         "memory": memory,
         "max_restarts": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD",

@@ -8,6 +8,8 @@ from typing import Any
 
 import ray
 
+from raydense.ray_session import joins_cluster
+
 
 def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
     """`rows` cut into `shards` ranges [start, stop) whose lengths differ by at most one."""
@@ -18,9 +20,10 @@ def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
 def run_tasks(function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0) -> Iterator[Any]:
     """Call `function` with each tuple of arguments as a Ray task of one CPU; yields results as they come, in no order.
 
-    At most `at_once` tasks are submitted; 0 means as many as the cluster has CPUs. What a task raises is raised here.
+    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. What a task raises is
+    raised here.
     """
-    limit = at_once or max(1, int(ray.cluster_resources().get("CPU", 1)))
+    limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
     task = ray.remote(num_cpus=1)(function)
     waiting = list(reversed(calls))
     running: list[Any] = []
@@ -29,3 +32,8 @@ def run_tasks(function: Callable[..., Any], calls: list[tuple[Any, ...]], at_onc
             running.append(task.remote(*waiting.pop()))
         done, running = ray.wait(running, num_returns=1)
         yield ray.get(done[0])
+
+
+def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
+    """How many tasks are submitted at once: a cluster grows only for those that wait, and its head may have no CPU itself."""
+    return at_once or max(1, calls if joined else cpus)

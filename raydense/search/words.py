@@ -51,20 +51,39 @@ class Words:
         flat = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in lists]) if lists else np.empty(0, np.int32)
         return flat, lengths
 
-    def query_ids(self, queries: list[str], vocabulary: pa.ChunkedArray) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The words of each query that `vocabulary` has, as positions in it, one query after another; and where each query starts, [n + 1]."""
+    def query_ids(self, queries: list[str], vocabulary: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The words of each query that `vocabulary` has, as positions in it, one query after another; and where each query starts, [n + 1].
+
+        `vocabulary` is sorted, as an index's is.
+        """
         tokenizer = self.tokenizer()
         flat, lengths = self.split(queries, tokenizer)
-        used = pa.array(list(tokenizer.get_vocab_dict()), pa.string())
-        position = np.full(len(used), -1, np.int32)
-        found = pc.index_in(vocabulary, value_set=used).to_numpy()
-        at = np.flatnonzero(~np.isnan(found)) if found.dtype.kind == "f" else np.arange(len(found))
-        position[found[at].astype(np.int64)] = at
+        position = positions(pa.array(list(tokenizer.get_vocab_dict()), pa.string()), vocabulary)
         owner = np.repeat(np.arange(len(lengths)), lengths)
         ids = position[flat]
         known = ids >= 0
         counts = np.bincount(owner[known], minlength=len(lengths))
         return ids[known], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:
+    """Where each word stands in a sorted vocabulary, int32 [n]; -1 where it does not.
+
+    All words are halved in on together: `index_in` would hash the whole vocabulary, at each call.
+    """
+    if not len(vocabulary):
+        return np.full(len(words), -1, np.int32)
+    low, high = np.zeros(len(words), np.int64), np.full(len(words), len(vocabulary), np.int64)
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        after = pc.less(_taken(vocabulary, middle), words).to_numpy(zero_copy_only=False) & open_
+        low, high = np.where(after, middle + 1, low), np.where(after, high, middle)
+    there = pc.equal(_taken(vocabulary, low), words).to_numpy(zero_copy_only=False)
+    return np.where(there, low, -1).astype(np.int32)
+
+
+def _taken(vocabulary: pa.Array, at: NDArray[np.int64]) -> pa.Array:
+    return vocabulary.take(pa.array(np.minimum(at, len(vocabulary) - 1)))
 
 
 def _neighbours(run: re.Match[str]) -> str:

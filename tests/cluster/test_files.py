@@ -81,6 +81,19 @@ def test_a_launched_cluster_begins_with_its_head_alone_and_grows_by_what_is_aske
     assert sum(kind.get("min_workers", 0) for kind in config["available_node_types"].values()) == 0
 
 
+def test_search_pools_make_a_cluster_on_google_cloud_grow():
+    """On AWS Ray fills in the memory of a type by itself, for Google Cloud it does not; 0.7 of a machine is not its store of objects."""
+    config = _launcher("gcp.yaml")
+    gib = 2**30
+    assert _started(config, {"memory": 12 * gib, "CPU": 0.001}, 9) == {"cpu-spot": 3}
+    assert _started(config, {"memory": 15 * gib, "GPU": 1}, 2) == {"v100-spot": 2}
+    for kind in config["available_node_types"].values():
+        if "memory" in kind["resources"]:
+            machine = 3.75 * gib * int(re.fullmatch(r"n1-standard-(\d+)", kind["node_config"]["machineType"])[1])
+            assert 0.6 * machine < kind["resources"]["memory"] < 0.66 * machine
+    assert [name for name, kind in config["available_node_types"].items() if "memory" not in kind["resources"]] == ["head"]
+
+
 @pytest.mark.parametrize("name", LAUNCHER)
 def test_a_training_gets_the_large_machines_that_the_comment_says(name):
     config = _launcher(name)

@@ -108,6 +108,9 @@ def test_refuses_a_reranker_and_a_folder_without_weights(world: Path, tmp_path: 
     with pytest.raises(InputError, match="no weights"):
         encode(settings(world, tmp_path / "out", model=str(bare)))
     assert not (tmp_path / "out").exists()
+    for claimed in ("gpus_per_actor", "cpus_per_actor"):
+        with pytest.raises(InputError, match=f"{claimed}: an actor is to have 64 [CG]PUs, and of 1 nodes none has more than [04]; give"):
+            encode(settings(world, tmp_path / "out", **{claimed: 64}))
 
 
 @pytest.mark.parametrize("broken", ["model.safetensors", "tokenizer.json"])

@@ -185,6 +185,8 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
     by_index = search(SearchSettings(index=str(old.path), output=str(tmp_path / "index"), **common))
     by_pool = search(SearchSettings(pool=pool.name, output=str(tmp_path / "pool"), **common))
     assert by_pool.fingerprint == by_index.fingerprint
+    closed = search(SearchSettings(pool="closed by now", output=str(tmp_path / "pool"), **common))
+    assert closed.fingerprint == by_pool.fingerprint
     with pytest.raises(InputError, match=r"answers from another index"):
         search(SearchSettings(pool=pool.name, index=str(new.path), output=str(tmp_path / "other"), **common))
     blocks = SearchPool.search_blocks

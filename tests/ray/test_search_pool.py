@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
@@ -12,12 +14,17 @@ import numpy as np
 import pytest
 import ray
 from embeddings import write_embeddings
+from ray.actor import ActorHandle
+from search_versions import until
 
 from raydense.data.artifact import Artifact
 from raydense.errors import InputError
+from raydense.search.asking import Table, Version, Versions
 from raydense.search.index import index
+from raydense.search.memory import plan_memory
 from raydense.search.merge import first_share
 from raydense.search.pool import SearchPool
+from raydense.search.shard_actor import PoolPlan, start_actor
 from raydense.search.tasks import shard_ranges
 from raydense.settings import IndexSettings
 
@@ -193,6 +200,48 @@ def test_another_job_connects_by_name(make_index: MakeIndex, tmp_path: Path) -> 
             SearchPool.start(artifact, name="shared")
     with pytest.raises(InputError, match="no search pool of the name 'nobody'"):
         SearchPool.connect("nobody")
+
+
+def another_holds_the_memory() -> ActorHandle:
+    """Stands for the actors of another pool: it has reserved all memory but for a little, once Ray says so."""
+
+    class Holder:
+        pass
+
+    holder = ray.remote(num_cpus=0, memory=int(ray.cluster_resources()["memory"]) - 2**27)(Holder).remote()
+    until(lambda: ray.available_resources().get("memory", 0) < 2**28, "the memory is not reserved")
+    return holder
+
+
+def test_a_pool_that_another_leaves_no_room_for_is_refused_and_one_that_waits_says_so(
+    make_index: MakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors, _ = duplicated_vectors(37)
+    artifact = make_index(vectors, "Flat", 2)
+    holder = another_holds_the_memory()
+    monkeypatch.setattr("raydense.search.pool._RELEASE_S", 0.5)
+    with pytest.raises(InputError, match=r"of which others have reserved .* close a pool that nobody needs"):
+        SearchPool.start(artifact)
+    monkeypatch.setattr("raydense.search.asking._SAY_AFTER_S", 0.2)
+    plan = PoolPlan(artifact.located, artifact.fingerprint, 1, 1, False, "", 1)
+    actors = [[start_actor(plan, shard, size)] for shard, size in enumerate(plan_memory(artifact, 1).actor_bytes)]
+    capsys.readouterr()
+    with SearchPool(Versions(Version(Table(1, plan, actors)))) as waiting, ThreadPoolExecutor(1) as other:
+        found = other.submit(waiting.search, queries_of(37), K)
+        said = ""
+        while "waits" not in said:
+            assert not found.done()
+            said += capsys.readouterr().err
+        ray.kill(holder)
+        _, rows = found.result()
+        said += capsys.readouterr().err
+    assert said.count("search: waits for the actors of") == 1, said
+    assert (rows >= 0).all()
+    monkeypatch.setattr("raydense.search.pool._RELEASE_S", 10.0)  # what the one before held is free a moment later
+    holder = another_holds_the_memory()
+    threading.Timer(1.0, ray.kill, [holder]).start()
+    with SearchPool.start(artifact) as pool:
+        np.testing.assert_array_equal(pool.search(queries_of(37), K)[1], rows)
 
 
 def test_what_cannot_be_is_refused(make_index: MakeIndex, capsys: pytest.CaptureFixture[str]) -> None:

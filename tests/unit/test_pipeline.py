@@ -10,7 +10,8 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
 from raydense.pipeline import Recipe, Stage, plan, recipe_file, state
-from raydense.settings import EvaluateSettings
+from raydense.search.search import search
+from raydense.settings import EvaluateSettings, SearchSettings
 
 RECIPES = recipe_file("quickstart").parent
 RECIPE = """
@@ -188,3 +189,34 @@ def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path
     recipe = Recipe.read(file, tmp_path)
     assert [row["stage"] for row in plan(recipe)] == [stage.name for stage in recipe.stages]
     assert recipe.description
+
+
+def test_a_run_by_a_pool_is_known_by_what_the_pool_searched_with(tmp_path, monkeypatch):
+    """Its search parameters are the pool's, which a recipe does not say; the pool is closed by now."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for kind in ("index", "queries"):
+        Draft.open(tmp_path / kind, kind, {}).finish(0)
+    inputs = {name: str(tmp_path / name) for name in ("index", "queries")}
+    made = provenance("search", SearchSettings(output="o", search_params="nprobe=32", **inputs))
+    stage = f"{{do: search, pool: nq, index: {inputs['index']}, queries: {inputs['queries']}}}"
+    (tmp_path / "recipe.yaml").write_text(f"stages:\n  run: {stage}\n")
+
+    def stages(*changes):
+        return Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out", changes).stages
+
+    draft = Draft.open(tmp_path / "out" / "run", "run", made)
+    draft.commit("run-00000.parquet", lambda path: path.write_text("a block"), 1)
+    draft.close()
+    assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["begun", "changed"]
+    with pytest.raises(InputError, match="a pool with a name"):  # what is half done needs it
+        search(stages()[0].settings)
+    run = Draft.open(tmp_path / "out" / "run", "run", made).finish(1)
+    assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["done", "changed"]
+    assert run.manifest["made_from"]["settings"]["search_params"] == "nprobe=32"
+    for given in (inputs, {"queries": inputs["queries"]}):
+        again = search(SearchSettings(pool="nq", output=str(tmp_path / "out" / "run"), **given))
+        assert again.fingerprint == run.fingerprint
+    with pytest.raises(InputError, match=r"settings\.k: 100 -> 7"):
+        search(SearchSettings(pool="nq", output=str(tmp_path / "out" / "run"), k=7, **inputs))
+    with pytest.raises(InputError, match=r"settings\.search_params: nprobe=32 -> "):
+        search(SearchSettings(output=str(tmp_path / "out" / "run"), **inputs))

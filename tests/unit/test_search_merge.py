@@ -117,3 +117,17 @@ def test_memory_plan_fits_or_says_the_mend() -> None:
         MemoryPlan([3 * gib, 3 * gib], replicas=2).check([5 * gib, 5 * gib], "Flat")
     with pytest.raises(InputError, match=r"give more shards or nodes$"):
         MemoryPlan([7 * gib], replicas=1).check([6 * gib, 6 * gib], "IVF16,SQ8")
+
+
+def test_memory_that_others_have_reserved_is_no_room() -> None:
+    """Two pools that fit a cluster alone, but not together; what a swap's own old actors hold is said apart from what others do."""
+    gib = 2**30
+    plan = MemoryPlan([3 * gib, 3 * gib], replicas=1)
+    plan.check([8 * gib, 8 * gib], "Flat", free=[3 * gib, 3 * gib])
+    with pytest.raises(
+        InputError, match=r"2 nodes with 16.0 GiB, of which others have reserved 11.0 GiB; close a pool that nobody needs, give"
+    ):
+        plan.check([8 * gib, 8 * gib], "Flat", free=[5 * gib, 0])
+    plan.check([8 * gib, 8 * gib], "Flat", beside=[4 * gib, 4 * gib], free=[4 * gib, 4 * gib])
+    with pytest.raises(InputError, match=r"beside 8.0 GiB of the actors that serve now, .* others have reserved 3.0 GiB"):
+        plan.check([8 * gib, 8 * gib], "Flat", beside=[4 * gib, 4 * gib], free=[1 * gib, 4 * gib])

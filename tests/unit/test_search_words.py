@@ -9,7 +9,7 @@ from bm25s.tokenization import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.search.words import Words
+from raydense.search.words import Words, positions
 
 PLAIN = Words("none", "none")
 
@@ -48,7 +48,36 @@ def test_other_texts_are_as_they_were(text: str) -> None:
 
 
 def test_a_query_finds_the_words_of_a_passage() -> None:
-    vocabulary = pa.chunked_array([["糖尿", "尿病", "高血"]])
+    vocabulary = pa.array(["尿病", "糖尿", "高血"])
     ids, starts = PLAIN.query_ids(["高血压", "感冒", "我有糖尿病"], vocabulary)
-    assert ids.tolist() == [2, 0, 1]
+    assert ids.tolist() == [2, 1, 0]
     assert np.diff(starts).tolist() == [1, 0, 2]
+
+
+WORDS = st.lists(st.text(st.characters(codec="utf-8"), max_size=4), max_size=40)
+
+
+@given(WORDS, WORDS)
+def test_words_are_found_in_the_order_in_which_an_index_sorts_them(vocabulary: list[str], words: list[str]) -> None:
+    """Arrow's order of strings is that of their bytes, in `sort_by` of the build as in the comparison here."""
+    ordered = pa.table({"word": pa.array(sorted(set(vocabulary)), pa.string())}).sort_by("word")["word"].to_pylist()
+    words += vocabulary[:5]
+    found = positions(pa.array(words, pa.string()), pa.array(ordered, pa.string()))
+    assert found.tolist() == [ordered.index(word) if word in ordered else -1 for word in words]
+
+
+def test_a_query_does_not_read_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty bits of words are halved twenty times, of the few that are asked for; nothing is hashed."""
+    vocabulary = pa.array([f"w{number:07d}" for number in range(1_000_000)])
+    taken: list[int] = []
+
+    def counted(words: pa.Array, at: np.ndarray) -> pa.Array:
+        taken.append(len(at))
+        return words.take(pa.array(np.minimum(at, len(words) - 1)))
+
+    monkeypatch.setattr("raydense.search.words._taken", counted)
+    ids, starts = PLAIN.query_ids(["w0000007 nothing w0999999"], vocabulary)
+    assert ids.tolist() == [7, 999_999]
+    assert starts.tolist() == [0, 2]
+    assert len(taken) <= 22
+    assert sum(taken) <= 3 * 22

@@ -1,0 +1,30 @@
+"""What actors of a stage on Ray Data claim, held against what nodes have, without Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from raydense.inference.pipeline import lack
+
+HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "cpus", "said"),
+    [
+        ([HEAD, WORKER], 1.0, 1.0, "an actor is to have 1 GPUs, and of 2 nodes none has more than 0"),
+        ([V100, V100], 2.0, 1.0, "an actor is to have 2 GPUs, and of 2 nodes none has more than 1"),
+        ([WORKER, WORKER], 0.0, 6.0, "an actor is to have 6 CPUs, and of 2 nodes none has more than 4"),
+        ([HEAD], 0.0, 0.5, "an actor is to have 0.5 CPUs, and of 1 nodes none has more than 0"),
+    ],
+)
+def test_what_no_node_has_is_said(nodes: list[dict[str, float]], gpus: float, cpus: float, said: str) -> None:
+    fault = lack(nodes, gpus, cpus)
+    assert fault is not None
+    assert said in str(fault)
+    assert f"{'gpus' if gpus else 'cpus'}_per_actor" in str(fault)
+
+
+@pytest.mark.parametrize(("gpus", "cpus"), [(1.0, 64.0), (0.5, 1.0), (0.0, 4.0), (0.0, 8.0)])
+def test_what_one_node_has_is_enough(gpus: float, cpus: float) -> None:
+    assert lack([HEAD, WORKER, V100], gpus, cpus) is None
