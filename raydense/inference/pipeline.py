@@ -81,13 +81,21 @@ class Layout:
 
 
 def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:
-    """The fault where no node has the GPUs that an actor claims, or the CPUs where it computes on these, by the resources of each."""
+    """The fault where no node has the GPUs that an actor claims, or the CPUs where it computes on these, by the resources of each.
+
+    An actor that leaves no CPU for what tokenises would wait for it for ever.
+    """
     kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
-    most = max((node.get(kind, 0.0) for node in nodes), default=0.0)
-    if most >= claimed:
+    has = [node.get(kind, 0.0) for node in nodes]
+    if max(has, default=0.0) < claimed:
+        what = f"and of {len(nodes)} nodes none has more than {max(has, default=0.0):g}"
+    elif not gpus and sum(has) < claimed + _TOKENISE_CPUS:
+        what = f"which leaves {sum(has) - claimed:g} to tokenise, and that needs {_TOKENISE_CPUS:g}"
+    else:
         return None
-    what = f"an actor is to have {claimed:g} {kind}s, and of {len(nodes)} nodes none has more than {most:g}"
-    return InputError(what, f"{kind.lower()}s_per_actor", "give less, or nodes that have them")
+    return InputError(
+        f"an actor is to have {claimed:g} {kind}s, {what}", f"{kind.lower()}s_per_actor", "give less, or nodes that have them"
+    )
 
 
 def require_model(folder: str, scores: bool) -> None:

@@ -205,9 +205,13 @@ class _Ask:
             self._send()
 
     def _got(self) -> Any:
-        """What the actor says; after a line, once for all shards, where it is not there for long, as when no node has room for it."""
+        """What the actor says; after a line, once for all shards, where it is not there for long, as when no node has room for it.
+
+        A pool with a keeper gives only actors that were there.
+        """
         version = self._version
-        if not version.told and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0] and not _is_started(self._actor):
+        waits = not (self._versions.changes or version.told) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
+        if waits and not _is_started(self._actor):
             version.told = True
             say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` says whether a node has room")
         return ray.get(self._ref)

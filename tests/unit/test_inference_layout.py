@@ -15,6 +15,7 @@ HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
         ([HEAD, WORKER], 1.0, 1.0, "an actor is to have 1 GPUs, and of 2 nodes none has more than 0"),
         ([V100, V100], 2.0, 1.0, "an actor is to have 2 GPUs, and of 2 nodes none has more than 1"),
         ([WORKER, WORKER], 0.0, 6.0, "an actor is to have 6 CPUs, and of 2 nodes none has more than 4"),
+        ([HEAD, WORKER], 0.0, 4.0, "an actor is to have 4 CPUs, which leaves 0 to tokenise, and that needs 0.5"),
         ([HEAD], 0.0, 0.5, "an actor is to have 0.5 CPUs, and of 1 nodes none has more than 0"),
     ],
 )
