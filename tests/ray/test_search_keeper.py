@@ -176,7 +176,9 @@ def test_small_calls_of_many_callers_get_what_they_get_alone(pool: SearchPool, v
 def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run by a pool is the run by its index; a pool that was turned in the middle is refused, and again when it is run again."""
     monkeypatch.setattr("raydense.search.search.check_model", lambda model, index: None)
-    monkeypatch.setattr("raydense.search.search.query_encoder", lambda model: lambda texts: versions.queries[[int(t) for t in texts]])
+    monkeypatch.setattr(
+        "raydense.search.search.query_encoder", lambda model, background: lambda texts: versions.queries[[int(t) for t in texts]]
+    )
     draft = Draft.open(tmp_path / "queries", "queries", {})
     commit_table(draft, "queries.parquet", pa.table({"query_id": [f"q{i}" for i in range(40)], "text": [str(i) for i in range(40)]}))
     draft.finish(40)
