@@ -94,15 +94,20 @@ class Form(BaseModel):
 
 
 class Settings(Form):
-    """What every stage has: an output folder."""
+    """What every stage has: an output folder.
 
+    `newer` names settings that came after outputs had been made without them, which their default leaves as they are.
+    """
+
+    newer: ClassVar[tuple[str, ...]] = ()
     output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape the output: neither its folder, nor inputs, nor resources."""
-        extras = {n: f.json_schema_extra for n, f in type(self).model_fields.items()}
-        kept = {n for n, e in extras.items() if n != "output" and not isinstance(e, dict)}
-        return self.model_dump(mode="json", include=kept)
+        """The settings that shape the output: neither its folder, nor inputs, nor resources, nor newer ones that are the default."""
+        fields = type(self).model_fields
+        kept = {n for n, f in fields.items() if n != "output" and not isinstance(f.json_schema_extra, dict)}
+        given = self.model_dump(mode="json", include=kept)
+        return {name: value for name, value in given.items() if name not in self.newer or value != fields[name].default}
 
     def left_open(self) -> set[str]:
         """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
@@ -159,6 +164,8 @@ class SampleSettings(Settings):
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
+    newer = ("strict",)  # what a strict import takes, the other takes as it is
+
     format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "ir_datasets"] = setting(..., "the family of formats")
     input: str = artifact("source", "the folder or file to read; for ir_datasets a data set id")
     corpus: str | None = artifact(
@@ -169,10 +176,6 @@ class ImportSettings(Settings):
         True,
         "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; strictness only where it is off: what a strict import takes, the other takes as it is."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("strict", True)}
 
 
 class ExportSettings(Settings):
@@ -280,6 +283,8 @@ _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
 
 class TrainSettings(LoopSettings):
     """Train a retriever, a re-ranker, or both together, on Ray Train, with DeepSpeed or DDP."""
+
+    newer = ("refresh_only_changed", "refresh_search_params")
 
     objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint", "generator"] = setting(
         ...,
@@ -407,7 +412,6 @@ class TrainSettings(LoopSettings):
         """As of every stage, of refresh only where there is one; and the workers, where each takes negatives of its own queries only."""
         alone = self.objective in _RETRIEVERS and self.in_batch and not self.cross_batch
         left_out = set() if self.refresh_every else {"refresh_every", *_refresh_of(type(self))}
-        left_out |= {name for name in ("refresh_only_changed", "refresh_search_params") if not getattr(self, name)}
         shaping = {name: value for name, value in super().shaping().items() if name not in left_out}
         return shaping | ({"workers": self.workers} if alone else {})
 
@@ -484,15 +488,13 @@ _PRECISION = "auto: half precision on a GPU, bf16 where it has it, else fp16"
 class EncodeSettings(Settings, Spread):
     """Turn every passage of a corpus into a vector, on Ray Data, resumable file by file."""
 
+    newer = ("precision",)
+
     model: str = artifact("model", "the retriever's folder")
     corpus: str = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; precision only where it was given."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
 
 
 class GenerateSettings(Settings, Spread):
@@ -566,6 +568,8 @@ class Pool(BaseModel):
 class SearchSettings(Settings, Pool):
     """Search an index with a pool of shard actors; the best k passages of each query become a run."""
 
+    newer = ("drop_identical",)
+
     index: str | None = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
     queries: str = artifact("queries", "the queries")
     model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
@@ -586,10 +590,6 @@ class SearchSettings(Settings, Pool):
         elif not self.index:
             raise ValueError("a search needs index, or pool")
         return self
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; of passages that are the query only where they are left out."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("drop_identical", False)}
 
     def left_open(self) -> set[str]:
         """What a pool that is asked knows of itself: its search parameters, and its index where none is given."""
@@ -694,6 +694,8 @@ class LabelSettings(Settings, Spread):
 class RerankSettings(Settings, Spread):
     """Order the first passages of a run anew, with a cross-encoder on Ray Data."""
 
+    newer = ("precision",)
+
     model: str = artifact("model", "the re-ranker's folder")
     run: str = artifact("run", "the run to order anew")
     corpus: str = artifact("corpus", "the passages")
@@ -702,10 +704,6 @@ class RerankSettings(Settings, Spread):
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
     block: int = setting(256, "queries of one commit: each makes a file", ge=1)
-
-    def shaping(self) -> dict[str, Any]:
-        """As of every stage; precision only where it was given."""
-        return {name: value for name, value in super().shaping().items() if (name, value) != ("precision", "auto")}
 
 
 class EvaluateSettings(Settings):
