@@ -36,7 +36,6 @@ from raydense.data.artifact import (
     discard_untouched,
     provenance_of,
     read_manifest,
-    write_whole,
 )
 from raydense.errors import InputError, did_you_mean
 from raydense.planning import needs_of
@@ -403,9 +402,4 @@ def _seconds(output: Path | str) -> dict[str, float]:
 
 
 def _keep_seconds(output: Path | str, took: dict[str, float]) -> None:
-    text = json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1)
-    if isinstance(output, str):
-        storage.put(f"{output}/{_TOOK}", text.encode())
-        return
-    output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / _TOOK, text)
+    storage.write(storage.join(output, _TOOK), json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1).encode())

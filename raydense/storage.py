@@ -183,6 +183,14 @@ def put(uri: str, content: bytes) -> None:
     _again(send, uri)
 
 
+def write(place: Path | str, content: bytes) -> None:
+    """Write a small file at a place, its folder made where there is none: it is the old one or the new one, never half."""
+    if isinstance(place, str):
+        return put(place, content)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, content)
+
+
 def put_file(uri: str, file: Path) -> None:
     """Write what a local file holds; it appears whole, as a store has it."""
     store, path = _store(uri)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense import storage
-from raydense.data.artifact import WORK, Artifact, read_manifest, write_whole
+from raydense.data.artifact import WORK, Artifact, read_manifest
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.pipeline import Recipe, Stage, open_stages, run_stage, state
@@ -54,8 +54,8 @@ class Suite:
     @classmethod
     def read(cls, settings: SuiteSettings) -> Suite:
         """Find the sets; InputError where there is none, or where a chosen one is not whole or has none of the splits asked for."""
-        root, output = storage.local(settings.suite), storage.here_only(settings.output, "what a suite makes")
-        if output.resolve().is_relative_to(root.resolve()):
+        root, output = storage.local(settings.suite), storage.place_of(settings.output)
+        if isinstance(output, Path) and output.resolve().is_relative_to(root.resolve()):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
         splits = list(dict.fromkeys(settings.splits))
         folders = {_folder(split): split for split in splits}
@@ -142,7 +142,7 @@ def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Membe
         stages |= _split_stages(source, here, split, settings)
     given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
     given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
-    recipe = Recipe.build({"given": given, "stages": stages}, Path(settings.output) / source.name, source.name)
+    recipe = Recipe.build({"given": given, "stages": stages}, storage.join(settings.output, source.name), source.name)
     named = {stage.name: stage for stage in recipe.stages}
     return Member(source.name, {split: named[f"report-{_folder(split)}"] for split in splits}, recipe)
 
@@ -242,9 +242,8 @@ def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, 
     ]
     settings = suite.settings.model_dump(mode="json", exclude={"output"})
     summary = {**summarise(measured, suite.asked), "failed": {name: why(error) for name, error in failed.items()}, "settings": settings}
-    output = Path(suite.settings.output)
-    write_whole(output / "suite.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    write_whole(output / "suite.md", markdown_table(summary))
+    for name, text in (("suite.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"), ("suite.md", markdown_table(summary))):
+        storage.write(storage.join(suite.settings.output, name), text.encode())
     return summary, text_table(summary)
 
 

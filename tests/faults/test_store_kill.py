@@ -17,7 +17,8 @@ from raydense import storage
 from raydense.data.artifact import Artifact
 from raydense.inference.encode import encode
 from raydense.pipeline import Recipe, run
-from raydense.settings import EncodeSettings
+from raydense.settings import EncodeSettings, SuiteSettings
+from raydense.suite import Suite, run_suite, write_tables
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, s3_server, with_environment
 
@@ -84,6 +85,29 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
     whole = said.stdout + said.stderr + "".join(str(storage.read(f"s3://{BUCKET}/out/{name}")) for name in manifests(f"s3://{BUCKET}/out"))
     assert SECRET not in whole
     assert KEY not in whole
+
+
+def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, there, output = beir(tmp_path / "sets" / "things"), environment(port, tmp_path / "cache"), f"s3://{BUCKET}/suite"
+    asked = {"kind": "bm25", "k": 10, "metrics": ["nDCG@10"]}
+    local = Suite.read(SuiteSettings(suite=str(tmp_path / "sets"), output=str(tmp_path / "out"), **asked))
+    assert run_suite(local) == {}
+    summary, _ = write_tables(local, {})
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    for file in source.rglob("*.*"):
+        storage.put_file(f"s3://{BUCKET}/sets/things/{file.relative_to(source)}", file)
+    words = ["evaluate", "--suite", f"s3://{BUCKET}/sets", "--kind", "bm25", "--k", "10", "--metrics", "nDCG@10", "--output", output]
+    for done in (0, 1):
+        said = subprocess.run(
+            [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
+        )
+        assert said.returncode == 0, said.stderr
+        assert f"1 test set, {done} done before" in said.stderr
+        found = json.loads(storage.read(f"{output}/suite.json") or b"")
+        assert found["runs"]["BM25"]["means"] == summary["runs"]["BM25"]["means"]
+        assert found["runs"]["BM25"]["sets"][0]["report"] == f"{output}/things/report-test"
+        assert storage.read(f"{output}/suite.md") == (tmp_path / "out" / "suite.md").read_bytes()
 
 
 def manifests(uri: str) -> list[str]:
