@@ -12,7 +12,7 @@ import pyarrow as pa
 from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, run_shards, tokens_of, unpack
+from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_shards, tokens_of, unpack
 from raydense.inference.tokenising import tokenise_shard
 from raydense.settings import GenerateSettings
 
@@ -25,7 +25,7 @@ def generate(settings: GenerateSettings) -> Artifact:
 
     Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
     The queries are the same whatever the number of actors or threads. InputError where the model is no generator, or the output
-    was made from something else.
+    was made from something else, or begun in another precision.
     """
     made_from = provenance("generate", settings)
     from raydense.models.generator import changes, read_generator_config
@@ -39,14 +39,16 @@ def generate(settings: GenerateSettings) -> Artifact:
     pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
     if pending:
         tokenise = partial(tokenise_shard, load=_load_tokenizer, changes=tuple(changes(settings).items()))
-        run_shards("generate", settings, draft, store, pending, tokenise, ShardWriter, prints=made_from["inputs"])
-    notes = [file.note for file in draft.committed().values()]
+        actor = partial(ShardWriter, begun=precision_of(there.values(), draft))
+        run_shards("generate", settings, draft, store, pending, tokenise, actor, prints=made_from["inputs"])
+    files = draft.committed().values()
+    notes = [file.note for file in files]
     return draft.finish(
         len(store),
         model=made_from["inputs"]["model"],
         corpus=made_from["inputs"]["corpus"],
         **{key: sum(n[key] for n in notes) for key in ("queries", "repeated", "empty", "tokens")},
-        precision=sorted({n["precision"] for n in notes}),
+        precision=precision_of(files, draft),
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
 
@@ -60,30 +62,32 @@ def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
 class ShardWriter:
     """A model actor: takes the tokens of a shard, commits the queries drawn for it, and gives back what the commit noted."""
 
-    def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout) -> None:
+    def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._settings = draft, settings
         self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
         # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
-        self._loading = ThreadPoolExecutor(1).submit(self._load)
+        self._loading = ThreadPoolExecutor(1).submit(self._load, begun)
 
-    def _load(self) -> Any:
+    def _load(self, begun: str | None) -> Any:
+        self._device.refuse_other(begun, self._draft)
         from raydense.models.generator import Generator, changes
 
         return Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Draw and commit the queries of one shard as `tokenise_shard` packed it."""
+        model = self._loading.result()
         columns = unpack(table)
         shard, start = columns["shard"][0].as_py(), columns["range"][0].as_py()
         begun = time.perf_counter()
-        drawn, tokens = self._draw(tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
+        drawn, tokens = self._draw(model, tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
         queries, counts = _kept(drawn, self._settings.duplicates == "drop")
         taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
         note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, **taken}
         commit_queries(self._draft, _name(shard), start, queries, **note)
         return pa.Table.from_pylist([{"shard": shard, **note}])
 
-    def _draw(self, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
+    def _draw(self, model: Any, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
         """The texts drawn for each passage of a shard whose first row is `start`, and how many tokens were written for them."""
         import torch
 
@@ -91,7 +95,7 @@ class ShardWriter:
         from raydense.models.sampling import mixed, sample_queries
         from raydense.models.tokens import batches_by_token_budget
 
-        s, model = self._settings, self._loading.result()
+        s = self._settings
         each, pad = s.queries_each, model.tokenizer.pad_id
         seed = mixed(torch.tensor([s.seed]))
 

@@ -10,9 +10,10 @@ import pytest
 from raydense.data.artifact import Draft
 from raydense.errors import InputError
 from raydense.inference.encode import ShardEncoder
+from raydense.inference.generate import ShardWriter
 from raydense.inference.pipeline import Layout, precision_of
 from raydense.inference.rerank import BlockScorer
-from raydense.settings import EncodeSettings, RerankSettings
+from raydense.settings import EncodeSettings, GenerateSettings, RerankSettings
 
 CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}
@@ -26,14 +27,16 @@ def begun(folder: Path, *precisions: str) -> Draft:
     return draft
 
 
-def actor_of(verb: str, draft: Draft, precision: str | None) -> ShardEncoder | BlockScorer:
+def actor_of(verb: str, draft: Draft, precision: str | None) -> ShardEncoder | ShardWriter | BlockScorer:
+    of_corpus = {k: INPUTS[k] for k in ("model", "corpus", "output")}
     if verb == "encode":
-        settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
-        return ShardEncoder(settings, draft, {}, CPU, precision)
+        return ShardEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
+    if verb == "generate":
+        return ShardWriter(GenerateSettings.read(of_corpus), draft, {}, CPU, precision)
     return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision)
 
 
-@pytest.mark.parametrize("verb", ["encode", "rerank"])
+@pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
 def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: str) -> None:
     draft = begun(tmp_path / "x", "bf16")
     actor = actor_of(verb, draft, precision_of(draft.committed().values(), draft))
@@ -43,7 +46,7 @@ def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: st
 
 
 @pytest.mark.parametrize("precision", ["fp32", None])
-@pytest.mark.parametrize("verb", ["encode", "rerank"])
+@pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
 def test_it_goes_on_in_the_same_one_and_where_an_earlier_version_did_not_say(tmp_path: Path, verb: str, precision: str | None) -> None:
     with pytest.raises(InputError, match="no such model folder"):  # so it came as far as the model
         actor_of(verb, begun(tmp_path / "x"), precision)(pa.table({}))
