@@ -14,11 +14,13 @@ from raydense.errors import InputError
 
 _LOGICAL_CPUS = 4
 _AUTOSCALER_S = 20.0
+SHARERS = "RAYDENSE_SHARERS"  # how many share the cores of a machine; set for the processes of one by what starts several
 
 
 def physical_cpus() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use: its part, where several share the machine, as the trials of a sweep at work at once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get(SHARERS, 1)))
 
 
 def joins_cluster() -> bool:

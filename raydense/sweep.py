@@ -30,7 +30,7 @@ from raydense.data.artifact import Artifact, named_folder, write_whole
 from raydense.errors import InputError, did_you_mean, why
 from raydense.pipeline import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
 from raydense.progress import duration, say
-from raydense.ray_session import ensure_ray, quiet_data
+from raydense.ray_session import SHARERS, ensure_ray, quiet_data
 from raydense.settings import EvaluateSettings
 
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
@@ -207,7 +207,9 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    here = _Here(ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"))
+    here = _Here(
+        ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
+    )
     tuner = tune.Tuner(
         # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
         # ends with the command alone; Tune does not take a trial that needs nothing.
@@ -246,12 +248,13 @@ def _address() -> str:
 
 @dataclass(frozen=True)
 class _Here:
-    """Where the command runs: stages are begun from there too, with the same relative paths."""
+    """Where the command runs: stages are begun from there too, with the same relative paths; `trials` are at work there at once."""
 
     node: str
     ip: str
     folder: str
     address: str | None
+    trials: int
 
 
 def _trainable(trial: Trial, here: _Here) -> None:
@@ -261,7 +264,8 @@ def _trainable(trial: Trial, here: _Here) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place = NodeAffinitySchedulingStrategy(here.node, soft=False)
-    task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place)
+    shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
+    task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
     said: Any
     for said in task.remote(trial, here):  # type: ignore[attr-defined]
         tune.report({"said": ray.get(said)})

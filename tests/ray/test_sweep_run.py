@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from raydense.pipeline import state
+from raydense.ray_session import SHARERS
 from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
 
 RECIPE = """
@@ -54,6 +59,29 @@ def kill_once_trained(folder: Path) -> None:
             process.wait()
 
 
+@contextmanager
+def environments_of(name: str) -> Iterator[list[dict[str, str]]]:
+    """The environments of processes of a name that live while the block runs."""
+    seen: dict[int, dict[str, str]] = {}
+    left = threading.Event()
+
+    def look() -> None:
+        while not left.wait(0.05):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if process.pid not in seen and "".join(process.cmdline()).strip() == name:
+                        seen[process.pid] = process.environ()
+
+    watcher, found = threading.Thread(target=look), list[dict[str, str]]()
+    watcher.start()
+    try:
+        yield found
+    finally:
+        left.set()
+        watcher.join()
+        found += seen.values()
+
+
 def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     kill_once_trained(tmp_path)
@@ -63,7 +91,9 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sweep = Sweep.read("recipe.yaml", "out")
     assert sweep is not None
-    assert run_sweep(sweep, concurrent=2) == {}
+    with environments_of("ray::RayTrainWorker") as seen:
+        assert run_sweep(sweep, concurrent=2) == {}
+    assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
     said = capfd.readouterr().err
     assert (said.count("reranker: done in"), said.count("reranked: done in")) == (1, 4)
     assert "negatives: done in" not in said, "made before the kill"
