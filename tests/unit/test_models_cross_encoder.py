@@ -41,7 +41,9 @@ def test_ours_gives_the_same_scores_in_sentence_transformers(tiny_folder, texts,
     assert np.ptp(ours) > 0
     again = CrossEncoder.load(tmp_path)
     assert again.length == 48
-    np.testing.assert_array_equal(scores(again, queries, texts), ours)
+    for (name, kept), saved in zip(again.model.state_dict().items(), model.model.state_dict().values(), strict=True):
+        assert torch.equal(kept, saved), name
+    np.testing.assert_allclose(scores(again, queries, texts), ours, atol=1e-6)  # where weights lie in memory may change the last bits
 
 
 def test_theirs_gives_the_same_scores_in_ours(tiny_folder, texts, queries, tmp_path):
