@@ -102,11 +102,6 @@ class Recipe:
     output: Path | str
     stages: tuple[Stage, ...]
 
-    @property
-    def folder(self) -> Path:
-        """Its output, where that is a folder of this machine."""
-        return storage.here_only(self.output, "what many recipes share")
-
     @classmethod
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Recipe:
         """The recipe in a YAML file, with `changes` as `stage.key=value`, `given=value` or `seed=value`.
@@ -116,7 +111,7 @@ class Recipe:
         return cls.build(recipe_content(file, changes), output, str(file))
 
     @classmethod
-    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Path | None = None) -> Recipe:
+    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Path | str | None = None) -> Recipe:
         """The recipe of `content`; `file` is named in faults.
 
         Each stage has a folder of its name in `output`, or, where `shared` is given, in a folder of that one which is named by
@@ -246,7 +241,7 @@ def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
 
 
 def _stage(
-    name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | None
+    name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | str | None
 ) -> Stage:
     where = f"{file}: stages.{name}"
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
@@ -272,11 +267,11 @@ def _stage(
     if isinstance(settings, s.SearchSettings) and not settings.index:
         raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
     if shared:
-        settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
+        settings = settings.model_copy(update={"output": str(storage.join(shared, _identity(verb, settings, shared), name))})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
 
 
-def _identity(verb: str, settings: s.Settings, shared: Path) -> str:
+def _identity(verb: str, settings: s.Settings, shared: Path | str) -> str:
     """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
     inputs = json.dumps({key: getattr(settings, key) for key in settings.inputs()}, ensure_ascii=False)
     return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
@@ -394,10 +389,8 @@ def seconds_behind(recipe: Recipe, name: str) -> float:
 
 def _seconds(output: Path | str) -> dict[str, float]:
     try:
-        if isinstance(output, str):
-            return json.loads(storage.read(f"{output}/{_TOOK}") or b"{}")
-        return json.loads((output / _TOOK).read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return json.loads(storage.read_small(storage.join(output, _TOOK)) or b"{}")
+    except json.JSONDecodeError:
         return {}
 
 

@@ -34,6 +34,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _CONNECT_S, _REPLY_S = 10.0, 30.0
 _CHUNK = 8 << 20
 _AT_ONCE = 8
+_ATTEMPTS = 10  # at a request of what does not try again itself
 _WHOLE = ".whole"  # the last file of a mirror
 _TOLD_FROM = 256 << 20
 _NAME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
@@ -118,14 +119,6 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return place if isinstance(place, str) else os.path.abspath(place)
 
 
-def here_only(path: str | os.PathLike[str], what: str) -> Path:
-    """`path` as a folder of this machine; InputError, that `what` is written to one, where it is of a store."""
-    place = place_of(path)
-    if isinstance(place, str):
-        raise InputError(f"is of a store, and {what} is written to a folder", place, "give a folder, and copy what is made")
-    return place
-
-
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file or folder."""
     place = place_of(path)
@@ -170,6 +163,42 @@ def read(uri: str) -> bytes | None:
             return None
 
     return _again(get, uri)
+
+
+def read_small(place: Path | str) -> bytes | None:
+    """The bytes of a small file at a place; None where there is none."""
+    if isinstance(place, str):
+        return read(place)
+    try:
+        return place.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def tail(place: Path | str, offset: int) -> tuple[int, bytes]:
+    """What a file that grows holds from `offset` on, and that offset; all of it, and 0, where it is shorter than that by now."""
+
+    def rest(stream: Any, size: int) -> tuple[int, bytes]:
+        begin = offset if size >= offset else 0
+        stream.seek(begin)
+        return begin, stream.read(size - begin)
+
+    if isinstance(place, Path):
+        try:
+            with open(place, "rb") as local_file:
+                return rest(local_file, os.fstat(local_file.fileno()).st_size)
+        except FileNotFoundError:
+            return 0, b""
+    store, path = _store(place)
+
+    def get() -> tuple[int, bytes]:
+        try:
+            with store.open_input_file(path) as stream:
+                return rest(stream, stream.size())
+        except FileNotFoundError:
+            return 0, b""
+
+    return _again(get, place)
 
 
 def put(uri: str, content: bytes) -> None:
@@ -253,12 +282,37 @@ def together(work: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
         return list(pool.map(work, items))
 
 
+def for_others(uri: str) -> tuple[Any, str]:
+    """The file system of a store for what does not try again itself, as Ray Train, and the path in it."""
+    scheme, _, path = checked(uri).partition("://")
+    return _patient(scheme, path.partition("/")[0]), path
+
+
+def _patient(scheme: str, bucket: str) -> Any:
+    """A file system that tries each request again for a while, in the processes that it is sent to too."""
+    from pyarrow import fs
+
+    if scheme == "gs":
+        from datetime import timedelta
+
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=PATIENCE_S))
+
+    class Patient(fs.S3FileSystem):
+        def __reduce__(self) -> Any:  # pyarrow's own forgets how often to try
+            return _patient, (scheme, bucket)
+
+    return Patient(retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS), **_s3_options(bucket, _endpoint()))
+
+
 def _store(uri: str) -> tuple[Any, str]:
     """The file system of a store, and the path in it."""
     name = checked(uri)
     scheme, _, path = name.partition("://")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    return _filesystem(scheme, path.partition("/")[0], endpoint, os.getpid()), path
+    return _filesystem(scheme, path.partition("/")[0], _endpoint(), os.getpid()), path
+
+
+def _endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
 @lru_cache(maxsize=32)
@@ -269,6 +323,12 @@ def _filesystem(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
         from datetime import timedelta
 
         return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_REPLY_S))
+    return fs.S3FileSystem(**_s3_options(bucket, endpoint))
+
+
+def _s3_options(bucket: str, endpoint: str) -> dict[str, Any]:
+    from pyarrow import fs
+
     more: dict[str, Any] = {}
     if endpoint:
         parts = urlsplit(endpoint)
@@ -278,7 +338,8 @@ def _filesystem(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
         region = _again(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
-    return fs.S3FileSystem(region=region, connect_timeout=_CONNECT_S, request_timeout=_REPLY_S, allow_delayed_open=True, **more)
+    waits = {"connect_timeout": _CONNECT_S, "request_timeout": _REPLY_S, "allow_delayed_open": True}
+    return {"region": region, **waits, **more}
 
 
 def _again(work: Callable[[], T], uri: str) -> T:
@@ -363,6 +424,14 @@ def adopt(made: Path, name: str, sizes: dict[str, int], manifest: bytes) -> None
     shutil.rmtree(made, ignore_errors=True)
 
 
+def forget_mirrors(names: Iterable[str]) -> None:
+    """Remove mirrors from the cache of this machine."""
+    for folder in (cache() / "mirrors" / name for name in names):
+        if folder.exists():
+            with locked(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def forget(made: Path) -> None:
     """Remove a folder where something was put together."""
     shutil.rmtree(made, ignore_errors=True)
@@ -402,20 +471,36 @@ def local(path: str | os.PathLike[str]) -> Path:
     place = place_of(path)
     if not isinstance(place, str):
         return place
-    found = listing(place)
-    if not found:
+    files = _in_sight(listing(place))
+    if not files:
         raise InputError("no such file or folder", place, "check the path")
-    files = {name: of for name, of in found.items() if not any(part.startswith(".") for part in PurePosixPath(name).parts)}
     unsafe = next((name for name in files if name and not safe_name(name)), None)
     if unsafe is not None:
         raise InputError(f"holds a file of the name {unsafe!r}", place, "rename or remove it")
     above, _, last = place.rpartition("/")
-    identity = _short("\n".join([place, *(f"{name} {of.size} {of.written}" for name, of in sorted(files.items()))]))
+    name = _mirror_of(place, files)
     if "" in files:
-        return mirror(above, identity, {last: (files[""].size, None)}) / last
-    name = f"{identity}/{last}"  # for messages that name the folder
+        return mirror(above, name, {last: (files[""].size, None)}) / last
     sums = {} if is_mirrored(name) else _sums(place, files)
     return mirror(place, name, {name: (of.size, sums.get(name)) for name, of in files.items()})
+
+
+def _in_sight(found: dict[str, Found]) -> dict[str, Found]:
+    """The files whose names are not hidden, nor those of the folders that they are in."""
+    return {name: of for name, of in found.items() if not any(part.startswith(".") for part in PurePosixPath(name).parts)}
+
+
+def _mirror_of(uri: str, files: dict[str, Found]) -> str:
+    """The name of the mirror of what a store holds now, in messages the folder's own."""
+    identity = _short("\n".join([uri, *(f"{name} {of.size} {of.written}" for name, of in sorted(files.items()))]))
+    return identity if "" in files else f"{identity}/{uri.rpartition('/')[2]}"
+
+
+def mirrors_of(uri: str) -> list[str]:
+    """The names of the mirrors that a machine may have of what a store holds at `uri` now, as an artifact or as any folder."""
+    manifest = read(f"{uri}/manifest.json")
+    fingerprint = json.loads(manifest).get("fingerprint") if manifest else None
+    return [_mirror_of(uri, _in_sight(listing(uri))), *([str(fingerprint)] if fingerprint else [])]
 
 
 def _sums(uri: str, files: Iterable[str]) -> dict[str, str]:

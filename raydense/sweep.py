@@ -14,24 +14,25 @@ shapes them: what is the same in several trials is the same folder, and is made 
 from __future__ import annotations
 
 import copy
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from raydense import storage
-from raydense.data.artifact import Artifact, named_folder, write_whole
-from raydense.errors import InputError, did_you_mean, why
+from raydense.data.artifact import Artifact, named_folder
+from raydense.errors import InputError, StorageError, did_you_mean, why
 from raydense.pipeline import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
 from raydense.progress import duration, say
 from raydense.ray_session import SHARERS, ensure_ray, quiet_data
 from raydense.settings import EvaluateSettings
+from raydense.shared import Shared
+from raydense.storage import join
 
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
 
@@ -61,7 +62,7 @@ class Sweep:
     `axis` is there where the variants differ in one number alone: its key, and the number of each variant.
     """
 
-    output: Path
+    output: Path | str
     trials: tuple[Trial, ...]
     axis: tuple[str, dict[str, float]] | None = None
 
@@ -73,7 +74,7 @@ class Sweep:
         if grid is None:
             return None
         where = f"{file}: sweep"
-        root = storage.here_only(output, "what a sweep makes")
+        root = storage.place_of(output)
         variants = _variants(grid, content, where)
         for change in changes:
             if change.partition("=")[0] in grid:
@@ -140,12 +141,12 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, Any], output: Path, file: Any) -> Trial:
+def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, Any], output: Path | str, file: Any) -> Trial:
     own = copy.deepcopy(content)
     for key, value in changes.items():
         apply(key, value, own, f"{file}: sweep.{key}")
     folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
-    trial = Trial(variant, seed, Recipe.build(own, output / "trials" / folder, str(file), shared=output / "stages"))
+    trial = Trial(variant, seed, Recipe.build(own, join(output, "trials", folder), str(file), shared=join(output, "stages")))
     if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):
         raise InputError("a swept recipe has no evaluate stage", file, "end it with one: the table is made of what it measures")
     return trial
@@ -153,13 +154,13 @@ def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, 
 
 def _refuse_same(trials: list[Trial], where: str) -> None:
     made: dict[tuple[str, ...], Trial] = {}
-    called: dict[Path, Trial] = {}
+    called: dict[Path | str, Trial] = {}
     for trial in trials:
         other = made.setdefault(tuple(stage.settings.output for stage in trial.recipe.stages), trial)
         if other is not trial:
             raise InputError(f"({trial.name}) makes the same as ({other.name})", where, "leave one of them out, or mend its changes")
-        if called.setdefault(trial.recipe.folder, trial) is not trial:
-            raise InputError(f"two trials are called {trial.recipe.folder.name!r}", where, "give variants other names")
+        if called.setdefault(trial.recipe.output, trial) is not trial:
+            raise InputError(f"two trials are called {Path(trial.recipe.output).name!r}", where, "give variants other names")
 
 
 def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
@@ -188,10 +189,10 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
 
 def _describe(trial: Trial) -> None:
     """Say in the trial's folder what it is made of."""
-    folder = trial.recipe.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = trial.recipe.output
     stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
-    (folder / "trial.json").write_text(json.dumps({"variant": trial.variant, "seed": trial.seed, "stages": stages}, indent=1) + "\n")
+    told = {"variant": trial.variant, "seed": trial.seed, "stages": stages}
+    storage.write(join(folder, "trial.json"), (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
@@ -217,11 +218,18 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
         param_space={"trial": tune.grid_search(list(range(len(left))))},
         tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(sweep.output.resolve()), callbacks=[_listener([trial.name for trial in left])], verbose=0
+            name="tune", storage_path=str(_kept_by_tune(sweep)), callbacks=[_listener([trial.name for trial in left])], verbose=0
         ),
     )
     results = tuner.fit()
+    if isinstance(sweep.output, str):
+        storage.forget(_kept_by_tune(sweep))
     return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
+
+
+def _kept_by_tune(sweep: Sweep) -> Path:
+    """Where Tune keeps what it knows of the trials, which nothing reads again: of a sweep into a store, on this machine."""
+    return sweep.output.resolve() if isinstance(sweep.output, Path) else storage.workplace(sweep.output, "tune")
 
 
 def _listener(names: list[str]) -> Any:
@@ -278,23 +286,28 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
         os.environ["RAY_ADDRESS"] = here.address  # this process has joined already; stages ask whether Ray is theirs alone
     ensure_ray()
     quiet_data()
-    stages = trial.recipe.stages
-    with open(trial.recipe.folder / "log", "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
+    stages, shared = trial.recipe.stages, Shared(trial.recipe.output)
+    kept = shared.growing("log")
+    if not kept.exists():  # the store has what another machine, or an earlier command, wrote
+        kept.write_bytes(shared.sent("log") or b"")
+    with open(kept, "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
         for number, stage in enumerate(stages, 1):
             label = f"[{number}/{len(stages)}] {stage.name}"
-            with _alone(Path(stage.settings.output).parent):
+            with _alone(stage):
                 if state(stage)[0] != "done":
-                    _, seconds = run_stage(stage, trial.recipe.folder, label)
+                    try:
+                        _, seconds = run_stage(stage, trial.recipe.output, label)
+                    finally:
+                        with suppress(StorageError):
+                            shared.send("log")
                     yield f"{label}: done in {duration(seconds)}"
+    shared.forget()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other trial is at work on the stage in `folder`; the end of a process, however it comes, lets it go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _alone(stage: Stage) -> AbstractContextManager[None]:
+    """Wait until no other trial is at work on a stage: all trials live on this machine."""
+    output = storage.place_of(stage.settings.output)
+    return storage.locked(output.parent / "trial" if isinstance(output, Path) else storage.workplace(output, "trials"))
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
@@ -312,15 +325,15 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     summary["trials"] = [{"name": t.name, "variant": t.variant, "seed": t.seed, "report": t.report.settings.output} for t in sweep.trials]
     summary["failed"] = {name: why(error) for name, error in failed.items()}
     once = _made_once(sweep)
-    write_whole(sweep.output / "sweep.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    write_whole(sweep.output / "sweep.md", markdown_table(summary, once))
+    storage.write(join(sweep.output, "sweep.json"), (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+    storage.write(join(sweep.output, "sweep.md"), markdown_table(summary, once).encode())
     swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
     if sweep.axis and swept:
         from raydense.evaluation.sweep_chart import chart_svg
 
         svg = chart_svg(swept, *sweep.axis)
         if svg:
-            write_whole(sweep.output / "sweep.svg", svg)
+            storage.write(join(sweep.output, "sweep.svg"), svg.encode())
     return summary, text_table(summary, once)
 
 

@@ -34,10 +34,10 @@ class Node:
         command = [RAY, "start", "--block", *words, f"--object-store-memory={_OBJECTS}", f"--dashboard-agent-listen-port={agent}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         command += [f"--temp-dir={self.temp_dir}"]
-        environment = cluster.environment | {MARK: self._mark}
+        own = {MARK: self._mark, "RAYDENSE_CACHE": str(cluster.folder / "caches" / self.temp_dir.name)}
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command, env=cluster.environment | own, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def said(self) -> str:

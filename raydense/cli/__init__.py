@@ -135,8 +135,8 @@ def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
     if len(failed) < len(sweep.trials):
         summary, table = write_tables(sweep, failed)
         print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
-        chart = sweep.output / "sweep.svg"
-        say(f"table: {sweep.output / 'sweep.md'}{f', chart: {chart}' if sweep.axis and chart.is_file() else ''}")
+        chart = storage.join(sweep.output, "sweep.svg")
+        say(f"table: {storage.join(sweep.output, 'sweep.md')}{f', chart: {chart}' if sweep.axis and storage.exists(chart) else ''}")
     if failed:
         raise next(iter(failed.values()))
 

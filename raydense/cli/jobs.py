@@ -25,8 +25,8 @@ def submit_group() -> None:
     `raydense submit train ... --address http://HEAD:8265` is `raydense train ...` there.
 
     The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
-    that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies on storage that all nodes mount, at
-    the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
+    that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies in a bucket (s3://, gs://), or on storage
+    that all nodes mount, at the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
     of this machine; and the job begins with a look on every node that is up, and is refused if one does not see an input, or the
     output's folder.
 

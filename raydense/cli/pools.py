@@ -19,8 +19,8 @@ def pool_group() -> None:
     """Start a search pool that outlives this command, see how it is, turn it to another index while it is asked, and end it.
 
     A pool lives on a running Ray cluster (--address, or RAY_ADDRESS) until it is closed, or nobody has asked it for --idle-timeout
-    seconds. `raydense search --pool NAME` asks it, and so does `SearchPool.connect(NAME)` of any job. The index lies on storage that all
-    nodes mount. See docs/reliability.md for what becomes of a call when something dies.
+    seconds. `raydense search --pool NAME` asks it, and so does `SearchPool.connect(NAME)` of any job. The index lies in a bucket, or on storage
+    that all nodes mount. See docs/reliability.md for what becomes of a call when something dies.
     """
 
 

@@ -221,8 +221,21 @@ class Draft:
 
     @property
     def work(self) -> Path:
-        """A folder of this machine for what is not finished (checkpoints, spills); gone when the artifact is finished."""
+        """A folder of this machine for what is not finished, as spills; gone when the artifact is finished."""
         return self.folder / WORK
+
+    @property
+    def shared(self) -> Path | str:
+        """As `work`, but where every machine that works on the artifact reaches it: a folder that all of them mount, or of the store.
+
+        What a training leaves there (checkpoints, weights, history) is read and written by `raydense.shared.Shared`.
+        """
+        return self.work.resolve()
+
+    @property
+    def located(self) -> Path | str:
+        """As `place`, for a process in another working directory, or on another machine."""
+        return self.folder.resolve()
 
     def committed(self) -> dict[str, File]:
         """The files committed so far, by path."""
@@ -466,11 +479,6 @@ def as_json(value: object) -> str:
 def write_json(path: Path, value: object, aside_in: Path | None = None) -> None:
     """Write a JSON file; it is the old one or the new one, never half."""
     storage.write_whole(path, as_json(value).encode(), aside_in)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is no part of an artifact, as a table of what was measured: it is the old one or the new one, never half."""
-    storage.write_whole(file, text.encode())
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:

@@ -83,13 +83,23 @@ class StoreDraft(Draft):
     def place(self) -> str:
         return self.uri
 
+    @property
+    def shared(self) -> str:
+        return self._in_work()
+
+    @property
+    def located(self) -> str:
+        return self.uri
+
     def _in_work(self, *names: str) -> str:
         return str(storage.join(self.uri, WORK, *names))
 
     def _take_lock(self) -> None:
         super()._take_lock()
         try:
-            _WRITERS[self.uri] = _Writer(self._in_work(WRITER))
+            # what lies in an output of this process is nobody else's, whatever the last one said of it
+            inside = any(self.uri.startswith(f"{other}/") for other in _WRITERS)
+            _WRITERS[self.uri] = _Writer(self._in_work(WRITER), alone=inside)
         except BaseException:
             self.close()
             raise
@@ -187,14 +197,16 @@ class StoreDraft(Draft):
 
 
 class _Writer:
-    """Says in a store that this process writes there, until `end`; InputError where another one says so."""
+    """Says in a store that this process writes there, until `end`; InputError where another one says so, but for who is `alone`."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, alone: bool) -> None:
         self._uri, self._ended, self._speaking = uri, threading.Event(), threading.Lock()
         self._own = {"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}
-        self._refuse(self._read())
+        if not alone:
+            self._refuse(self._read())
         self._say()
-        self._refuse(self._read())  # of two who began at once, the one who spoke last stays
+        if not alone:
+            self._refuse(self._read())  # of two who began at once, the one who spoke last stays
         threading.Thread(target=self._renew, name="writer", daemon=True).start()
 
     def _read(self) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from raydense.mining.negatives import Flags, among
 from raydense.training.batches import Ragged
 
 
-def changed(found: Artifact, before: Artifact, output: Path) -> Artifact:
+def changed(found: Artifact, before: Artifact, output: Path | str) -> Artifact:
     """The rows of the run `found` whose passage has another rank in the run `before`, or none there, as a run; ranks stay what they are."""
     draft = Draft.open(output, "run", {"stage": "refresh", "inputs": {"run": found.fingerprint, "before": before.fingerprint}})
     if draft.done:

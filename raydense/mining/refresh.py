@@ -31,10 +31,13 @@ from raydense.progress import duration, say
 from raydense.search.index import index
 from raydense.search.search import search
 from raydense.settings import EncodeSettings, IndexSettings, LabelSettings, MineSettings, SearchSettings, Training, TrainSettings
+from raydense.storage import forget_mirrors, mirrors_of
 from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.train import train as train_on
+
+_FORGETS_S = 60.0  # a machine that does not answer keeps what it has
 
 
 def train(settings: TrainSettings) -> Artifact:
@@ -54,14 +57,14 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     assert isinstance(settings, TrainSettings)
     begun, work = time.monotonic(), generations.work(number)
     step = generations.made_of(number)
-    model = _retriever(settings, str(start), generations.weights(number), work / "retriever")
+    model = _retriever(settings, str(start), generations, number, work.at("retriever"))
     corpus, queries = settings.corpus, settings.queries
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
-    known = _positives(settings, before, number, work / "positives")
+    known = _positives(settings, before, number, work.at("positives"))
     beside = generations.behind > 0
-    vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, "background": beside}))
+    vectors = encode(EncodeSettings.read({"output": work.at("vectors"), "model": model, "corpus": corpus, "background": beside}))
     shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
-    dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
+    dense = index(IndexSettings.read({"output": work.at("index"), "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
     asked |= {"background": True, "threads": 1} if beside else {}
     found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
@@ -69,30 +72,46 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
     if settings.refresh_only_changed and number > 1:
         earlier = Artifact.open(generations.run(number - 1), "run")
-        drawn_from = changed(found, earlier, work / "changed")
+        drawn_from = changed(found, earlier, work.at("changed"))
         stands = standing(examples, found, earlier, store)
-    mined = _negatives(settings, drawn_from, known, number, work / "negatives", beside) if drawn_from.rows else None
+    mined = _negatives(settings, drawn_from, known, number, work.at("negatives"), beside) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
+    _forget_mirrors(generations, number)
     generations.close(number)
-    show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
+    show("refresh_seconds", time.monotonic() - begun, output=Path(generations.output).name)
     told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
 
 
-def _retriever(settings: TrainSettings, start: str, weights: Path, output: Path) -> Artifact:
-    """The retriever of some weights, as a model folder."""
+def _forget_mirrors(generations: Generations, number: int) -> None:
+    """Remove what each machine has in its cache of the phases that `generations.close` is about to remove: as much as the corpus."""
+    names = [name for place in generations.leaves(number) if isinstance(place, str) for name in mirrors_of(place)]
+    if not names:
+        return
+    forget_mirrors(names)
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(forget_mirrors)
+    nodes = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in ray.nodes() if node["Alive"])
+    told = [task.options(num_cpus=0, scheduling_strategy=node).remote(names) for node in nodes]
+    ray.wait(told, num_returns=len(told), timeout=_FORGETS_S)
+
+
+def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Path | str) -> Artifact:
+    """The retriever of the weights that were handed over for a generation, as a model folder."""
     draft = Draft.open(output, "model", {"stage": "refresh"})
     if draft.done:
         return draft.done
     model = load_model(settings, objective_of(settings), start)
-    model.load_state_dict({**model.state_dict(), **load_file(weights)})
+    model.load_state_dict({**model.state_dict(), **load_file(generations.weights(number))})
     retriever = model.retriever if isinstance(model, JointModel) else model
     assert isinstance(retriever, DualEncoder)
     draft.commit_tree(retriever.save)
     return draft.finish(0)
 
 
-def _positives(settings: TrainSettings, examples: str, number: int, output: Path) -> Artifact:
+def _positives(settings: TrainSettings, examples: str, number: int, output: Path | str) -> Artifact:
     """What is no negative of the queries that are to have new ones, as qrels: the positives of their examples, and `refresh_qrels`."""
     draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
     if draft.done:
@@ -111,7 +130,7 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Path
     return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
 
 
-def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path, beside: bool) -> Artifact:
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path | str, beside: bool) -> Artifact:
     """Examples with the new negatives; a query for which there are too few has as many as there are."""
     common = {
         "output": output,
@@ -130,7 +149,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
 
 
 def _renewed(
-    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Path
+    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Path | str
 ) -> Artifact:
     """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
     inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})

@@ -18,9 +18,10 @@ import ray.train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from raydense.data.artifact import write_whole
 from raydense.errors import InputError
 from raydense.settings import Training
+from raydense.shared import Shared
+from raydense.storage import write_whole
 from raydense.training.engine import Engine, Precision, tied
 
 RUN = "run"
@@ -52,108 +53,112 @@ def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
     ray.train.report({"step": state.step}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
 
 
-def load_checkpoint(engine: Engine, workers: int, precision: Precision, storage: Path) -> State:
+def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: Path | str) -> State:
     """Continue from the newest registered checkpoint, where there is one; InputError where it is of another precision."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return State(precision, workers=workers)
     with checkpoint.as_directory() as folder:
         state = State(**json.loads((Path(folder) / _STATE).read_text()))
-        refuse_other_precision(storage, state, precision)
+        refuse_other_precision(output, state, precision)
         engine.load(Path(folder), state.workers)
     return replace(state, workers=workers)
 
 
-def refuse_other_precision(storage: Path, state: State, precision: Precision) -> None:
+def refuse_other_precision(output: Path | str, state: State, precision: Precision) -> None:
     """InputError where the steps so far were done in another precision: `auto` depends on the machine, the settings do not tell."""
     if state.precision != precision:
         raise InputError(
             f"its {state.step} steps were done in {state.precision}, and on this device it would go on in {precision}",
-            storage.parent,
+            output,
             f"go on where the device does {state.precision}, or delete the folder to start anew",
         )
 
 
-def newest_state(storage: Path) -> State | None:
-    """Where unfinished work in `storage` stands, as its checkpoints say; None without one."""
-    return max(_states(storage), key=lambda state: state.step, default=None)
+def newest_state(shared: Shared) -> State | None:
+    """Where unfinished work in `shared` stands, as its checkpoints say; None without one."""
+    return max(_states(shared), key=lambda state: state.step, default=None)
 
 
-def _states(storage: Path) -> list[State]:
-    """What every checkpoint in `storage` says, one not yet registered and one not yet deleted too; one cut short by a kill is none."""
+def _states(shared: Shared) -> list[State]:
+    """What every checkpoint in `shared` says, one not yet registered and one not yet deleted too; one cut short by a kill is none."""
     found = []
-    for file in (storage / RUN).glob(f"*/{_STATE}"):
-        with suppress(json.JSONDecodeError, FileNotFoundError):
-            found.append(State(**json.loads(file.read_text())))
+    for name in shared.names(f"{RUN}/*/{_STATE}"):
+        with suppress(json.JSONDecodeError):
+            text = shared.read(name)
+            if text is not None:
+                found.append(State(**json.loads(text)))
     return found
 
 
-def keep_registered(storage: Path) -> None:
-    """Keep a copy of Ray Train's list of what is registered, where it is new and whole: Ray writes it in place."""
-    listed, kept = storage / RUN / _LISTED, storage / _LISTED
-    if not listed.is_file():
+def keep_registered(shared: Shared) -> None:
+    """Keep a copy of Ray Train's list of what is registered, where it is new and whole: Ray writes it in place.
+
+    In a store every file is whole, and needs no copy.
+    """
+    listed, kept = shared.at(RUN, _LISTED), shared.at(_LISTED)
+    if isinstance(listed, str) or isinstance(kept, str) or not listed.is_file():
         return
     written = listed.stat().st_mtime_ns
     if not kept.is_file() or kept.stat().st_mtime_ns != written:
         text = listed.read_text()
-        if _names_checkpoints(text, storage):
-            write_whole(kept, text)
+        if _names_checkpoints(text, shared):
+            write_whole(kept, text.encode())
             os.utime(kept, ns=(written, written))
 
 
-def mend_registered(storage: Path) -> None:
+def mend_registered(shared: Shared) -> None:
     """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
 
     With neither, the training begins anew: Ray itself would refuse the folder for ever.
     """
-    listed, kept = storage / RUN / _LISTED, storage / _LISTED
-    if not listed.is_file() or _names_checkpoints(listed.read_text(), storage):
+    listed, kept = shared.read(f"{RUN}/{_LISTED}"), shared.read(_LISTED)
+    if listed is None or _names_checkpoints(listed, shared):
         return
-    if kept.is_file() and _names_checkpoints(kept.read_text(), storage):
-        write_whole(listed, kept.read_text())
+    if kept is not None and _names_checkpoints(kept, shared):
+        shared.write(f"{RUN}/{_LISTED}", kept)
     else:
-        listed.unlink()
+        shared.remove(f"{RUN}/{_LISTED}")
 
 
-def _names_checkpoints(text: str, storage: Path) -> bool:
+def _names_checkpoints(text: str, shared: Shared) -> bool:
     """Whether a list is whole, and the checkpoints that it names are there."""
     try:
         named = json.loads(text)["checkpoint_results"]
     except (json.JSONDecodeError, KeyError):
         return False
-    return all((storage / RUN / one["checkpoint_dir_name"]).is_dir() for one in named)
+    return all(shared.has(f"{RUN}/{one['checkpoint_dir_name']}") for one in named)
 
 
-def refuse_other_workers(storage: Path, state: State, settings: Training) -> None:
+def refuse_other_workers(output: Path | str, state: State, settings: Training) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
     if tied(settings) and state.workers != settings.workers:
         raise InputError(
             f"its checkpoints are of {state.workers} workers, and ZeRO 3's load with as many only (now {settings.workers})",
-            storage.parent,
+            output,
             f"give --workers {state.workers}, or delete the folder to start anew",
         )
 
 
-def weights_file(storage: Path, step: int) -> Path:
-    """The best weights, or the last ones, as of `step`."""
-    return storage / f"weights-{step}.safetensors"
+def weights_name(step: int) -> str:
+    """The name of the best weights, or the last ones, as of `step`."""
+    return f"weights-{step}.safetensors"
 
 
-def write_weights(file: Path, weights: dict[str, Tensor]) -> None:
-    """Write weights aside, then under their name."""
-    aside = file.with_suffix(".aside")
-    save_file({name: value.clone().contiguous() for name, value in weights.items()}, aside)
-    os.replace(aside, file)
+def write_weights(shared: Shared, name: str, weights: dict[str, Tensor]) -> None:
+    """Write weights, which appear whole."""
+    with shared.writing(name) as aside:
+        save_file({key: value.clone().contiguous() for key, value in weights.items()}, aside)
 
 
-def save_weights(storage: Path, step: int, weights: dict[str, Tensor]) -> None:
+def save_weights(shared: Shared, step: int, weights: dict[str, Tensor]) -> None:
     """Write the weights; earlier ones go, but for those that a checkpoint names as its best."""
-    write_weights(weights_file(storage, step), weights)
-    kept = {weights_file(storage, s) for s in (step, *(state.best_step for state in _states(storage)))}
-    for old in set(storage.glob("weights-*.safetensors")) - kept:
-        old.unlink(missing_ok=True)
+    write_weights(shared, weights_name(step), weights)
+    kept = {weights_name(s) for s in (step, *(state.best_step for state in _states(shared)))}
+    for old in set(shared.names("weights-*.safetensors")) - kept:
+        shared.remove(old)
 
 
-def load_weights(storage: Path, step: int) -> dict[str, Any]:
+def load_weights(shared: Shared, step: int) -> dict[str, Any]:
     """What `save_weights` wrote at `step`."""
-    return load_file(weights_file(storage, step))
+    return load_file(shared.fetched(weights_name(step)))

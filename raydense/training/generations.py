@@ -7,7 +7,6 @@ was given. All of it follows from the number of a step, so that a training goes 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +14,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydense.data.artifact import MANIFEST, write_whole
+from raydense.data.artifact import MANIFEST, WORK
 from raydense.errors import InputError
 from raydense.settings import Training, TrainSettings
+from raydense.shared import Shared
+from raydense.storage import exists, join
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import write_weights
 
-_LOOK_EVERY_S = 0.1
+_WEIGHTS, _RUN = "weights.safetensors", "run"
+_FAULT, _EXAMPLES = "refresh-fault.txt", "refresh"
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Generations:
     with `keeps_run` what they found stays until the next generation is made, which is compared with it.
     """
 
-    output: Path
+    output: Path | str
     steps: int
     every: int
     behind: int = 0
     keeps_run: bool = False
 
     @classmethod
-    def of(cls, settings: Training, sampler: Sampler, steps: int, output: Path) -> Generations:
+    def of(cls, settings: Training, sampler: Sampler, steps: int, output: Path | str) -> Generations:
         """Those of a training into `output`."""
         if not isinstance(settings, TrainSettings) or settings.refresh_every is None:
             return cls(output, steps, steps)
@@ -73,25 +75,30 @@ class Generations:
         """The last generation that any step learns from."""
         return self.at(self.steps - 1)
 
-    def examples(self, number: int) -> Path:
+    def examples(self, number: int) -> Path | str:
         """The artifact of generation `number` of 1 and more."""
-        return self.output / "refresh" / f"{number:03d}"
-
-    def work(self, number: int) -> Path:
-        """What a generation is made in; gone when it is made."""
-        return self.output / ".work" / "refresh" / f"{number:03d}"
-
-    def weights(self, number: int) -> Path:
-        """The weights that worker 0 left for a generation."""
-        return self.work(number) / "weights.safetensors"
-
-    def run(self, number: int) -> Path:
-        """What the weights of a generation found for the queries."""
-        return self.work(number) / "run"
+        return join(self.output, _EXAMPLES, f"{number:03d}")
 
     @property
-    def _fault(self) -> Path:
-        return self.output / ".work" / "refresh-fault.txt"
+    def _shared(self) -> Shared:
+        return Shared(join(self.output, WORK))
+
+    @property
+    def look_every_s(self) -> float:
+        """How often who waits for weights or examples looks whether they are there."""
+        return self._shared.look_every_s
+
+    def work(self, number: int) -> Shared:
+        """What a generation is made in; gone when it is made."""
+        return Shared(join(self.output, WORK, "refresh", f"{number:03d}"))
+
+    def weights(self, number: int) -> Path:
+        """The weights that worker 0 left for a generation, on this machine."""
+        return self.work(number).fetched(_WEIGHTS)
+
+    def run(self, number: int) -> Path | str:
+        """What the weights of a generation found for the queries."""
+        return self.work(number).at(_RUN)
 
     def boundary(self, step: int) -> bool:
         """Whether a generation is made of the weights after `step` steps."""
@@ -100,46 +107,60 @@ class Generations:
 
     def hand_over(self, step: int, weights: dict[str, Tensor]) -> None:
         """Leave the weights after `step` steps, a boundary, to the driver; where some are left already, as before a kill, these stay."""
-        file = self.weights(step // self.every)
-        if file.is_file() or self.made(step // self.every):
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_weights(file, weights)
+        number = step // self.every
+        if not self._left(number) and not self.made(number):
+            write_weights(self.work(number), _WEIGHTS, weights)
+
+    def _left(self, number: int) -> bool:
+        return self.work(number).has(_WEIGHTS)
 
     def made(self, number: int) -> bool:
         """Whether a generation is there, whole."""
-        return (self.examples(number) / MANIFEST).is_file()
+        return exists(join(self.examples(number), MANIFEST))
+
+    def _all_made(self) -> set[int]:
+        names = Shared(join(self.output, _EXAMPLES)).names(f"*/{MANIFEST}")
+        return {int(name.partition("/")[0]) for name in names}
 
     def open(self) -> Iterator[int]:
-        """The generations that were handed over and are not made yet, in order."""
-        return (n for n in range(1, self.last + 1) if not self.made(n) and self.weights(n).is_file())
+        """The generations that were handed over, in order as they are, and are not made yet."""
+        made = self._all_made()
+        for number in range(1, self.last + 1):
+            if number not in made:
+                if not self._left(number):
+                    return
+                yield number
+
+    def leaves(self, number: int) -> list[Path | str]:
+        """What a generation that is made was made in, and is to go; where its run is kept, that of the one before."""
+        work, before = self.work(number), self.work(number - 1)
+        if not self.keeps_run:
+            return [work.at(name) for name in work.entries()]
+        return [*(work.at(name) for name in work.entries() if name != _RUN), *(before.at(name) for name in before.entries())]
 
     def close(self, number: int) -> None:
-        """Remove what a generation that is made was made in; where its run is kept, that of the one before."""
-        if self.keeps_run:
-            for one in self.work(number).iterdir():
-                if one.is_dir() and one != self.run(number):
-                    shutil.rmtree(one, ignore_errors=True)
-            self.weights(number).unlink(missing_ok=True)
-            number -= 1
-        shutil.rmtree(self.work(number), ignore_errors=True)
+        """Remove what a generation that is made leaves."""
+        self.work(number).forget()
+        for place in self.leaves(number):
+            Shared(place).clear()
+        self.work(number - 1 if self.keeps_run else number).clear()
 
     def await_(self, number: int) -> float:
         """Wait till a generation is made; returns the seconds. InputError where the driver could not make it."""
         begun = time.monotonic()
         while not self.made(number):
-            if self._fault.is_file():
-                raise InputError(self._fault.read_text(), "refresh", "mend it, and run the same command again")
-            time.sleep(_LOOK_EVERY_S)
+            fault = self._shared.read(_FAULT)
+            if fault is not None:
+                raise InputError(fault, "refresh", "mend it, and run the same command again")
+            time.sleep(self.look_every_s)
         return time.monotonic() - begun
 
     def give_up(self, why: str) -> None:
         """Tell the workers that wait that no further generation will come."""
-        write_whole(self._fault, why)
+        self._shared.write(_FAULT, why)
 
     def begin(self) -> None:
         """Forget what an earlier run could not make, and remove what it left of what it made."""
-        self._fault.unlink(missing_ok=True)
-        for number in range(1, self.last + 1):
-            if self.made(number) and self.work(number).is_dir():
-                self.close(number)
+        self._shared.remove(_FAULT)
+        for number in sorted(self._all_made()):
+            self.close(number)

@@ -9,41 +9,65 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from raydense import storage
+from raydense.errors import StorageError
+from raydense.shared import Shared
+
+HISTORY = "history.jsonl"
+EVENTS = "logs/events.out.tfevents.0.raydense"  # TensorBoard wants its files in a folder
+_SENT_EVERY_S, _SENDING_AT_MOST = 2.0, 0.05  # how often a history goes to a store, and the share of the time that this may take
 Line = dict[str, Any]
 
 
 class History:
     """The writer of a history file, on worker 0. It waits for a dying writer of an earlier attempt to be gone."""
 
-    def __init__(self, path: Path, logs: Path, done: int) -> None:
-        """Open `path`, and keep the lines of the first `done` steps: what a checkpoint holds. `logs` is TensorBoard's folder."""
-        self._stream = open(path, "a+")  # noqa: SIM115 - held as long as the run
+    def __init__(self, shared: Shared, done: int) -> None:
+        """Open the history in `shared`, and keep the lines of the first `done` steps: what a checkpoint holds."""
+        self._shared, self._next_sending = shared, 0.0
+        self._stream = open(shared.growing(HISTORY), "a+")  # noqa: SIM115 - held as long as the run
         fcntl.flock(self._stream, fcntl.LOCK_EX)
+        sent = shared.sent(HISTORY)
+        if sent is not None:
+            self._stream.truncate(0)
+            self._stream.write(sent.decode())
         self._stream.seek(0)
         kept = [line for line in _whole_lines(self._stream) if line["step"] <= done]
         # cut, not written anew: a kill here loses nothing
         self._stream.truncate(sum(len(_as_text(line)) for line in kept))
-        logs.mkdir(parents=True, exist_ok=True)
-        self._events = _Events(open(logs / EVENTS, "wb"))  # noqa: SIM115 - as above
+        self._events = _Events(open(shared.growing(EVENTS), "wb"))  # noqa: SIM115 - as above
         self._events.add(kept)
+        self.send()
 
     def add(self, lines: list[Line]) -> None:
-        """Append the lines of some steps, and flush them to the disk."""
-        self._write(lines)
-        self._events.add(lines)
-
-    def _write(self, lines: Iterable[Line]) -> None:
+        """Append the lines of some steps, and flush them to the disk; they go to a store every now and then."""
         self._stream.writelines(map(_as_text, lines))
         self._stream.flush()
         os.fsync(self._stream.fileno())
+        self._events.add(lines)
+        if time.monotonic() >= self._next_sending:
+            with suppress(StorageError):  # it goes with the next ones
+                self.send()
+
+    def send(self) -> None:
+        """Let others see all lines so far: before a checkpoint, which is of no use without them."""
+        begun = time.monotonic()
+        self._shared.send(HISTORY)
+        ended = time.monotonic()
+        self._next_sending = ended + max(_SENT_EVERY_S, (ended - begun) / _SENDING_AT_MOST)
 
     def close(self) -> None:
-        self._stream.close()
-        self._events.close()
+        if not self._stream.closed:
+            self._stream.close()
+            self._events.close()
+            self._shared.send(HISTORY)
+            self._shared.send(EVENTS)
 
 
 def read_history(path: Path) -> list[Line]:
@@ -55,19 +79,18 @@ def read_history(path: Path) -> list[Line]:
 class Follower:
     """Reads a history file while another process writes it; where that begins anew, at a checkpoint, so does this."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset = path, 0
+    def __init__(self, place: Path | str) -> None:
+        self.place, self._offset = place, 0
 
     def new_lines(self) -> list[Line]:
         """The whole lines since the last call; after a new beginning, all of them."""
-        if not self.path.exists():
-            return []
-        with open(self.path, "rb") as stream:
-            if stream.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0
-            stream.seek(self._offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
+        begin, new = storage.tail(self.place, max(0, self._offset - 1))
+        if begin and new[:1] == b"\n":
+            begin, new = begin + 1, new[1:]
+        elif begin:  # another beginning, which has grown beyond what was read of the last one
+            begin, new = storage.tail(self.place, 0)
+        whole, newline, _ = new.rpartition(b"\n")
+        self._offset = begin + len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
 
 
@@ -78,9 +101,6 @@ def _as_text(line: Line) -> str:
 
 def _whole_lines(stream: Iterable[str]) -> Iterable[Line]:
     return (json.loads(line) for line in stream if line.endswith("\n"))
-
-
-EVENTS = "events.out.tfevents.0.raydense"
 
 
 class _Events:

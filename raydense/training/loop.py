@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from raydense.data.artifact import write_whole
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.ray_session import physical_cpus
 from raydense.settings import PretrainSettings, Training
+from raydense.shared import Shared
 from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.contexts import Contexts
@@ -37,14 +36,15 @@ _MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, the storage.
+    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, and
+    what driver and workers share.
 
     The workers end after `until` of the `steps`.
     """
 
     settings: Training
     start: str
-    storage: Path
+    shared: Shared
     steps: int
     dev: dict[str, DevSet]
     generations: Generations
@@ -106,20 +106,21 @@ class Loop:
 
         It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
         """
-        place, kept = self.place, self.job.storage / f"micro_batch-{self.place.workers}.txt"
-        if kept.is_file():
-            texts, line = int(kept.read_text()), f"micro_batch {kept.read_text()}, as before"
+        place, name = self.place, f"micro_batch-{self.place.workers}.txt"
+        kept = self.job.shared.read(name)
+        if kept is not None:
+            texts, line = int(kept), f"micro_batch {kept}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, place.device, place.on_machine)
         if place.rank == 0:
-            write_whole(kept, str(texts))
-            write_whole(self.job.storage / FOUND, line)
+            self.job.shared.write(name, str(texts))
+            self.job.shared.write(FOUND, line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
         """Train to the last step, or to where this job ends; returns what the driver puts into the summary."""
-        state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.storage)
-        log = Log(self.job.storage, state.step, self.place)
+        state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
+        log = Log(self.job.shared, state.step, self.place)
         started, first = time.monotonic(), state.step
         while state.step < self.job.until:
             self._take_generation(self.job.generations.at(state.step))
@@ -131,6 +132,8 @@ class Loop:
             state = replace(state, best_step=state.step)
             self._save_weights(state.step)
         log.close()
+        if self.place.rank == 0:
+            self.job.shared.forget()
         seconds = time.monotonic() - started - self.waited
         done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
         return {"best_step": state.best_step, "best": state.best, **done}
@@ -175,6 +178,7 @@ class Loop:
             self._hand_over(state.step)
         if not last and (state.step % self.settings.checkpoint_every == 0 or state.step == self.job.until):
             log.flush()
+            log.send()
             save_checkpoint(self.engine, state, self.place.rank)
         return state
 
@@ -188,7 +192,7 @@ class Loop:
         weights = self.engine.weights()
         refuse_weights_not_finite(weights, step, self.place)
         if self.place.rank == 0:
-            save_weights(self.job.storage, step, weights)
+            save_weights(self.job.shared, step, weights)
 
 
 def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tuple[Examples, Any]:
@@ -203,10 +207,10 @@ def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tu
 class Log:
     """Losses and metrics of steps, kept on the device until they are written: the mean over workers, on worker 0."""
 
-    def __init__(self, storage: Path, done: int, place: Place) -> None:
+    def __init__(self, shared: Shared, done: int, place: Place) -> None:
         self.place = place
         self._held: list[tuple[int, float, dict[str, Tensor]]] = []
-        self._history = History(storage / "history.jsonl", storage / "logs", done) if place.rank == 0 else None
+        self._history = History(shared, done) if place.rank == 0 else None
 
     def add(self, step: int, lr: float, values: dict[str, Tensor]) -> None:
         """Hold the scalars of a step."""
@@ -232,6 +236,11 @@ class Log:
         if len(sound) < len(lines):
             self.close()
             _refuse_not_finite(next(line for line in lines if not math.isfinite(line["loss"])))
+
+    def send(self) -> None:
+        """Let the driver see what was written."""
+        if self._history is not None:
+            self._history.send()
 
     def close(self) -> None:
         if self._history is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from raydense.progress import quiet
+from raydense.errors import StorageError
+from raydense.progress import quiet, say
 from raydense.settings import Training
 from raydense.training.generations import Generations
-
-_LOOK_EVERY_S = 0.2
 
 
 class MakeGeneration(Protocol):
@@ -39,7 +39,8 @@ class Maker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._left.set()
         if error is not None and self._thread.is_alive():
-            self._generations.give_up("the training was stopped")
+            with suppress(StorageError):
+                self._generations.give_up("the training was stopped")
 
     def make_open(self) -> float:
         """Make all generations that were handed over and are not there yet; returns the seconds."""
@@ -55,11 +56,14 @@ class Maker:
             raise self._error
 
     def _work(self) -> None:
-        while not self._left.wait(_LOOK_EVERY_S):
+        while not self._left.wait(self._generations.look_every_s):
             try:
                 with quiet():
                     self.make_open()
+            except StorageError as error:  # the workers wait, or end where the store is gone for them too
+                say(f"train: new negatives are tried again: {error}")
             except BaseException as error:  # raised again by check(), in the main thread
-                self._generations.give_up(str(error))
                 self._error = error
+                with suppress(StorageError):
+                    self._generations.give_up(str(error))
                 return

@@ -11,20 +11,21 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raydense.data.artifact import Artifact, Draft, provenance, write_whole
+from raydense.data.artifact import MANIFEST, Artifact, Draft, provenance
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
-from raydense.errors import InputError, mendable
+from raydense.errors import InputError, StorageError, mendable
 from raydense.models.joint import JointModel
 from raydense.monitoring import show
 from raydense.progress import Progress, say
 from raydense.ray_session import ensure_ray, joins_cluster
 from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.shared import Shared
 from raydense.storage import join
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import (
@@ -37,16 +38,16 @@ from raydense.training.checkpoints import (
 )
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
 from raydense.training.generations import Generations
-from raydense.training.history import EVENTS, Follower, read_history
+from raydense.training.history import EVENTS, HISTORY, Follower, read_history
 from raydense.training.loop import FOUND, Job, read_data, train_worker
 from raydense.training.maker import MakeGeneration, Maker
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
 from raydense.training.tracking import Send, tracking
 
+_RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
 _BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
-_SHOWN_EVERY_S = 0.2
 # Ray Train waits this long between two looks at its workers: it bounds what a report, and the end, have to wait for.
 _LOOK_EVERY_S = "0.25"
 
@@ -60,27 +61,20 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     """
     verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
     draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
+    shared = Shared(draft.shared)
     if draft.done:
+        shared.forget()
         return draft.done
-    _refuse_many_machines(draft)
     started = time.monotonic()
     settings = settings.located()
-    storage = draft.work.resolve()
-    result_file = storage / "result.json"
-    if not result_file.is_file():
-        result = _run(settings, storage, make)
-        write_whole(result_file, json.dumps(result))
-    return _finish(settings, draft, storage, json.loads(result_file.read_text()), time.monotonic() - started)
+    if not shared.has(_RESULT):
+        shared.write(_RESULT, json.dumps(_run(settings, draft, shared, make)))
+    made = _finish(settings, draft, shared, json.loads(shared.read(_RESULT) or ""), time.monotonic() - started)
+    shared.forget()
+    return made
 
 
-def _refuse_many_machines(draft: Draft) -> None:
-    """The workers of a training share one folder, for its history and checkpoints: of a store it is on this machine alone."""
-    if joins_cluster() and isinstance(draft.place, str):
-        mend = "give a folder that all nodes mount, and copy the model to the store when it is done"
-        raise InputError("is of a store, and the workers of a cluster share a folder while they train", draft.place, mend)
-
-
-def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict[str, Any]:
+def _run(settings: Training, draft: Draft, shared: Shared, make: MakeGeneration | None) -> dict[str, Any]:
     """Check the inputs, train, and return what worker 0 says of it."""
     store = PassageStore(settings.corpus)
     examples, _ = read_data(settings, store, tell=True)
@@ -89,20 +83,20 @@ def _run(settings: Training, storage: Path, make: MakeGeneration | None) -> dict
         dev = read_dev_sets(settings, read_table(settings.queries, "queries", ["query_id"]), store)
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
-    generations = Generations.of(settings, sampler, steps, storage.parent)
+    generations = Generations.of(settings, sampler, steps, draft.located)
     if settings.model != "tiny":
         objective_of(settings).check(settings, settings.model)
     gpu = _room(settings)
-    state = newest_state(storage)
+    state = newest_state(shared)
     if state is not None:
-        refuse_other_workers(storage, state, settings)
+        refuse_other_workers(draft.place, state, settings)
         if state.workers != settings.workers:
             say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
     with tracking(settings) as send:
-        start = _tiny(settings, store, storage) if settings.model == "tiny" else settings.model
+        start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
-        job = Job(settings, start, storage, steps, dev, generations, steps)
+        job = Job(settings, start, shared, steps, dev, generations, steps)
         with Maker(make, settings, start, generations) as maker:
             return _train(job, gpu, state.step if state else 0, send, maker)
 
@@ -131,9 +125,10 @@ class _Followed:
     """Starts workers, and shows and sends what they write into the history."""
 
     def __init__(self, job: Job, send: Send) -> None:
-        self._storage, self._found, self._send, self._sent = job.storage, job.storage / FOUND, send, 0
-        self._follower = Follower(job.storage / "history.jsonl")
-        self._output = job.storage.parent.name
+        self._shared, self._send, self._sent = job.shared, send, 0
+        self._follower = Follower(job.shared.at(HISTORY))
+        self._asks_micro_batch = job.settings.micro_batch == "auto"  # and was not told of yet
+        self._output = Path(job.generations.output).name
 
     def run(self, job: Job, gpu: bool, maker: Maker, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome.
@@ -157,28 +152,34 @@ class _Followed:
                 say(f"train: its workers were lost, and it goes on from step {at:,}")
 
     def _once(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
-        self._found.unlink(missing_ok=True)
-        mend_registered(self._storage)
+        self._shared.remove(FOUND)
+        mend_registered(self._shared)
         fit.start()
         while fit.is_alive():
-            fit.join(_SHOWN_EVERY_S)
+            fit.join(self._shared.look_every_s)
             maker.check()
-            keep_registered(self._storage)
-            if self._found.is_file():
-                say(f"train: {self._found.read_text()}")
-                self._found.unlink()
-            for line in self._follower.new_lines():
-                progress.set(line["step"], f"loss {line['loss']:.4f}")
-                for name, value in line.items():
-                    show("train", value, output=self._output, name=name)
-                if line["step"] > self._sent:
-                    self._send(line)
-                    self._sent = line["step"]
+            keep_registered(self._shared)
+            with suppress(StorageError):  # the workers may reach the store all the same
+                self._tell(progress)
         return fit.outcome()
+
+    def _tell(self, progress: Progress) -> None:
+        """Show and send what is new."""
+        found = self._shared.read(FOUND) if self._asks_micro_batch else None
+        if found is not None:
+            say(f"train: {found}")
+            self._asks_micro_batch = False
+        for line in self._follower.new_lines():
+            progress.set(line["step"], f"loss {line['loss']:.4f}")
+            for name, value in line.items():
+                show("train", value, output=self._output, name=name)
+            if line["step"] > self._sent:
+                self._send(line)
+                self._sent = line["step"]
 
 
 def _checkpointed(job: Job) -> int:
-    state = newest_state(job.storage)
+    state = newest_state(job.shared)
     return state.step if state else 0
 
 
@@ -202,17 +203,16 @@ def _room(settings: Training) -> bool:
     return gpu
 
 
-def _tiny(settings: Training, store: PassageStore, storage: Path) -> str:
+def _tiny(settings: Training, store: PassageStore, shared: Shared) -> str:
     """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
     from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 
-    folder, aside = storage / "tiny", storage / "tiny.aside"
-    if not folder.is_dir():
-        shutil.rmtree(aside, ignore_errors=True)
+    draft = Draft.open(shared.at(_TINY), "model", {"stage": _TINY})
+    if not draft.done:
         make = make_tiny_generator if settings.objective == "generator" else make_tiny_encoder
-        make(_texts(store), aside, settings.seed)
-        os.replace(aside, folder)
-    return str(folder)
+        draft.commit_tree(lambda folder: make(_texts(store), folder, settings.seed))
+        draft.finish(0)
+    return str(shared.at(_TINY))
 
 
 def _texts(store: PassageStore) -> Iterator[str]:
@@ -260,9 +260,9 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
         scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
         run_config=RunConfig(  # type: ignore[call-arg]  # it is of another class where types are checked
             name=RUN,
+            **job.shared.for_ray(),
             # else threads that wait for work keep their cores busy, and two trainings on one machine take ten times as long as one
             worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
-            storage_path=str(job.storage),
             failure_config=FailureConfig(max_failures=job.settings.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
@@ -271,11 +271,11 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     return result.return_value
 
 
-def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, Any], seconds: float) -> Artifact:
+def _finish(settings: Training, draft: Draft, shared: Shared, result: dict[str, Any], seconds: float) -> Artifact:
     """Commit the best weights as model folders, and what was measured."""
-    start = str(storage / "tiny") if settings.model == "tiny" else settings.model
+    start = str(shared.at(_TINY)) if settings.model == "tiny" else settings.model
     model = load_model(settings, objective_of(settings), start)
-    model.load_state_dict({**model.state_dict(), **load_weights(storage, result["best_step"])})  # frozen weights are those of the start
+    model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
     if isinstance(model, JointModel):
         for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
             part = Draft.open(join(draft.place, name), "model", {**draft.made_from, "part": name})
@@ -284,12 +284,12 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
                 part.finish(0, objective=settings.objective, best_step=result["best_step"])
     else:
         draft.commit_tree(model.save)
-    generations = [Artifact.open(one, "examples") for one in sorted((draft.folder / "refresh").glob("*"))]
-    _send(generations, draft)
-    renewed = {"generations": [one.summary for one in generations]}
-    lines = read_history(storage / "history.jsonl")
-    draft.commit("history.jsonl", lambda path: shutil.copyfile(storage / "history.jsonl", path), len(lines))
-    draft.commit(f"logs/{EVENTS}", lambda path: shutil.copyfile(storage / "logs" / EVENTS, path), len(lines))
+    names = Shared(draft.place).names(f"refresh/*/{MANIFEST}")
+    renewed = {"generations": [Artifact.open(join(draft.place, str(Path(name).parent)), "examples").summary for name in names]}
+    history, events = shared.fetched(HISTORY), shared.fetched(EVENTS)
+    lines = read_history(history)
+    draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), len(lines))
+    draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), len(lines))
     return draft.finish(
         0,
         objective=settings.objective,
@@ -302,13 +302,3 @@ def _finish(settings: Training, draft: Draft, storage: Path, result: dict[str, A
         corpus=PassageStore(settings.corpus).fingerprint,
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )
-
-
-def _send(generations: list[Artifact], draft: Draft) -> None:
-    """Where the model will lie in a store: the generations of its examples too, which are on this machine so far."""
-    for made in generations if isinstance(draft.place, str) else ():
-        sent = Draft.open(join(draft.place, "refresh", made.path.name), "examples", made.manifest["made_from"])
-        if not sent.done:
-            for file in made.files:
-                sent.commit(file.path, partial(shutil.copyfile, made.path / file.path), file.rows, **file.note)
-            sent.finish(made.rows, **made.summary)

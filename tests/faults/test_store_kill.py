@@ -19,6 +19,8 @@ from raydense.inference.encode import encode
 from raydense.pipeline import Recipe, run
 from raydense.settings import EncodeSettings, SuiteSettings
 from raydense.suite import Suite, run_suite, write_tables
+from raydense.sweep import Sweep, plan_sweep, run_sweep
+from raydense.sweep import write_tables as write_sweep
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, s3_server, with_environment
 
@@ -30,6 +32,14 @@ stages:
   words: {do: index, kind: bm25, shards: 2, corpus: $data/corpus}
   found: {do: search, index: $words, queries: $data/queries, k: 10}
   report: {do: evaluate, run: [$found], qrels: $data/qrels/test, queries: $data/queries, corpus: $data/corpus}
+"""
+SWEPT = """
+stages:
+  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  found: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
+  report: {do: evaluate, run: [$found], qrels: $data/qrels/test, metrics: [RR@10]}
+sweep: {found.k: [2, 10]}
 """
 FAULTS = {7: "500", 19: "slow", 31: "reset", 43: "cut"}
 ENCODE = """
@@ -108,6 +118,31 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
         assert found["runs"]["BM25"]["means"] == summary["runs"]["BM25"]["means"]
         assert found["runs"]["BM25"]["sets"][0]["report"] == f"{output}/things/report-test"
         assert storage.read(f"{output}/suite.md") == (tmp_path / "out" / "suite.md").read_bytes()
+
+
+def test_a_sweep_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials at once share what is the same in them; the other one is found done by the next command, on another machine."""
+    recipe, output = tmp_path / "r.yaml", f"s3://{BUCKET}/sweep"
+    recipe.write_text(SWEPT)
+    local = Sweep.read(recipe, tmp_path / "out")
+    assert local is not None
+    assert run_sweep(local) == {}
+    summary, _ = write_sweep(local, {})
+    words = ["run", str(recipe), "--output", output, "--concurrent", "2"]
+    there = with_environment(environment(port, tmp_path / "a"))
+    said = subprocess.run([sys.executable, "-m", "raydense", *words], env=there, capture_output=True, text=True, timeout=400)
+    assert said.returncode == 0, said.stderr
+    assert f"table: {output}/sweep.md, chart: {output}/sweep.svg" in said.stderr
+    for name, value in environment(port, tmp_path / "b").items():
+        monkeypatch.setenv(name, value)
+    assert json.loads(storage.read(f"{output}/sweep.json") or b"")["runs"] == summary["runs"]
+    for name in ("sweep.md", "sweep.svg", "trials/found.k=2/trial.json"):
+        assert storage.read(f"{output}/{name}") == (tmp_path / "out" / name).read_bytes(), name
+    assert b"report: done in" in (storage.read(f"{output}/trials/found.k=2/log") or b"")
+    assert len([name for name in storage.listing(output) if name.endswith("words/manifest.json")]) == 1
+    again = Sweep.read(recipe, output)
+    assert again is not None
+    assert {row["state"] for row in plan_sweep(again)} == {"done"}
 
 
 def manifests(uri: str) -> list[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json, write_whole
+from raydense import storage
+from raydense.data.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json
 from raydense.errors import InputError, mendable
 
 
@@ -226,7 +227,7 @@ def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
 
 
 def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writers = [lambda text: write_whole(tmp_path / "table.md", text), lambda text: write_json(tmp_path / "table.json", text)]
+    writers = [lambda text: storage.write(tmp_path / "table.md", text.encode()), lambda text: write_json(tmp_path / "table.json", text)]
     for write in writers:
         write("old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))

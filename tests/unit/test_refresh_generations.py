@@ -136,8 +136,8 @@ def test_a_training_that_ends_before_it_would_learn_from_new_negatives_is_refuse
 def test_what_a_kill_left_of_generations_that_are_made_goes(tmp_path: Path, keeps: bool) -> None:
     generations = Generations(tmp_path, 20, 5, keeps_run=keeps)
     for number in (1, 2):
-        (generations.run(number)).mkdir(parents=True)
-        (generations.work(number) / "vectors").mkdir()
+        for phase in ("run", "vectors"):
+            Path(generations.work(number).at(phase)).mkdir(parents=True)
         generations.weights(number).touch()
         Draft.open(generations.examples(number), "examples", {}).finish(0)
     generations.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -274,6 +275,19 @@ def test_faults_are_tried_again(store: str, port: int, tmp_path: Path, monkeypat
         for file in local.files:
             assert (opened.path / file.path).read_bytes() == (local.path / file.path).read_bytes()
         assert set(before.told) == set(plan.values())
+
+
+def test_what_ray_train_is_given_tries_again_where_it_is_sent_too(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy(port, lambda number, _: "500" if number <= 5 else None) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        filesystem, path = storage.for_others(f"{store}/x")
+        sent = pickle.loads(pickle.dumps(filesystem))
+        with sent.open_output_stream(path) as stream:
+            stream.write(b"whole")
+        assert before.told.count("500") == 5, "more than pyarrow's three attempts"
+        assert storage.read(f"{store}/x") == b"whole"
 
 
 def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

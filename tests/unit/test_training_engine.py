@@ -11,8 +11,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
+from raydense.shared import Shared
 from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, make_optimizer, tied
-from raydense.training.history import EVENTS, Follower, History, read_history
+from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 
 CPU = torch.device("cpu")
 
@@ -129,16 +130,16 @@ def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:
 
 
 def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
-    path, logs = tmp_path / "history.jsonl", tmp_path / "logs"
+    path, shared = tmp_path / HISTORY, Shared(tmp_path)
     follower = Follower(path)
     assert follower.new_lines() == []
-    history = History(path, logs, 0)
+    history = History(shared, 0)
     history.add([{"step": s, "loss": s / 10} for s in range(1, 8)])
     assert [line["step"] for line in follower.new_lines()] == list(range(1, 8))
     history.close()
     with open(path, "a") as stream:
         stream.write('{"step": 8, "lo')  # what a kill leaves
-    again = History(path, logs, 4)
+    again = History(shared, 4)
     assert [line["step"] for line in follower.new_lines()] == [1, 2, 3, 4]
     again.add([{"step": s, "loss": s / 10} for s in range(5, 10)])
     again.close()
@@ -149,7 +150,7 @@ def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
 def test_tensorboard_reads_the_events_and_the_bytes_repeat(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 0.5, "lr": 0.25}, {"step": 2, "loss": 0.25, "lr": 0.125, "mrr@10": 0.75}]
     for name in ("one", "two"):
-        history = History(tmp_path / f"{name}.jsonl", tmp_path / name, 0)
+        history = History(Shared(tmp_path / name), 0)
         history.add(lines)
         history.close()
     assert (tmp_path / "one" / EVENTS).read_bytes() == (tmp_path / "two" / EVENTS).read_bytes()

@@ -20,6 +20,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import PretrainSettings, Training, TrainSettings
+from raydense.shared import Shared
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
 from raydense.training.loop import FOUND, Job, Loop, Place
@@ -210,7 +211,8 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
 
     def begin(workers: int = 1) -> Loop:
         return Loop(
-            Job(asked, asked.model, tmp_path, 1, {}, Generations(tmp_path, steps=1, every=1), until=1), Place(0, workers, workers, CPU)
+            Job(asked, asked.model, Shared(tmp_path), 1, {}, Generations(tmp_path, steps=1, every=1), until=1),
+            Place(0, workers, workers, CPU),
         )
 
     assert begin().settings.micro_batch == 12
