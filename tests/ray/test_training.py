@@ -72,7 +72,7 @@ def losses(history: list[Line]) -> np.ndarray:
     return np.array([line["loss"] for line in history])
 
 
-@pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), ("deepspeed", 4, 1)])
+@pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), pytest.param("deepspeed", 4, 1, marks=pytest.mark.long)])
 def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int, zero: int) -> None:
     one = curve("ddp", 1)
     assert [line["step"] for line in one] == list(range(1, STEPS + 1))
