@@ -120,6 +120,7 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
         assert storage.read(f"{output}/suite.md") == (tmp_path / "out" / "suite.md").read_bytes()
 
 
+@pytest.mark.long
 def test_a_sweep_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials at once share what is the same in them; the other one is found done by the next command, on another machine."""
     recipe, output = tmp_path / "r.yaml", f"s3://{BUCKET}/sweep"
