@@ -293,9 +293,7 @@ def _patient(scheme: str, bucket: str) -> Any:
     from pyarrow import fs
 
     if scheme == "gs":
-        from datetime import timedelta
-
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=PATIENCE_S))
+        return _gcs(PATIENCE_S)
 
     class Patient(fs.S3FileSystem):
         def __reduce__(self) -> Any:  # pyarrow's own forgets how often to try
@@ -320,10 +318,16 @@ def _filesystem(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
     from pyarrow import fs
 
     if scheme == "gs":
-        from datetime import timedelta
-
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_REPLY_S))
+        return _gcs(_REPLY_S)
     return fs.S3FileSystem(**_s3_options(bucket, endpoint))
+
+
+def _gcs(patience_s: float) -> Any:
+    from datetime import timedelta
+
+    from pyarrow import fs
+
+    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=patience_s))
 
 
 def _s3_options(bucket: str, endpoint: str) -> dict[str, Any]:
