@@ -72,12 +72,21 @@ class Layout:
         if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
             raise lacking
         low, high = spread.concurrency
-        room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 0.0) / spread.cpus_per_actor) if joined else nodes
-        most = max(1, min(high or (pending if joined else max(room, low)), pending))
-        # the pool starts when its fewest are there: more than there is room for would wait for ever
-        fewest = max(1, min(low, most, room if joined else low))
+        most_there = room(alive, gpus, spread.cpus_per_actor)
+        wanted = high or (pending if joined else max(most_there if gpus else nodes, low))
+        # a pool without room for its fewest would wait for ever, and so would what tokenises where actors hold all CPUs
+        most = max(1, min(wanted, pending) if joined else min(wanted, pending, most_there))
+        fewest = max(1, min(low, most, most_there))
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
         return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+
+
+def room(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
+    """How many actors the nodes have room for, by the resources of each; on CPUs with room left on one of them for what tokenises."""
+    kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
+    has = [node.get(kind, 0.0) for node in nodes]
+    fit = sum(int(one / claimed) for one in has)
+    return fit if gpus or any(one - int(one / claimed) * claimed >= _TOKENISE_CPUS for one in has) else fit - 1
 
 
 def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:
@@ -123,7 +132,10 @@ def run(
     ensure_ray()
     layout = Layout.of(spread, len(parts))
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
-    tokens = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
+    rows = ray.data.from_items(parts, override_num_blocks=len(parts))
+    # a file that takes longer than Ray's half an hour, or a node that comes later, is waited for
+    rows.context.execution_no_progress_timeout_s = -1
+    tokens = rows.map_batches(
         cast(Any, _tokenise),
         fn_kwargs={"step": tokenise, "arguments": arguments},
         num_cpus=_TOKENISE_CPUS,

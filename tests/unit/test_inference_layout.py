@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydense.inference.pipeline import lack
+from raydense.inference.pipeline import lack, room
 
 HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 
@@ -29,3 +29,19 @@ def test_what_no_node_has_is_said(nodes: list[dict[str, float]], gpus: float, cp
 @pytest.mark.parametrize(("gpus", "cpus"), [(1.0, 64.0), (0.5, 1.0), (0.0, 4.0), (0.0, 8.0)])
 def test_what_one_node_has_is_enough(gpus: float, cpus: float) -> None:
     assert lack([HEAD, WORKER, V100], gpus, cpus) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "cpus", "actors"),
+    [
+        ([WORKER], 0.0, 1.0, 3),  # the fourth would leave none to tokenise
+        ([WORKER], 0.0, 1.5, 2),
+        ([HEAD, WORKER, WORKER], 0.0, 4.0, 1),
+        ([HEAD, WORKER, WORKER], 0.0, 3.0, 2),
+        ([V100, V100], 1.0, 8.0, 2),
+        ([V100], 0.25, 1.0, 4),
+        ([HEAD, WORKER], 1.0, 1.0, 0),
+    ],
+)
+def test_there_is_room_for_so_many_beside_what_tokenises(nodes: list[dict[str, float]], gpus: float, cpus: float, actors: int) -> None:
+    assert room(nodes, gpus, cpus) == actors
