@@ -39,6 +39,7 @@ _WHOLE = ".whole"  # the last file of a mirror
 _TOLD_FROM = 256 << 20
 _NAME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
 _STORES = ("s3", "gs")
+_FINGERPRINT = re.compile(r"[0-9a-f]+")
 # What the stores say when trying again is of no use, and the mend.
 _FINAL = {
     r"NO_SUCH_BUCKET|bucket does not exist|Bucket '.*' not found": ("the store has no such bucket", "make the bucket, or correct the path"),
@@ -77,7 +78,7 @@ def checked(path: str) -> str:
         return path
     scheme = found[1].lower()
     if scheme == "file":
-        return unquote(urlsplit(path).path)
+        return _of_file(path)
     if scheme not in _STORES:
         return path if not path.startswith(f"{found[1]}://") else _unknown(path, scheme)
     rest = path[found.end() :]
@@ -89,6 +90,17 @@ def checked(path: str) -> str:
     if ".." in parts:
         raise InputError("has '..' in it", path, "give the whole path")
     return "/".join([f"{scheme}://{bucket}", *parts])
+
+
+def _of_file(uri: str) -> str:
+    """The path that a `file:` URI names. InputError where it names a machine before that, or has options after it."""
+    rest = uri.partition(":")[2]
+    host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+    if host not in ("", "localhost"):
+        raise InputError(f"names a machine, {host!r}", uri, f"give the whole path, as file://{os.path.abspath(f'{host}/{path}')}")
+    if "?" in path or "#" in path:
+        raise InputError("has '?' or '#' in it", uri, "give the path alone, without file://")
+    return "/" + unquote(path)
 
 
 def _unknown(path: str, scheme: str) -> str:
@@ -503,8 +515,8 @@ def _mirror_of(uri: str, files: dict[str, Found]) -> str:
 def mirrors_of(uri: str) -> list[str]:
     """The names of the mirrors that a machine may have of what a store holds at `uri` now, as an artifact or as any folder."""
     manifest = read(f"{uri}/manifest.json")
-    fingerprint = json.loads(manifest).get("fingerprint") if manifest else None
-    return [_mirror_of(uri, _in_sight(listing(uri))), *([str(fingerprint)] if fingerprint else [])]
+    fingerprint = str(json.loads(manifest).get("fingerprint", "")) if manifest else ""
+    return [_mirror_of(uri, _in_sight(listing(uri))), *([fingerprint] if _FINGERPRINT.fullmatch(fingerprint) else [])]
 
 
 def _sums(uri: str, files: Iterable[str]) -> dict[str, str]:

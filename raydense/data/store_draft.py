@@ -143,7 +143,14 @@ class StoreDraft(Draft):
     def committed(self) -> dict[str, File]:
         commits = self._in_work("commits")
         records = storage.together(storage.read, [f"{commits}/{name}" for name in sorted(storage.listing(commits))])
-        return {file.path: file for file in (File(**json.loads(record)) for record in records if record)}
+        return {file.path: file for file in (self._recorded(record) for record in records if record)}
+
+    def _recorded(self, record: bytes) -> File:
+        """The file that a record of the store tells of. InputError where it names one outside of the output: anybody may have written it."""
+        file = File(**json.loads(record))
+        if not storage.safe_name(file.path):
+            raise InputError("a record of it names a file outside its folder", self.uri, "delete the folder and make it again")
+        return file
 
     def _place(self, aside: Path, path: str, rows: int, note: dict[str, Any]) -> File:
         (self.work / "commits").mkdir(parents=True, exist_ok=True)
@@ -163,7 +170,7 @@ class StoreDraft(Draft):
         record = storage.read(self._in_work("commits", name))
         if record is None:
             raise InputError("was not committed", storage.join(self.uri, path), "delete the folder and make it again")
-        file, own = File(**json.loads(record)), self.work / "commits" / name
+        file, own = self._recorded(record), self.work / "commits" / name
         with storage.locked(self.work / f"read-{name}"):
             same = own.is_file() and File(**json.loads(own.read_text())).sha256 == file.sha256
             if not same or not here.is_file() or here.stat().st_size != file.bytes:

@@ -59,6 +59,7 @@ def _commit(draft: Draft, name: str) -> None:
 def test_names(tmp_path: Path) -> None:
     assert storage.checked("s3://b//x/./y/") == "s3://b/x/y"
     assert storage.checked(f"file://{tmp_path}/with%20blank") == f"{tmp_path}/with blank"
+    assert storage.checked("file://localhost/a/b") == storage.checked("file:/a/b") == "/a/b"
     assert storage.checked("plain/folder") == "plain/folder"
     assert storage.place_of(Path("s3://b/x")) == "s3://b/x"
     assert storage.join("gs://b/x", "y", "z") == "gs://b/x/y/z"
@@ -66,7 +67,7 @@ def test_names(tmp_path: Path) -> None:
     settings = SearchSettings(index="s3://b/ix/", queries=f"file://{tmp_path}", output=Path("s3://b/run"))
     assert (settings.index, settings.queries, settings.output) == ("s3://b/ix", str(tmp_path), "s3://b/run")
     assert EvaluateSettings(run=["BM25=s3://b//r"], qrels="q", output="o").run == ["BM25=s3://b/r"]
-    for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h"):
+    for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h", "file://out", "file://out/ix", "file:///d/run#2"):
         with pytest.raises(InputError):
             storage.checked(bad)
 
@@ -154,6 +155,18 @@ def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Pat
     assert again.done.fingerprint == made.fingerprint
     with pytest.raises(InputError, match="made from something else"):
         Draft.open(f"{store}/out", "report", {"x": 2})
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside.txt"])
+def test_a_record_names_no_file_outside(store: str, name: str) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(draft, "a.txt")
+    (record,) = storage.listing(f"{store}/out/.work/commits")
+    there = f"{store}/out/.work/commits/{record}"
+    storage.put(there, json.dumps({**json.loads(storage.read(there) or b""), "path": name}).encode())
+    for read in (draft.committed, lambda: draft.read("a.txt")):
+        with pytest.raises(InputError, match="names a file outside its folder"):
+            read()
 
 
 def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
