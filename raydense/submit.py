@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import json
 import logging
 import os
 import re
@@ -36,6 +37,7 @@ from raydense.ray_session import ensure_ray
 from raydense.settings import Settings
 
 _SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
+_HEADERS = "RAY_JOB_HEADERS"
 _PATIENCE_S = 120.0
 _AGAIN_S = 2.0
 _SHARE = "put it on storage that all nodes mount, and give its path there"
@@ -173,11 +175,16 @@ def packed(work: Work) -> Iterator[Path]:
 
 
 def dashboard(address: str | None) -> str:
-    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError where there is none, or it is of another form."""
+    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError where there is none, it is of another form, or carries credentials."""
     where = address or os.environ.get("RAY_ADDRESS", "")
     mend = "give that of the cluster's dashboard, as http://HEAD:8265"
     if not where:
         raise InputError("missing", "--address", f"{mend}, or set RAY_ADDRESS to it")
+    if "@" in where:
+        what = "carries credentials, which would stand in logs"
+        raise InputError(
+            what, "--address" if address else "RAY_ADDRESS", f"set {_HEADERS} to the header that the cluster asks for, as JSON"
+        )
     if urlsplit(where).scheme not in ("http", "https") or not urlsplit(where).hostname:
         raise InputError("is no http address", f"--address {where}" if address else f"RAY_ADDRESS {where}", mend)
     return where.rstrip("/")
@@ -216,6 +223,18 @@ def _on_own_disk(path: str) -> bool:
     return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in _DISKS
 
 
+def _headers() -> dict[str, str] | None:
+    """What goes with each request, for a proxy before the dashboard, from the environment as `ray job` takes it. InputError where it is no JSON object."""
+    text = os.environ.get(_HEADERS)
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        found = text
+    if found is not None and not isinstance(found, dict):
+        raise InputError("is no JSON object", _HEADERS, """give it as {"Authorization": "..."}""")
+    return found
+
+
 def connect(address: str) -> Any:
     """A client of Ray's job API; Ray takes the token from RAY_AUTH_TOKEN. InputError where no dashboard answers, or lets us in."""
     import requests
@@ -226,7 +245,7 @@ def connect(address: str) -> Any:
         logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would stand before what was given
     try:
-        return JobSubmissionClient(address)
+        return JobSubmissionClient(address, headers=_headers())
     except AuthenticationError:
         mend = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's"
         raise InputError("the cluster lets only those in who know its token", address, mend) from None

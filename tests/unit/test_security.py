@@ -100,6 +100,20 @@ def test_credentials_in_a_path_are_refused_and_not_repeated(tmp_path: Path, caps
         assert PASSWORD not in said
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_credentials_in_the_address_of_a_cluster_too(
+    given: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = f"https://user:{PASSWORD}@127.0.0.1:1"
+    monkeypatch.setenv("RAY_ADDRESS", "" if given else bad)
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", "list", *(["--address", bad] if given else [])])
+    said = "".join(capsys.readouterr())
+    assert ended.value.code == 2
+    assert f"{'--address' if given else 'RAY_ADDRESS'}: carries credentials" in said
+    assert PASSWORD not in said
+
+
 def test_what_an_artifact_says_it_was_made_from_names_no_place(tmp_path: Path, tiny_folder: Path) -> None:
     """Neither paths nor names of buckets reach a manifest, a report or a tracker: inputs are fingerprints."""
     draft = Draft.open(tmp_path / "corpus", "corpus", {"x": 1})

@@ -2,6 +2,8 @@
 
 import shlex
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,32 @@ def test_ray_address_is_the_default_where_it_is_a_dashboard(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(InputError, match=r"RAY_ADDRESS 10.0.0.1:6379: is no http address"):
         submit.dashboard(None)
+
+
+def test_a_proxy_gets_the_headers_of_the_environment(monkeypatch):
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Authorization"])
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("RAY_JOB_HEADERS", '{"Authorization": "Basic abc"}')
+    with pytest.raises(InputError, match=address):
+        submit.connect(address)
+    server.shutdown()
+    assert set(asked) == {"Basic abc"}
+    monkeypatch.setenv("RAY_JOB_HEADERS", "Basic abc")
+    with pytest.raises(InputError, match="RAY_JOB_HEADERS: is no JSON object") as refused:
+        submit.connect(address)
+    assert "abc" not in str(refused.value)
 
 
 def test_nothing_is_looked_at_outside_a_submission(monkeypatch):
