@@ -22,7 +22,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "refresh_seconds": ("what the last generation of hard negatives took to make", ("output",)),
     "negatives_kept": ("hard negatives that a mining put into its examples", ("output",)),
-    "searches_waiting": ("searches that a shard actor has and has not answered yet", ("index", "shard")),
+    "searches_waiting": ("calls that a shard actor has and has not answered yet", ("index", "shard")),
 }
 TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "shard_seconds": ("seconds that a shard actor took to answer a search, waiting included", ("index", "shard")),

@@ -239,8 +239,9 @@ class PoolKeeper:
     def _look(self) -> None:
         current, replicas = self.serving
         self._ask(replicas)
-        if len({shard for (shard, _), replica in replicas.items() if replica.state == "ready"}) < len(current.actor_bytes):
-            self._active = time.monotonic()  # who cannot be asked is not idle
+        asked_of = {shard for (shard, _), replica in replicas.items() if replica.state == "ready"}
+        if self.swapping or len(asked_of) < len(current.actor_bytes):
+            self._active = time.monotonic()  # who is being turned, or cannot be asked, is not idle
         if self.idle_timeout and self._idle() > self.idle_timeout:
             self._end_all()
             _kill(keeper_name(self.name))

@@ -80,7 +80,6 @@ class ShardActor:
             if self._inside > _WAITING:
                 return BUSY
             begun = time.monotonic()
-            show("searches_waiting", self._inside, **self._tags)
             *parts, k = args
             hits = self._batching.ask(tuple(parts), len(parts[0]) if len(parts) == 1 else len(parts[1]) - 1, k)
             time_taken("shard_seconds", time.monotonic() - begun, **self._tags)
@@ -112,14 +111,17 @@ class ShardActor:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        with self._counting:
-            self._inside += 1
+        self._count(1)
         try:
             yield
         finally:
-            with self._counting:
-                self._inside -= 1
-                self._last = time.monotonic()
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._inside += more
+            self._last = time.monotonic()
+            show("searches_waiting", self._inside, **self._tags)
 
 
 def shard_nodes(gpu: bool) -> list[dict[str, Any]]:

@@ -54,6 +54,8 @@ def test_how_quick_a_shard_answers(tmp_path: Path) -> None:
         for at in range(3):
             pool.search(vectors[at : at + 1], 5)
         found = scraped(f'index="{made.fingerprint[:12]}"')
+    waiting = [value for name, value in found.items() if "searches_waiting" in name and made.fingerprint[:12] in name]
+    assert waiting == [0]
     assert [value for name, value in found.items() if "shard_seconds_count" in name and made.fingerprint[:12] in name] == [3]
 
 

@@ -145,6 +145,18 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
         assert again.status()["idle_timeout"] == 0.0
 
 
+def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
+    """The new actors take longer to load than the pool may be idle."""
+    old, new = versions.indexes
+    with SearchPool.start(old, name="slow", idle_timeout=1.0) as pool:
+        turning = threading.Thread(target=pool.swap, args=[new])
+        turning.start()
+        while turning.is_alive() and not pool.status()["swapping"]:
+            pool.search(versions.queries, K)
+        turning.join()
+        assert pool.answer(versions.queries, K).index == new.fingerprint
+
+
 def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:
     """Who asked the one before, of the same name and version, does not take the hits of one index for those of the other."""
     old, new = versions.indexes
