@@ -115,15 +115,15 @@ def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:
     return -summed / tokens.where(tokens > 0, 1)
 
 
-def span_contrastive(scores: Tensor, own: Tensor, positive: Tensor, temperature: float = 1.0) -> Tensor:
+def span_contrastive(scores: Tensor, positive: Tensor, left_out: Tensor, temperature: float = 1.0) -> Tensor:
     """L_co = -mean_x log [ e^{h_x.h_y/tau} / sum_{h' in B, h' != h_x} e^{h_x.h'/tau} ], query-as-context eq. 5.
 
-    `scores` [n, m], h_x.h' of each span with all spans of the batch, of everyone with cross-batch negatives; `own` int64 [n], the
-    column of the span itself, which is left out as in coCondenser (the paper's sum does not say so, its code does); `positive`
-    int64 [n], the column of the other span of its pair. Returns a scalar.
+    `scores` [n, m], h_x.h' of each span with all spans of the batch, of everyone with cross-batch negatives; `positive` int64 [n],
+    the column of the other span of its pair; `left_out` bool [n, m], True at the span itself, as in coCondenser (the paper's sum
+    does not say so, its code does), and at any other whose text is that of the span or of its pair: the paper's corpus has no two
+    alike, and what is equal is no negative. Returns a scalar.
     """
-    itself = torch.zeros_like(scores, dtype=torch.bool).scatter(1, own.unsqueeze(1), True)
-    return query_centric(scores, positive, itself, temperature)
+    return query_centric(scores, positive, left_out, temperature)
 
 
 def exact(scores: Tensor) -> Tensor:

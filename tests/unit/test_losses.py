@@ -216,9 +216,10 @@ def test_span_contrastive_is_the_equation(seed, pairs, workers, temperature):
     m = pairs * workers
     spans = rng.normal(size=(2 * m, 3))  # all passages, then all contexts
     partner = np.roll(np.arange(2 * m), m)
+    alike = rng.random((2 * m, 2 * m)) < 0.2
     wanted, by_score = 0.0, np.zeros((2 * m, 2 * m))
     for i in range(2 * m):
-        others = [j for j in range(2 * m) if j != i]
+        others = [j for j in range(2 * m) if j != i and (j == partner[i] or not alike[i, j])]
         z = spans[others] @ spans[i] / temperature
         wanted += log_sum(z) - spans[i] @ spans[partner[i]] / temperature
         by_score[i, others] = np.exp(z - log_sum(z)) / temperature
@@ -228,7 +229,8 @@ def test_span_contrastive_is_the_equation(seed, pairs, workers, temperature):
     for worker in range(workers):
         first = np.arange(worker * pairs, (worker + 1) * pairs)
         own = np.concatenate([first, m + first])
-        losses.append(span_contrastive(leaf[own] @ leaf.T, torch.tensor(own), torch.tensor(partner[own]), temperature))
+        left_out = torch.tensor((alike | np.eye(2 * m, dtype=bool))[own])
+        losses.append(span_contrastive(leaf[own] @ leaf.T, torch.tensor(partner[own]), left_out, temperature))
     loss = sum(losses) / workers
     loss.backward()
     assert loss.item() == pytest.approx(wanted / (2 * m), rel=1e-6, abs=1e-9)
@@ -252,7 +254,7 @@ def test_gradients_are_the_finite_differences():
     assert torch.autograd.gradcheck(lambda s, o: passage_centric(s, o, positive, mask, 0.3), (scores, other))
     assert torch.autograd.gradcheck(lambda s: softmax_binary(s, mask, None, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s, o: listwise_distillation(s, o, ~mask), (scores, other))
-    assert torch.autograd.gradcheck(lambda s: span_contrastive(s, torch.tensor([3, 0, 1]), positive, 0.3), scores)
+    assert torch.autograd.gradcheck(lambda s: span_contrastive(s, positive, mask, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s: masked_tokens(s[0], positive), scores)
 
 
@@ -297,7 +299,7 @@ def test_extreme_scores_give_numbers(extreme, dtype):
         softmax_binary(scores, labels.bool(), ~valid, 0.05),
         listwise_distillation(scores, scores.flip(1), valid),
         listwise_distillation(scores, -scores, valid, "ce_de"),
-        span_contrastive(scores, torch.tensor([1, 2]), torch.tensor([0, 0]), 0.05),
+        span_contrastive(scores, torch.tensor([0, 0]), torch.eye(3, dtype=torch.bool)[1:], 0.05),
         masked_tokens(scores[0], torch.tensor([1, 0, 2])),
     ]
     sum(losses).backward()

@@ -373,7 +373,7 @@ class Sum:
         if outputs[0].shape[1] > 3:
             spans = torch.nn.functional.normalize(torch.cat([o[:, 3:] for o in outputs]), dim=1)
             own = torch.arange(len(spans))
-            loss = loss + span_contrastive(spans @ spans.T, own, own.roll(len(spans) // 2), 0.1)
+            loss = loss + span_contrastive(spans @ spans.T, own.roll(len(spans) // 2), torch.eye(len(spans), dtype=torch.bool), 0.1)
         return loss, {}
 
 

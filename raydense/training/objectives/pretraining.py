@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from raydense import losses
+from raydense.data.store import hash_strings
 from raydense.models.pretraining import Condenser, CotMae, PretrainModel
 from raydense.models.tokenizer import load_tokenizer
 from raydense.settings import PretrainSettings
@@ -45,10 +47,12 @@ class Pretraining(Objective):
         share = len(part) // self.workers
         mine = slice(self.rank * share, (self.rank + 1) * share)
         rng = np.random.default_rng(part.lot)
-        batch = {"passages": self._masked(self.texts.passages(part.query[mine]), self.settings.mask, rng.random(self._draws(part)), mine)}
+        passages = self.texts.passages(part.query[mine])
+        batch: Batch = {"passages": self._masked(passages, self.settings.mask, rng.random(self._draws(part)), mine)}
         if self.settings.context is not None:
             contexts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine])
             batch["contexts"] = self._masked(contexts, self.settings.context_mask, rng.random(self._draws(part)), mine)
+            batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
         return batch
 
     def _draws(self, part: Part) -> tuple[int, int]:
@@ -60,14 +64,14 @@ class Pretraining(Objective):
         return self.model.mask(batch, share, torch.from_numpy(draws[mine]))
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`: the mean over everyone's masked tokens, of each kind of texts."""
+        """As `Objective.loss`: the mean over everyone's masked tokens."""
         found = self.masked(outputs, 1)
         return found, {"mlm": found.detach()}
 
     def masked(self, outputs: Outputs, column: int) -> Tensor:
-        """The mean of -log p of the masked tokens, by the outputs' `column`, summed over the kinds of texts."""
-        each = [losses.masked_tokens(o[:, column], self._everyones(o[:, 0].detach().sum())) for o in outputs]
-        return torch.stack(each).sum()
+        """The mean of -log p of the masked tokens, by the outputs' `column`, over those of all kinds of texts."""
+        of_all = torch.cat(outputs)
+        return losses.masked_tokens(of_all[:, column], self._everyones(of_all[:, 0].detach().sum()))
 
     def _everyones(self, count: Tensor) -> Tensor:
         """Everyone's masked tokens over the number of workers: gradients are averaged over these."""
@@ -97,13 +101,14 @@ class CoCondenserTraining(CondenserTraining):
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `CondenserTraining.loss`; with L_co told apart, over everyone's texts."""
         found, metrics = super().loss(outputs, batch)
-        spans = [losses.exact(o[:, 3:]) for o in outputs]
-        everyone = [gather(s) if self.workers > 1 else s for s in spans]
-        n, total = len(spans[0]), len(everyone[0])
+        spans, texts = [losses.exact(o[:, 3:]) for o in outputs], batch["text_hash"].chunk(2)
+        everyone, all_texts = (torch.cat([gather(one) if self.workers > 1 else one for one in of]) for of in (spans, texts))
+        n, total = len(spans[0]), len(everyone) // 2
         place = self.rank * n + torch.arange(n, device=found.device)
-        own = torch.cat([place, total + place])
-        scores = torch.cat(spans) @ torch.cat(everyone).T
-        contrast = losses.span_contrastive(scores, own, (own + total) % (2 * total), self.settings.temperature)
+        pair = torch.cat([total + place, place])
+        left_out = torch.cat(texts).unsqueeze(1) == all_texts
+        left_out |= torch.cat(texts[::-1]).unsqueeze(1) == all_texts
+        contrast = losses.span_contrastive(torch.cat(spans) @ everyone.T, pair, left_out, self.settings.temperature)
         return found + contrast, metrics | {"contrast": contrast.detach()}
 
 

@@ -1,0 +1,86 @@
+"""The loss of each method of pre-training as the loop gets it, from texts to the number, against NumPy's reading of the equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from raydense.data.artifact import Draft
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.models.masking import NOT_MASKED
+from raydense.settings import PretrainSettings
+from raydense.training.batches import Part, Ragged
+from raydense.training.contexts import Contexts
+from raydense.training.objectives import objective_of
+from raydense.training.objectives.objective import load_model
+
+# Documents of two passages each, so that the context of each passage is the other one, and all are in the batch: each text is there twice.
+# Passages 4 and 6, of two documents, have the same text.
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> PassageStore:
+    writer = CorpusWriter(Draft.open(tmp_path_factory.mktemp("corpus") / "corpus", "corpus", {}), ROWS)
+    passages = [texts[20 + 2 * i] for i in range(ROWS)]
+    passages[6] = passages[4]
+    names = [f"p{i}" for i in range(ROWS)]
+    writer.add(pa.table({"passage_id": names, "title": [""] * ROWS, "text": passages, "doc_id": [f"d{i // 2}" for i in range(ROWS)]}))
+    return PassageStore(writer.finish().path)
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    return scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+
+
+@pytest.mark.parametrize("method", ["mlm", "condenser", "cocondenser", "cotmae"])
+def test_the_loss_is_the_sum_of_the_equations(store: PassageStore, tiny_folder: Path, method: str) -> None:
+    paired = method in ("cocondenser", "cotmae")
+    more = {"context": "passage"} if paired else {}
+    more |= {"temperature": 0.5} if method == "cocondenser" else {}
+    settings = PretrainSettings(
+        method=method, model=str(tiny_folder), corpus=str(store.path), output="o", passage_length=64, batch_size=ROWS, dropout=0.0, **more
+    )
+    kind = objective_of(settings)
+    model = load_model(settings, kind, str(tiny_folder)).eval()
+    contexts = Contexts(settings, store)
+    rows = np.arange(ROWS)
+    part = Part(rows, rows[:, None], np.zeros((ROWS, 0), np.int64), Ragged(rows, np.arange(ROWS + 1)), lot=5)
+    objective = kind(settings, model, contexts, 0, 1)
+    batch = objective.prepare(part)
+    read = {name: value for name, value in batch.items() if isinstance(value, dict)}
+    hidden = {name: int((one["labels"] != NOT_MASKED).sum()) for name, one in read.items()}
+    shown = {name: int(one["attention_mask"].sum()) - 2 * ROWS for name, one in read.items()}  # without [CLS] and [SEP]
+    for name, share in {"passages": settings.mask, "contexts": settings.context_mask}.items():
+        if name in read:
+            assert hidden[name] == pytest.approx(share * shown[name], abs=4 * (share * (1 - share) * shown[name]) ** 0.5)
+    with torch.no_grad():
+        outputs = model(**read)
+        loss, metrics = objective.loss(outputs, batch)
+    found = [output.double().numpy() for output in outputs]
+    assert [int(one[:, 0].sum()) for one in found] == list(hidden.values())
+
+    if method == "cotmae":
+        wanted = {"mlm": -found[0][:, 1].sum() / hidden["passages"], "context": -found[1][:, 1].sum() / hidden["contexts"]}
+    else:  # one mean over all masked tokens, whichever text they are of
+        tokens = sum(hidden.values())
+        wanted = {"mlm": -sum(one[:, 1].sum() for one in found) / tokens}
+        if method != "mlm":
+            wanted["aux"] = -sum(one[:, 2].sum() for one in found) / tokens
+    if method == "cocondenser":
+        spans = np.concatenate([one[:, 3:] for one in found])
+        said = store.passages(rows)
+        said += [said[row ^ 1] for row in rows]
+        each = []
+        for i in range(2 * ROWS):
+            pair = (i + ROWS) % (2 * ROWS)
+            kept = [pair] + [j for j in range(2 * ROWS) if j not in (i, pair) and said[j] not in (said[i], said[pair])]
+            each.append(-log_softmax(spans[kept] @ spans[i] / 0.5)[0])
+            assert len(kept) == 1 + 2 * ROWS - (6 if {4, 6} & {i % ROWS, (i % ROWS) ^ 1} else 4)
+        wanted["contrast"] = float(np.mean(each))
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(wanted, rel=1e-5)
+    assert float(loss) == pytest.approx(sum(wanted.values()), rel=1e-5)
