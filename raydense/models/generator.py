@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -49,7 +49,7 @@ class Generator(nn.Module):
         """
         inner, config = read_generator_config(folder, **overrides)
         model = load_writer(inner, dropout)
-        _say_the_start(model, folder)
+        _say_start_and_end(model, folder)
         return cls(model, generator_tokenizer(inner, config), config).eval()
 
     def save(self, folder: str | Path) -> None:
@@ -70,7 +70,10 @@ class Generator(nn.Module):
     def forward(self, queries: Batch, passages: Batch) -> tuple[Tensor, Tensor]:
         """-log P(q | p) of each pair, float32 [n], and the tokens of each query, float32 [n]; row i of both batches is a pair."""
         labels = queries["input_ids"].masked_fill(queries["attention_mask"] == 0, -100)
-        logits = self.model(input_ids=passages["input_ids"], attention_mask=passages["attention_mask"], labels=labels).logits
+        written = cast(Any, self.model).prepare_decoder_input_ids_from_labels(
+            labels=labels
+        )  # not the labels: it would compute a loss of its own
+        logits = self.model(input_ids=passages["input_ids"], attention_mask=passages["attention_mask"], decoder_input_ids=written).logits
         each = cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=-100, reduction="none")
         return each.sum(dim=1), queries["attention_mask"].sum(dim=1).float()
 
@@ -82,8 +85,8 @@ class Generator(nn.Module):
     @property
     def end_ids(self) -> list[int]:
         """The tokens that end a query."""
-        found = self.model.config.eos_token_id
-        return [] if found is None else list(map(int, found)) if isinstance(found, list) else [int(found)]
+        found: int | list[int] = self.model.config.eos_token_id
+        return list(map(int, found)) if isinstance(found, list) else [int(found)]
 
 
 def changes(settings: GenerateSettings | TrainSettings) -> dict[str, Any]:
@@ -91,15 +94,16 @@ def changes(settings: GenerateSettings | TrainSettings) -> dict[str, Any]:
     return {f.name: getattr(settings, f.name) for f in fields(GeneratorConfig)}
 
 
-def _say_the_start(model: PreTrainedModel, folder: str | Path) -> None:
-    """Let the config name the token that a query begins with, which training and sampling both ask it for; InputError without one."""
-    of_generation = getattr(model.generation_config, "decoder_start_token_id", None)
-    found = getattr(model.config, "decoder_start_token_id", None)
-    found = of_generation if found is None else found
-    if found is None:
-        mend = "write decoder_start_token_id into its config.json (T5: that of the padding)"
-        raise InputError("does not say which token a query begins with", folder, mend)
-    model.config.decoder_start_token_id = found
+def _say_start_and_end(model: PreTrainedModel, folder: str | Path) -> None:
+    """Let the config name the tokens that a query begins and ends with, which training and sampling ask it for; InputError without them."""
+    for name, does, of_t5 in (("decoder_start_token_id", "begins", "the padding"), ("eos_token_id", "ends", "</s>")):
+        found = getattr(model.config, name, None)
+        found = getattr(model.generation_config, name, None) if found is None else found
+        if found is None:
+            raise InputError(
+                f"does not say which token a query {does} with", folder, f"write {name} into its config.json (T5: that of {of_t5})"
+            )
+        setattr(model.config, name, found)
 
 
 def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, GeneratorConfig]:

@@ -2,11 +2,12 @@
 
 import errno
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 
-from raydense.data.formats.irdatasets import fetched
+from raydense.data.formats.irdatasets import fetched, title_and_text
 from raydense.data.formats.lines import refuse_blank
 from raydense.errors import InputError, mendable
 
@@ -16,6 +17,41 @@ def test_a_null_text_is_an_empty_one(texts: list[str | None]) -> None:
     table = pa.table({"query_id": ["a", "b"], "text": texts})
     with pytest.raises(InputError, match=r"query [01]: empty text; fill it"):
         refuse_blank(table, ["query_id", "text"], lambda row: f"query {row}")
+
+
+class OfMarco(NamedTuple):
+    doc_id: str
+    url: str
+    title: str
+    body: str
+
+    def default_text(self) -> str:
+        return f"{self.title} {self.body}"
+
+
+class OfCord(NamedTuple):
+    doc_id: str
+    title: str
+    abstract: str
+
+    def default_text(self) -> str:
+        return f"{self.title} {self.abstract}"
+
+
+class OfBeir(NamedTuple):
+    doc_id: str
+    text: str
+    title: str
+
+    def default_text(self) -> str:
+        return f"{self.title} {self.text}"
+
+
+def test_no_title_is_there_twice() -> None:
+    """Documents as ir_datasets has them, of msmarco-document, cord19 and beir."""
+    assert title_and_text(OfMarco("d", "https://a", "Stone", "Old bridges.")) == ("Stone", "Old bridges.")
+    assert title_and_text(OfCord("d", "Stone", "Old bridges.")) == ("", "Stone Old bridges.")
+    assert title_and_text(OfBeir("d", "Old bridges.", "Stone")) == ("Stone", "Old bridges.")
 
 
 def broken(error: Exception) -> Iterator[int]:

@@ -75,15 +75,17 @@ def test_a_length_of_before_is_no_limit(folder: Path, tmp_path: Path) -> None:
     assert Generator.load(tmp_path / "short", passage_length=300).config.passage_length == 300
 
 
-def test_a_start_that_is_said_elsewhere_or_nowhere(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "does"), [("decoder_start_token_id", "begins"), ("eos_token_id", "ends")])
+def test_a_start_or_end_that_is_said_elsewhere_or_nowhere(folder: Path, tmp_path: Path, name: str, does: str) -> None:
     shutil.copytree(folder, tmp_path / "m")
     said = json.loads((folder / "config.json").read_text())
-    start = said.pop("decoder_start_token_id")
-    (tmp_path / "m/config.json").write_text(json.dumps(said))
-    (tmp_path / "m/generation_config.json").write_text(json.dumps({"decoder_start_token_id": start}))
-    assert Generator.load(tmp_path / "m").start_id == start
+    token = said[name]
+    (tmp_path / "m/config.json").write_text(json.dumps(said | {name: None}))
+    (tmp_path / "m/generation_config.json").write_text(json.dumps({name: token}))
+    found = Generator.load(tmp_path / "m")
+    assert (found.start_id if does == "begins" else found.end_ids) == (token if does == "begins" else [token])
     (tmp_path / "m/generation_config.json").write_text("{}")
-    with pytest.raises(InputError, match="does not say which token a query begins with"):
+    with pytest.raises(InputError, match=f"does not say which token a query {does} with"):
         Generator.load(tmp_path / "m")
 
 

@@ -62,8 +62,16 @@ def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
     documents = fetched(name, dataset.docs_iter)
     while step := list(islice(documents, _STEP)):
-        rows = [(d.doc_id, getattr(d, "title", None) or "", d.text if hasattr(d, "text") else d.default_text()) for d in step]
-        yield _table(rows, ["passage_id", "title", "text"])
+        yield _table([(d.doc_id, *title_and_text(d)) for d in step], ["passage_id", "title", "text"])
+
+
+def title_and_text(document: Any) -> tuple[str, str | None]:
+    """Of a document of any data set; without a title apart where only the library knows what its text is, for that holds the title."""
+    title = getattr(document, "title", None) or ""
+    for name in ("text", "body"):
+        if hasattr(document, name):
+            return title, getattr(document, name)
+    return "", document.default_text()
 
 
 def _table(rows: list[tuple[Any, ...]], names: list[str]) -> pa.Table:
