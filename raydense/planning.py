@@ -122,7 +122,12 @@ def _need(settings: s.Settings, of: Of) -> str:
 def _examples(settings: s.Training, of: Of) -> Count | None:
     """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
     if isinstance(settings, s.TrainSettings):
-        return of(settings.examples)
+        found = [of(path) for path in (settings.examples, settings.more_examples) if path]
+        return (
+            Count(sum(one.number for one in found if one), next((one.word for one in found if one and one.word), ""))
+            if all(found)
+            else None
+        )
     if settings.context == "query":
         return _fewest(of(settings.corpus))  # some passages may have no query
     return of(settings.corpus) if settings.context is None else None

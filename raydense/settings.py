@@ -300,6 +300,11 @@ class TrainSettings(LoopSettings):
     examples: str = artifact(
         "examples or qrels", "positives and hard negatives of each training query; or qrels, where no hard negatives are needed"
     )
+    more_examples: str | None = artifact(
+        "examples",
+        "others beside, as of negatives that another retriever found: a query of both is learned twice an epoch, with either's",
+        None,
+    )
     dev_qrels: str | None = artifact(
         "qrels", "judgements of the dev queries; with it, a dev metric while training, and the best checkpoint kept", None
     )
@@ -395,6 +400,7 @@ class TrainSettings(LoopSettings):
         if self.refresh_every is None:
             self._refuse_given(_refresh_of(type(self)), "a training without refresh_every")
             return
+        self._refuse_given(["more_examples"], "a training with refresh_every, which makes the negatives anew,")
         if self.refresh_unit == "steps" and self.refresh_every % 1:
             raise ValueError(f"refresh_every {self.refresh_every:g} steps is no whole number: give one, or refresh_unit epochs")
         if not 1 <= self.negatives <= self.refresh_negatives:

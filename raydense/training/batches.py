@@ -57,6 +57,11 @@ class Ragged:
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[lists] - offsets[:-1], lengths)
         return Ragged(self.values[at], offsets)
 
+    def and_then(self, other: Ragged) -> Ragged:
+        """These lists and then the other ones, packed."""
+        a, b = (lists.take(np.arange(len(lists))) for lists in (self, other))
+        return Ragged(np.concatenate([a.values, b.values]), np.concatenate([a.offsets, a.offsets[-1] + b.offsets[1:]]))
+
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """`count` different values of each packed list, drawn at random: int64 [n, count], -1 where a list has no more."""
         order = np.lexsort((rng.random(len(self.values)), self.owner))
@@ -116,6 +121,11 @@ class Examples:
         of_query = number[self.positives.owner]
         offsets = np.append(0, np.cumsum(np.bincount(of_query, minlength=len(queries))))
         return Ragged(self.positives.values[np.argsort(of_query, kind="stable")], offsets).take(number)
+
+    def and_then(self, other: Examples) -> Examples:
+        """These examples and then the other ones."""
+        query = np.concatenate([self.query, other.query])
+        return Examples(query, self.positives.and_then(other.positives), self.negatives.and_then(other.negatives))
 
 
 def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:

@@ -201,7 +201,10 @@ def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tu
         contexts = Contexts(settings, store)
         return contexts.examples(tell), contexts
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
-    return read_examples(settings.examples, queries, store, settings.negatives), Texts(queries, store)
+    examples = read_examples(settings.examples, queries, store, settings.negatives)
+    if settings.more_examples:
+        examples = examples.and_then(read_examples(settings.more_examples, queries, store, settings.negatives))
+    return examples, Texts(queries, store)
 
 
 class Log:

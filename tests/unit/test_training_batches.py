@@ -17,6 +17,7 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.settings import TrainSettings
 from raydense.training.batches import Examples, Part, Ragged, Sampler, read_examples
+from raydense.training.loop import read_data
 from raydense.training.prefetch import prefetched
 
 
@@ -197,3 +198,31 @@ def test_prefetched_keeps_order_and_hands_errors_over() -> None:
     assert [next(made)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
         next(made)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4))
+def test_lists_and_then_others(a: list[list[int]], b: list[list[int]]) -> None:
+    joined = ragged([[99], *a]).take(np.arange(1, 1 + len(a))).and_then(ragged(b))
+    assert [joined.values[i:j].tolist() for i, j in zip(joined.offsets[:-1], joined.offsets[1:], strict=True)] == a + b
+
+
+def test_more_examples_stand_beside_the_others(data: TrainingData, tmp_path: Path) -> None:
+    """Each query of both is there twice, with either's negatives; the positives of both are known of it, and so are no negatives."""
+    store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
+    some = read_table(data.root / "examples", "examples").slice(0, 10)
+    names = some["query_id"].to_pylist()
+    write_examples(tmp_path / "more", names, [[i] for i in range(10)], [[100 + i] for i in range(10)], corpus=store.fingerprint)
+    asked = data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), negatives=1)
+    both, _ = read_data(asked, store)
+    alone, _ = read_data(data.settings(tmp_path / "model", negatives=1), store)
+    assert len(both) == len(alone) + 10
+    assert both.query[: len(alone)].tolist() == alone.query.tolist()
+    assert [queries["query_id"][at].as_py() for at in both.query[len(alone) :]] == names
+    last = both.negatives.take(np.arange(len(alone), len(both)))
+    assert last.values.tolist() == list(range(100, 110))
+    known = both.known.take(np.array([len(alone) + 3, alone.query.tolist().index(both.query[len(alone) + 3])]))
+    first, second = np.split(known.values, known.offsets[1:-1])
+    assert sorted(first) == sorted(second)
+    assert 3 in first
+    with pytest.raises(ValueError, match="does not use more_examples"):
+        data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), refresh_every=2)
