@@ -273,7 +273,9 @@ def _stage(
 
 def _identity(verb: str, settings: s.Settings, shared: Path | str) -> str:
     """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
-    inputs = json.dumps({key: getattr(settings, key) for key in settings.inputs()}, ensure_ascii=False)
+    given = {key: getattr(settings, key) for key in settings.inputs()}
+    given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
+    inputs = json.dumps(given, ensure_ascii=False)
     return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
 
 

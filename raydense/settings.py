@@ -284,7 +284,7 @@ _OBJECTIVES_OF: dict[str, tuple[str, ...]] = {
 class TrainSettings(LoopSettings):
     """Train a retriever, a re-ranker, or both together, on Ray Train, with DeepSpeed or DDP."""
 
-    newer = ("refresh_only_changed", "refresh_search_params")
+    newer = ("more_examples", "refresh_only_changed", "refresh_search_params")
 
     objective: Literal["retriever", "pair", "multi-positive", "reranker", "joint", "generator"] = setting(
         ...,
