@@ -23,7 +23,7 @@ from raydense.errors import InputError, StorageError, mendable
 from raydense.models.joint import JointModel
 from raydense.monitoring import show
 from raydense.progress import Progress, say
-from raydense.ray_session import ensure_ray, joins_cluster
+from raydense.ray_session import joins_cluster
 from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.shared import Shared
 from raydense.storage import join
@@ -43,11 +43,11 @@ from raydense.training.loop import FOUND, Job, read_data, train_worker
 from raydense.training.maker import MakeGeneration, Maker
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
+from raydense.training.room import Waiting, require_room
 from raydense.training.tracking import Send, tracking
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
-_BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 # Ray Train waits this long between two looks at its workers: it bounds what a report, and the end, have to wait for.
 _LOOK_EVERY_S = "0.25"
 
@@ -86,7 +86,7 @@ def _run(settings: Training, draft: Draft, shared: Shared, make: MakeGeneration 
     generations = Generations.of(settings, sampler, steps, draft.located)
     if settings.model != "tiny":
         objective_of(settings).check(settings, settings.model)
-    gpu = _room(settings)
+    gpu = require_room(settings)
     state = newest_state(shared)
     if state is not None:
         refuse_other_workers(draft.place, state, settings)
@@ -155,8 +155,10 @@ class _Followed:
         self._shared.remove(FOUND)
         mend_registered(self._shared)
         fit.start()
+        waiting = Waiting()
         while fit.is_alive():
             fit.join(self._shared.look_every_s)
+            waiting.look()
             maker.check()
             keep_registered(self._shared)
             with suppress(StorageError):  # the workers may reach the store all the same
@@ -181,26 +183,6 @@ class _Followed:
 def _checkpointed(job: Job) -> int:
     state = newest_state(job.shared)
     return state.step if state else 0
-
-
-def _room(settings: Training) -> bool:
-    """Whether workers get a GPU each; InputError where an embedded Ray has no room for the workers, or they cannot train so."""
-    ensure_ray()
-    import ray
-
-    there = ray.cluster_resources()
-    gpu = there.get("GPU", 0) >= 1
-    if settings.precision == "fp16" and not gpu:
-        raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-    if not joins_cluster():
-        beside = isinstance(settings, TrainSettings) and settings.refresh_every is not None and settings.refresh_mode == "async"
-        for name, each, more in (("CPU", settings.cpus_per_worker, _BESIDE_CPUS), ("GPU", float(gpu), float(gpu))):
-            if settings.workers * each + more * beside > there.get(name, 0):
-                finds = f", and {more:g} for what finds negatives meanwhile," if beside else ""
-                what = f"{settings.workers} workers x {each:g} {name}{finds} is more than the {there.get(name, 0):g} here"
-                mend = "give fewer workers, or --cpus-per-worker less" + (", or --refresh-mode sync" if beside else "")
-                raise InputError(what, "workers", mend)
-    return gpu
 
 
 def _tiny(settings: Training, store: PassageStore, shared: Shared) -> str:

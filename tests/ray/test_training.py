@@ -14,16 +14,20 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import ray
 from inference_world import make_reranker
 from ray.train import WorkerGroupError
+from search_versions import until
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from training_data import TrainingData, make_training_data
 
+from raydense import ray_session
 from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
+from raydense.training import room
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
 from raydense.training.train import train
@@ -72,6 +76,38 @@ def losses(history: list[Line]) -> np.ndarray:
     return np.array([line["loss"] for line in history])
 
 
+def test_more_workers_than_a_cluster_has_room_for_are_refused(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster that others started too, where no node comes by itself."""
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr(ray_session, "_AUTOSCALER_S", 0.0)
+    monkeypatch.setattr(room, "_COMES_BACK_S", 0.0)
+    with pytest.raises(InputError, match="8 workers x 1 CPU is more than the 4 here"):
+        train(data.settings(tmp_path / "model", workers=8))
+
+
+def test_workers_that_wait_for_room_are_told_of(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(room, "_WAITS_S", 0.5)
+    monkeypatch.setattr(room, "_LOOK_S", 0.1)
+    others = ray.util.placement_group([{"CPU": 1}] * 4)
+    ray.get(others.ready())
+    training = threading.Thread(target=train, args=[data.settings(tmp_path / "model", max_steps=1)])
+    training.start()
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "its workers wait for CPUs or GPUs" in said
+
+    until(told, "nothing is said of workers that wait")
+    ray.util.remove_placement_group(others)
+    training.join()
+    assert said.count("its workers wait") == 1
+    assert (tmp_path / "model/manifest.json").exists()
+
+
 @pytest.mark.parametrize(("engine", "workers", "zero"), [("ddp", 2, 1), pytest.param("deepspeed", 4, 1, marks=pytest.mark.long)])
 def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int, zero: int) -> None:
     one = curve("ddp", 1)
@@ -80,7 +116,8 @@ def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int,
     np.testing.assert_allclose(losses(curve(engine, workers, zero)), losses(one), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("zero", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [2, 3])
 def test_zero_2_and_3_with_a_dev_metric(data: TrainingData, curve: Curve, tmp_path: Path, zero: int) -> None:
     """The first steps are the same; the best weights, gathered from the workers, are the ones saved."""
     dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 100, "dev_every": 4, "lr": 1e-4}
@@ -168,9 +205,8 @@ def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> 
     assert train(wanted).manifest == both.manifest
 
 
-@pytest.mark.parametrize(
-    ("objective", "changes"), [pytest.param("pair", {"alpha": 0.3}, marks=pytest.mark.long), ("multi-positive", {"positives": 2})]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("objective", "changes"), [("pair", {"alpha": 0.3}), ("multi-positive", {"positives": 2})])
 def test_other_objectives_learn(data: TrainingData, tmp_path: Path, objective: str, changes: dict) -> None:
     model = train(steady(data, tmp_path / "model", objective=objective, max_steps=30, lr=1e-3, **changes))
     history = losses(read_history(model.path / "history.jsonl"))
@@ -178,6 +214,7 @@ def test_other_objectives_learn(data: TrainingData, tmp_path: Path, objective: s
     assert model.summary["objective"] == objective
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the loss is nan at step") as caught:
         train(data.settings(tmp_path / "model", lr=1e30, clip=0.0, max_steps=20, log_every=2))
