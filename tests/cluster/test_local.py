@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,7 @@ def started():
         process.wait(60)
 
 
+@pytest.mark.long
 def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(started, tmp_path):
     process, said = started
     texts, model = make_corpus(tmp_path / "corpus", PASSAGES, 60), slow_retriever(tmp_path / "model")
@@ -118,6 +120,7 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
 
     folder = str(Path(told["RAY_AUTH_TOKEN_PATH"]).parent)
     assert _processes_of(folder)
+    assert _addresses(folder) == {"127.0.0.1"}
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     assert _processes_of(folder) == []
@@ -160,3 +163,13 @@ def _processes_of(folder):
     return [
         one.info["name"] for one in psutil.process_iter(["name", "cmdline"]) if any(folder in word for word in one.info["cmdline"] or [])
     ]
+
+
+def _addresses(folder):
+    """Where the cluster listens: the processes of its head and whatever these have started."""
+    found = set()
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(folder in value for value in one.environ().values()):
+                found |= {of.laddr.ip.removeprefix("::ffff:") for of in one.net_connections("inet") if of.status == psutil.CONN_LISTEN}
+    return found
