@@ -32,14 +32,18 @@ check: setup
 
 # In two lanes, side by side: most of their time the tests wait for processes to start. Threads that wait for each other
 # sleep then: they would take the cores from the other lane.
+define lanes
+@$(BIN)/python -m pytest $(1) --durations=20 tests/unit tests/faults >.venv/beside.log 2>&1 & beside=$$!; code=0; \
+for room in ray cluster; do $(BIN)/python -m pytest $(1) --durations=20 tests/$$room || code=1; done; \
+wait $$beside || code=1; cat .venv/beside.log; exit $$code
+endef
+
 test test-long: export OMP_WAIT_POLICY := PASSIVE
 test: check
-	@$(BIN)/python -m pytest --durations=20 tests/unit tests/faults >.venv/beside.log 2>&1 & beside=$$!; code=0; \
-	for room in ray cluster; do $(BIN)/python -m pytest --durations=20 tests/$$room || code=1; done; \
-	wait $$beside || code=1; cat .venv/beside.log; exit $$code
+	$(call lanes)
 
 test-long: setup
-	$(BIN)/python -m pytest -m long tests
+	$(call lanes,-m long)
 
 docs: setup
 	$(BIN)/python docs/make_reference.py

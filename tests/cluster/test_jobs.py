@@ -82,12 +82,14 @@ def _submit(dashboard, environment, *job):
     return subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
 
 
+@pytest.mark.long
 def test_quickstart_as_a_job(quickstart):
     metrics = json.loads((quickstart / "report" / "metrics.json").read_text())
     assert list(metrics["runs"]) == ["BM25", "retriever 1", "retriever 2", "re-ranked"]
     assert (quickstart / "report" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_a_search_client_asks_the_pool_of_another_job(quickstart, dashboard, environment, tmp_path):
     """One job starts the pool and ends, the next one searches by it, a third ends it: the run is the one that the index makes."""
 

@@ -54,7 +54,7 @@ class World:
         return MAKE[self.verb](SETTINGS[self.verb](**self.given(output)))
 
 
-@pytest.fixture(scope="module", params=STAGES)
+@pytest.fixture(scope="module", params=["encode", pytest.param("generate", marks=pytest.mark.long)])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "encode":

@@ -121,6 +121,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
         left.process.wait()
 
 
+@pytest.mark.long
 def test_killed_again_and_again(run: Callable[[str], Run], tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     undisturbed = run("whole")  # beside the other one: neither may touch the other's Ray

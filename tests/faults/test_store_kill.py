@@ -97,6 +97,7 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
     assert KEY not in whole
 
 
+@pytest.mark.long
 def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, there, output = beir(tmp_path / "sets" / "things"), environment(port, tmp_path / "cache"), f"s3://{BUCKET}/suite"
     asked = {"kind": "bm25", "k": 10, "metrics": ["nDCG@10"]}
@@ -150,6 +151,7 @@ def manifests(uri: str) -> list[str]:
     return [name for name in storage.listing(uri) if name.endswith((".json", ".html", ".md"))]
 
 
+@pytest.mark.long
 def test_encoding_goes_on_on_another_machine(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_retriever(tmp_path / "model")
     make_corpus(tmp_path / "corpus", 2_400, 2_400 // SHARDS)

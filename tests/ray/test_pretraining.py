@@ -56,6 +56,7 @@ def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path,
     assert fine.summary["steps"] == 2
 
 
+@pytest.mark.long
 def test_two_workers_learn_what_one_does(data: TrainingData, tmp_path: Path) -> None:
     """coCondenser, whose contrast is over everyone's texts: the same losses."""
     losses = []

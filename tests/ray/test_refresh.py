@@ -158,6 +158,7 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
     assert len(changed) > 12
 
 
+@pytest.mark.long
 def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="factory"):
         train(renewing(data, tmp_path / "model", refresh_mode="async", refresh_factory="Nonsense"))

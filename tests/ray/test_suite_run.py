@@ -50,6 +50,7 @@ def manifests(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in folder.rglob("manifest.json")}
 
 
+@pytest.mark.long
 def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     root, out, model = tmp_path / "beir", tmp_path / "out", make_retriever(tmp_path / "model")
     make_set(root / "plain", packed=True)

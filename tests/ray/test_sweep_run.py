@@ -83,6 +83,7 @@ def environments_of(name: str) -> Iterator[list[dict[str, str]]]:
         found += seen.values()
 
 
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     kill_once_trained(tmp_path)

@@ -174,7 +174,7 @@ def rank_of_several(rank: int, workers: int, asked: dict[Any, dict[str, Any]], f
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: Path, steep: None, workers: int) -> None:
     """With cross-batch negatives, whole and in pieces."""
     asked = {
@@ -189,7 +189,7 @@ def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: 
         assert_same(several[name], one_step(s), start_of(data, name[0]), str(name))
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, zero: int) -> None:
     asked = {
         method: settings(data, method, engine="deepspeed", zero=zero, micro_batch=1 if zero == 2 else 3, clip=0.0)
