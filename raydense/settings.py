@@ -237,11 +237,14 @@ class LoopSettings(Settings):
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
     workers: int = resource(
         1,
-        "training workers (one GPU each where there are GPUs); batches are the same for any number, and losses, but for what dropout draws;"
+        "training workers; batches are the same for any number, and losses, but for what dropout draws;"
         " a run that was stopped may go on with another number, but not with zero 3",
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
+    gpus_per_worker: int = resource(
+        -1, "GPUs of one worker; -1 takes one where the cluster has GPUs when it begins, else none", ge=-1, le=1
+    )
     micro_batch: NumberOrAuto = resource(
         0,
         "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"

@@ -62,7 +62,8 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
     known = _positives(settings, before, number, work.at("positives"))
     beside = generations.behind > 0
-    vectors = encode(EncodeSettings.read({"output": work.at("vectors"), "model": model, "corpus": corpus, "background": beside}))
+    spread = {"background": beside, "gpus_per_actor": settings.gpus_per_worker}
+    vectors = encode(EncodeSettings.read({"output": work.at("vectors"), "model": model, "corpus": corpus, **spread}))
     shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
     dense = index(IndexSettings.read({"output": work.at("index"), "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
@@ -145,6 +146,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
     if settings.refresh_reranker is None:
         return mine(MineSettings.read({**common, "skip": settings.refresh_skip}))
     asked = {"model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg, "background": beside}
+    asked["gpus_per_actor"] = settings.gpus_per_worker
     return label(LabelSettings.read({**common, **asked}))
 
 

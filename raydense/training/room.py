@@ -19,7 +19,8 @@ def require_room(settings: Training) -> bool:
     ensure_ray()
     import ray
 
-    gpu = ray.cluster_resources().get("GPU", 0) >= 1
+    asked = settings.gpus_per_worker
+    gpu = asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
     if not lack(settings, gpu, ray.cluster_resources()) or (joins_cluster() and autoscales()):

@@ -81,8 +81,12 @@ def test_more_workers_than_a_cluster_has_room_for_are_refused(data: TrainingData
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     monkeypatch.setattr(ray_session, "_AUTOSCALER_S", 0.0)
     monkeypatch.setattr(room, "_COMES_BACK_S", 0.0)
-    with pytest.raises(InputError, match="8 workers x 1 CPU is more than the 4 here"):
-        train(data.settings(tmp_path / "model", workers=8))
+    for asked, said in (
+        ({"workers": 8}, "8 workers x 1 CPU is more than the 4"),
+        ({"gpus_per_worker": 1}, "1 workers x 1 GPU is more than the 0"),
+    ):
+        with pytest.raises(InputError, match=f"{said} here"):
+            train(data.settings(tmp_path / "model", **asked))
 
 
 def test_workers_that_wait_for_room_are_told_of(
