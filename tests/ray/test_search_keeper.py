@@ -148,13 +148,20 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
 def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
     """The new actors take longer to load than the pool may be idle."""
     old, new = versions.indexes
-    with SearchPool.start(old, name="slow", idle_timeout=1.0) as pool:
-        turning = threading.Thread(target=pool.swap, args=[new])
-        turning.start()
-        while turning.is_alive() and not pool.status()["swapping"]:
-            pool.search(versions.queries, K)
-        turning.join()
-        assert pool.answer(versions.queries, K).index == new.fingerprint
+    turned: list[str] = []
+
+    def turn() -> None:
+        pool.swap(new)
+        turned.append(new.fingerprint)
+
+    pool = SearchPool.start(old, name="slow", idle_timeout=2.0)
+    turning = threading.Thread(target=turn)
+    turning.start()
+    while turning.is_alive() and not pool.status()["swapping"]:
+        pool.search(versions.queries, K)
+    turning.join()
+    assert turned == [new.fingerprint]
+    until(lambda: "slow" not in pools() and not shard_actors("slow"), "the pool has not ended")
 
 
 def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:
