@@ -96,10 +96,9 @@ def _of_file(uri: str) -> str:
     """The path that a `file:` URI names. InputError where it names a machine before that, or has options after it."""
     rest = uri.partition(":")[2]
     host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
-    if host not in ("", "localhost"):
-        raise InputError(f"names a machine, {host!r}", uri, f"give the whole path, as file://{os.path.abspath(f'{host}/{path}')}")
-    if "?" in path or "#" in path:
-        raise InputError("has '?' or '#' in it", uri, "give the path alone, without file://")
+    if host not in ("", "localhost") or "?" in path or "#" in path:
+        what = "names a machine before the path" if host not in ("", "localhost") else "has '?' or '#' in it"
+        raise InputError(what, "file://***", "give the whole path, as file:///data/corpus, or without file://")
     return "/" + unquote(path)
 
 

@@ -85,8 +85,9 @@ def room(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
     """How many actors the nodes have room for, by the resources of each; on CPUs with room left on one of them for what tokenises."""
     kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
     has = [node.get(kind, 0.0) for node in nodes]
-    fit = sum(int(one / claimed) for one in has)
-    return fit if gpus or any(one - int(one / claimed) * claimed >= _TOKENISE_CPUS for one in has) else fit - 1
+    fit = [int(one / claimed) for one in has]
+    beside = [most - int((one - _TOKENISE_CPUS) / claimed) for one, most in zip(has, fit, strict=True) if one >= _TOKENISE_CPUS]
+    return sum(fit) - (0 if gpus else min(beside, default=0))
 
 
 def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:

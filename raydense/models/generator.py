@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -69,11 +70,12 @@ class Generator(nn.Module):
 
     def forward(self, queries: Batch, passages: Batch) -> tuple[Tensor, Tensor]:
         """-log P(q | p) of each pair, float32 [n], and the tokens of each query, float32 [n]; row i of both batches is a pair."""
-        labels = queries["input_ids"].masked_fill(queries["attention_mask"] == 0, -100)
-        written = cast(Any, self.model).prepare_decoder_input_ids_from_labels(
-            labels=labels
-        )  # not the labels: it would compute a loss of its own
-        logits = self.model(input_ids=passages["input_ids"], attention_mask=passages["attention_mask"], decoder_input_ids=written).logits
+        ids = queries["input_ids"]
+        written = torch.cat([torch.full_like(ids[:, :1], self.start_id), ids[:, :-1]], dim=1)
+        # not `labels`: the model would compute a loss of its own; and without what it keeps for the next token
+        read = {"input_ids": passages["input_ids"], "attention_mask": passages["attention_mask"]}
+        logits = self.model(**read, decoder_input_ids=written, use_cache=False).logits
+        labels = ids.masked_fill(queries["attention_mask"] == 0, -100)
         each = cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=-100, reduction="none")
         return each.sum(dim=1), queries["attention_mask"].sum(dim=1).float()
 

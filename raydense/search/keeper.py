@@ -120,13 +120,12 @@ class PoolKeeper:
                 replicas = self._loaded(new, patience)
                 self._keep(new)  # from here on the new version is current, whatever dies
                 self.serving = new, replicas
-                self._active = time.monotonic()
                 self._retire(list(old.values()))
                 return ""
             except Refused as refused:
                 return str(refused)
             finally:
-                self.swapping = False
+                self._active, self.swapping = time.monotonic(), False
 
     @ray.method(concurrency_group="state")
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Self
 
 from raydense.errors import InputError
 from raydense.progress import say
@@ -23,56 +25,73 @@ def require_room(settings: Training) -> bool:
     gpu = asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-    if not lack(settings, gpu, ray.cluster_resources()) or (joins_cluster() and autoscales()):
+    if not lack(settings, gpu, _nodes()) or (joins_cluster() and autoscales()):
         return gpu
     end = time.monotonic() + (_COMES_BACK_S if joins_cluster() else 0)
-    while lacking := lack(settings, gpu, ray.cluster_resources()):
+    while lacking := lack(settings, gpu, _nodes()):
         if time.monotonic() >= end:
             raise lacking
         time.sleep(1)
     return gpu
 
 
-def lack(settings: Training, gpu: bool, there: dict[str, float]) -> InputError | None:
-    """The fault where the resources of a whole cluster are too few for the workers, and for what finds negatives beside them."""
+def _nodes() -> list[dict[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def lack(settings: Training, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:
+    """The fault where nodes of these resources are too few for the workers, and for what finds negatives beside them."""
+    workers, each = settings.workers, {"CPU": settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
     beside = isinstance(settings, TrainSettings) and settings.refresh_every is not None and settings.refresh_mode == "async"
-    for name, each, more in (("CPU", settings.cpus_per_worker, _BESIDE_CPUS), ("GPU", float(gpu), float(gpu))):
-        if settings.workers * each + more * beside > there.get(name, 0):
+    for name, amount in each.items():
+        there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _BESIDE_CPUS, "GPU": 1.0}[name]
+        if workers * amount + more * beside > there:
             finds = f", and {more:g} for what finds negatives meanwhile," if beside else ""
-            what = f"{settings.workers} workers x {each:g} {name}{finds} is more than the {there.get(name, 0):g} here"
-            mend = "give fewer workers, or --cpus-per-worker less" + (", or --refresh-mode sync" if beside else "")
-            return InputError(what, "workers", mend)
+            less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"
+            mend = f"give fewer workers, or {less}" + (", or --refresh-mode sync" if beside else "")
+            return InputError(f"{workers} workers x {amount:g} {name}{finds} is more than the {there:g} here", "workers", mend)
+    fit = sum(min(int(node.get(name, 0.0) / amount) for name, amount in each.items()) for node in nodes)
+    if fit < workers:
+        claims = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
+        what = f"{workers} workers, each with {claims} of one node: the {len(nodes)} here have room for {fit}"
+        return InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
     return None
 
 
 class Waiting:
-    """Says that workers wait for room, at the start or after a node was lost: Ray Train asks for it without a word, for as long as it takes."""
+    """`with Waiting():` says that workers wait for room, at the start or after a node was lost: Ray Train asks for it without a word.
+
+    It looks from a thread of its own, which stands still as long as the cluster's head is away.
+    """
 
     def __init__(self) -> None:
-        self._since: float | None = None
-        self._looked, self._said = 0.0, False
+        self._left = threading.Event()
 
-    def look(self) -> None:
-        """Look whether they wait; to be called often, until they are done."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        self._since = (self._since or now) if _wait() else None
-        self._said = self._said and self._since is not None
-        if self._since is not None and now - self._since > _WAITS_S and not self._said:
-            self._said = True
-            say("train: its workers wait for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)")
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, name="room", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        since: float | None = None
+        said = False
+        while not self._left.wait(_LOOK_S):
+            now = time.monotonic()
+            since = (since or now) if _wait() else None
+            late = since is not None and now - since > _WAITS_S
+            if late and not said:
+                say("train: workers wait for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)")
+            said = late
 
 
 def _wait() -> bool:
     """Whether this job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
     import ray
-    from ray.exceptions import RpcError
 
     job = ray.get_runtime_context().get_job_id()
-    try:
-        asked = ray.util.placement_group_table()
-    except RpcError:  # the head is away: it is asked again
-        return False
+    asked = ray.util.placement_group_table()
     return any(one["state"] in ("PENDING", "RESCHEDULING") for name, one in asked.items() if name.endswith(job))

@@ -155,14 +155,13 @@ class _Followed:
         self._shared.remove(FOUND)
         mend_registered(self._shared)
         fit.start()
-        waiting = Waiting()
-        while fit.is_alive():
-            fit.join(self._shared.look_every_s)
-            waiting.look()
-            maker.check()
-            keep_registered(self._shared)
-            with suppress(StorageError):  # the workers may reach the store all the same
-                self._tell(progress)
+        with Waiting():
+            while fit.is_alive():
+                fit.join(self._shared.look_every_s)
+                maker.check()
+                keep_registered(self._shared)
+                with suppress(StorageError):  # the workers may reach the store all the same
+                    self._tell(progress)
         return fit.outcome()
 
     def _tell(self, progress: Progress) -> None:

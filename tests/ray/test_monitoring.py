@@ -12,6 +12,7 @@ import numpy as np
 import ray
 from embeddings import write_embeddings
 from inference_world import make_corpus, make_retriever
+from search_versions import until
 
 from raydense.inference.encode import encode
 from raydense.monitoring import GAUGES, TIMES, show
@@ -53,10 +54,13 @@ def test_how_quick_a_shard_answers(tmp_path: Path) -> None:
     with SearchPool.start(made) as pool:
         for at in range(3):
             pool.search(vectors[at : at + 1], 5)
-        found = scraped(f'index="{made.fingerprint[:12]}"')
-    waiting = [value for name, value in found.items() if "searches_waiting" in name and made.fingerprint[:12] in name]
-    assert waiting == [0]
-    assert [value for name, value in found.items() if "shard_seconds_count" in name and made.fingerprint[:12] in name] == [3]
+        mine = f'index="{made.fingerprint[:12]}"'
+
+        def told() -> list[float]:
+            found = {name: value for name, value in scraped(mine).items() if mine in name}
+            return [value for part in ("shard_seconds_count", "searches_waiting") for name, value in found.items() if part in name]
+
+        until(lambda: told() == [3, 0], "the shard does not tell of three searches that are done")
 
 
 def test_the_log_of_a_worker_has_job_stage_and_shard(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import ray
@@ -146,7 +148,7 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
 
 
 def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
-    """The new actors take longer to load than the pool may be idle."""
+    """The new actors take longer to load than the pool may be idle: one of them stands still for so long."""
     old, new = versions.indexes
     turned: list[str] = []
 
@@ -154,14 +156,23 @@ def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
         pool.swap(new)
         turned.append(new.fingerprint)
 
-    pool = SearchPool.start(old, name="slow", idle_timeout=2.0)
+    pool = SearchPool.start(old, name="slow", idle_timeout=6.0)
+    before, found = set(_shard_processes()), list[psutil.Process]()
     turning = threading.Thread(target=turn)
     turning.start()
-    while turning.is_alive() and not pool.status()["swapping"]:
-        pool.search(versions.queries, K)
+    until(lambda: bool(found.extend(set(_shard_processes()) - before) or found), "no new actor")
+    found[0].suspend()
+    held = time.monotonic()
+    until(lambda: time.monotonic() > held + 9, "the time stands still")
+    found[0].resume()
     turning.join()
     assert turned == [new.fingerprint]
     until(lambda: "slow" not in pools() and not shard_actors("slow"), "the pool has not ended")
+
+
+def _shard_processes() -> list[psutil.Process]:
+    """The processes of this Ray that hold shards, or are about to."""
+    return [one for one in psutil.Process().children(recursive=True) if "ShardActor" in "".join(one.cmdline()[:1])]
 
 
 def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:

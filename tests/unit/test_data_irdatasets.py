@@ -29,13 +29,21 @@ class OfMarco(NamedTuple):
         return f"{self.title} {self.body}"
 
 
-class OfCord(NamedTuple):
+class OfTimes(NamedTuple):
     doc_id: str
-    title: str
-    abstract: str
+    headline: str
+    body: str
 
     def default_text(self) -> str:
-        return f"{self.title} {self.abstract}"
+        return f"{self.headline} {self.body}"
+
+
+class OfWeb(NamedTuple):
+    doc_id: str
+    body: bytes
+
+    def default_text(self) -> str:
+        return self.body.decode().removeprefix("<p>")
 
 
 class OfBeir(NamedTuple):
@@ -47,10 +55,13 @@ class OfBeir(NamedTuple):
         return f"{self.title} {self.text}"
 
 
-def test_no_title_is_there_twice() -> None:
-    """Documents as ir_datasets has them, of msmarco-document, cord19 and beir."""
+def test_no_title_is_there_twice_and_no_text_is_lost() -> None:
+    """Documents of the shapes that ir_datasets has: of msmarco-document, nyt, clueweb and beir."""
     assert title_and_text(OfMarco("d", "https://a", "Stone", "Old bridges.")) == ("Stone", "Old bridges.")
-    assert title_and_text(OfCord("d", "Stone", "Old bridges.")) == ("", "Stone Old bridges.")
+    assert title_and_text(OfMarco("d", "https://a", "Stone", "")) == ("", "Stone")
+    assert title_and_text(OfMarco("d", "https://a", "", "Old bridges.")) == ("", "Old bridges.")
+    assert title_and_text(OfTimes("d", "Stone", "Old bridges.")) == ("", "Stone Old bridges.")
+    assert title_and_text(OfWeb("d", b"<p>Old bridges.")) == ("", "Old bridges.")
     assert title_and_text(OfBeir("d", "Old bridges.", "Stone")) == ("Stone", "Old bridges.")
 
 

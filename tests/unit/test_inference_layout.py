@@ -36,6 +36,7 @@ def test_what_one_node_has_is_enough(gpus: float, cpus: float) -> None:
     [
         ([WORKER], 0.0, 1.0, 3),  # the fourth would leave none to tokenise
         ([WORKER], 0.0, 1.5, 2),
+        ([WORKER], 0.0, 0.25, 14),
         ([HEAD, WORKER, WORKER], 0.0, 4.0, 1),
         ([HEAD, WORKER, WORKER], 0.0, 3.0, 2),
         ([V100, V100], 1.0, 8.0, 2),

@@ -66,12 +66,13 @@ def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
 
 
 def title_and_text(document: Any) -> tuple[str, str | None]:
-    """Of a document of any data set; without a title apart where only the library knows what its text is, for that holds the title."""
-    title = getattr(document, "title", None) or ""
-    for name in ("text", "body"):
-        if hasattr(document, name):
-            return title, getattr(document, name)
-    return "", document.default_text()
+    """Of a document of any data set. Where only the library knows its text, that holds the title, which is taken off its beginning."""
+    title = (getattr(document, "title", None) or "").strip()
+    if hasattr(document, "text"):
+        return title, document.text
+    whole: str = document.default_text().strip()
+    rest = whole.removeprefix(title).strip()
+    return (title, rest) if title and rest and whole.startswith(title) else ("", whole)
 
 
 def _table(rows: list[tuple[Any, ...]], names: list[str]) -> pa.Table:
