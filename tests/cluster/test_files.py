@@ -95,10 +95,11 @@ def test_search_pools_make_a_cluster_on_google_cloud_grow():
 
 
 @pytest.mark.parametrize("name", LAUNCHER)
-def test_a_training_gets_the_large_machines_that_the_comment_says(name):
+def test_a_training_gets_the_machines_that_the_comment_says(name):
     config = _launcher(name)
-    config["available_node_types"]["v100x4-spot"] |= {"min_workers": 2, "max_workers": 2}
-    assert _started(config, {"GPU": 1}, 0) == {"v100x4-spot": 2}
+    assert _started(config, {"GPU": 1, "CPU": 1}, 8) == {"v100-spot": 8}
+    config["available_node_types"]["v100x4-spot"] |= {"max_workers": 2}
+    assert _started(config, {"GPU": 1, "CPU": 1}, 8) == {"v100x4-spot": 2}
 
 
 @pytest.mark.parametrize("name", LAUNCHER)
