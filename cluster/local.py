@@ -89,9 +89,8 @@ def _environment(mark: str) -> dict[str, str]:
     """Of the head: no other cluster's address; a mark that all its processes inherit; what the autoscaler of such a cluster needs, with `local_nodes`."""
     kept = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     told = {"RAY_enable_autoscaler_v2": "1", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", _MARK: mark}
-    told |= {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-    }  # as on a laptop: all of it listens at the loopback alone, at any of the machine's addresses else
+    # as on a laptop: it listens at the loopback alone, and not at all of the machine's addresses
+    told |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     told |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [kept.get("PYTHONPATH")])])}
     return kept | told | {"RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 
