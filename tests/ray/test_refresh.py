@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from raydense.training import train as training
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
 from raydense.training.objectives import load_model, objective_of
-from tests.s3_server import BUCKET, environment, s3_server
+from tests.s3_server import BUCKET, environment, s3_server, with_environment
 
 STEPS, EVERY, DEPTH = 24, 8, 20
+RUN = "import sys, json; from raydense.settings import TrainSettings; from raydense.mining.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +151,10 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
         for name, value in environment(port, tmp_path / "cache").items():
             monkeypatch.setenv(name, value)
         model = f"s3://{BUCKET}/model"
-        made = train(renewing(data, model, **both))
+        # in a process whose Ray starts with these variables: the workers write there themselves
+        command = [sys.executable, "-c", RUN, renewing(data, model, **both).model_dump_json(exclude_unset=True)]
+        subprocess.run(command, env=with_environment({}), timeout=540, check=True)
+        made = Artifact.open(model, "joint")
         before, after = negatives(data.root / "examples"), negatives(f"{model}/refresh/001")
         assert fingerprint_of(f"{model}/refresh/001") == Artifact.open(f"{model}/refresh/001", "examples").fingerprint
         assert Artifact.open(f"{model}/retriever", "model").summary["objective"] == "joint"
