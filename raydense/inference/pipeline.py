@@ -29,6 +29,7 @@ from raydense.progress import Progress, say
 from raydense.ray_session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.settings import Spread
 from raydense.storage import local
+from raydense.waiting import Waiting
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -152,11 +153,21 @@ def run(
         **common,
     )
     stage = arguments["draft"].made_from["stage"]
-    for done, record in enumerate(records.iter_rows(), 1):
-        if _FAULT in record:
-            raise pickle.loads(record[_FAULT])
-        show("files_open", len(parts) - done, stage=stage)
-        yield record
+    with Waiting(stage, _waits):
+        for done, record in enumerate(records.iter_rows(), 1):
+            if _FAULT in record:
+                raise pickle.loads(record[_FAULT])
+            show("files_open", len(parts) - done, stage=stage)
+            yield record
+
+
+def _waits() -> bool:
+    """Whether no actor of this job's pools has a place on a node yet, or any more."""
+    import ray
+    from ray._private.state import actors
+
+    there = actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values()
+    return not any("MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Pid"] for actor in there)
 
 
 def run_shards(

@@ -53,7 +53,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     ranges = shard_ranges(len(store), settings.shards)
     with Progress("index: words", len(store), "passages") as progress:
         calls = [(draft, store, generated, words, i, *r) for i, r in enumerate(ranges) if draft.kept(_counts_name(i)) is None]
-        for rows in run_tasks(_count, calls, settings.concurrency):
+        for rows in run_tasks("index", _count, calls, settings.concurrency):
             progress.add(rows)
     mean_length = _global_statistics(draft, settings.shards, len(store))
     there = draft.committed()
@@ -61,7 +61,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
         score_calls = [
             (draft, i, mean_length, settings.k1, settings.b) for i in range(settings.shards) if shard_file(i, PARTS[-1]) not in there
         ]
-        for rows in run_tasks(_score, score_calls, settings.concurrency):
+        for rows in run_tasks("index", _score, score_calls, settings.concurrency):
             progress.add(rows)
     draft.commit("passage_ids.arrow", store.write_ids, len(store))
     summary = {"kind": "bm25", "shards": ranges, "corpus": store.fingerprint, "model": None, "dimension": None}

@@ -45,7 +45,7 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     calls = [(draft, str(settings.embeddings), i, *ranges[i]) for i in missing]
     done = sum(there[shard_file(i)].rows for i in range(settings.shards) if i not in set(missing))
     with Progress("index", vectors.rows, "vectors", done) as progress:
-        for rows in run_tasks(_fill, calls, settings.concurrency):
+        for rows in run_tasks("index", _fill, calls, settings.concurrency):
             progress.add(rows)
     ids = vectors.artifact.path / "passage_ids.arrow"
     draft.commit("passage_ids.arrow", lambda path: shutil.copyfile(ids, path), vectors.rows)

@@ -1,19 +1,15 @@
-"""Whether a cluster has room for the workers of a training: refused where it never will have, and said where they wait for it."""
+"""Whether a cluster has room for the workers of a training: refused where it never will have; and whether they wait for it."""
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import Self
 
 from raydense.errors import InputError
-from raydense.progress import say
 from raydense.ray_session import autoscales, ensure_ray, joins_cluster
 from raydense.settings import Training, TrainSettings
 
 _BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 _COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again
-_WAITS_S, _LOOK_S = 30.0, 5.0
 
 
 def require_room(settings: Training) -> bool:
@@ -60,35 +56,7 @@ def lack(settings: Training, gpu: bool, nodes: list[dict[str, float]]) -> InputE
     return None
 
 
-class Waiting:
-    """`with Waiting():` says that workers wait for room, at the start or after a node was lost: Ray Train asks for it without a word.
-
-    It looks from a thread of its own, which stands still as long as the cluster's head is away.
-    """
-
-    def __init__(self) -> None:
-        self._left = threading.Event()
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, name="room", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-
-    def _watch(self) -> None:
-        since: float | None = None
-        said = False
-        while not self._left.wait(_LOOK_S):
-            now = time.monotonic()
-            since = (since or now) if _wait() else None
-            late = since is not None and now - since > _WAITS_S
-            if late and not said:
-                say("train: workers wait for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)")
-            said = late
-
-
-def _wait() -> bool:
+def workers_wait() -> bool:
     """Whether this job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
     import ray
 

@@ -43,8 +43,9 @@ from raydense.training.loop import FOUND, Job, read_data, train_worker
 from raydense.training.maker import MakeGeneration, Maker
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.objectives import load_model, objective_of
-from raydense.training.room import Waiting, require_room
+from raydense.training.room import require_room, workers_wait
 from raydense.training.tracking import Send, tracking
+from raydense.waiting import Waiting
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
@@ -155,7 +156,7 @@ class _Followed:
         self._shared.remove(FOUND)
         mend_registered(self._shared)
         fit.start()
-        with Waiting():
+        with Waiting("train", workers_wait):
             while fit.is_alive():
                 fit.join(self._shared.look_every_s)
                 maker.check()
