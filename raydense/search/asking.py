@@ -38,6 +38,8 @@ _LOOK_S = 5.0  # between two questions for replicas that were not there yet
 _AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # how long a caller asks other replicas first, after one was away; twice as long each time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _SAY_AFTER_S = 30.0
+_FEW = 64  # queries of a block whose hits every shard rescores itself: all its hits then, but in one call
+_INLINE = 65_536  # bytes that a call carries itself: quicker than to put them, and less than what Ray puts by itself
 
 
 @dataclass(frozen=True)
@@ -249,9 +251,12 @@ class Block:
     def _begin(self) -> None:
         self.version = version = self.versions.current()
         self.prepared = version.prepare(self.queries)
-        self.refs = [ray.put(part) for part in self.prepared]
-        self.asked = self.k if version.largest_norm is None else first_share(self.k, len(version.shard_rows))
-        self.found = [self._ask(shard, "search", *self.refs, self.asked) for shard in range(len(version.shard_rows))]
+        self.refs = [part if part.nbytes <= _INLINE else ray.put(part) for part in self.prepared]
+        exact = version.largest_norm is not None
+        self.asked = first_share(self.k, len(version.shard_rows)) if exact else self.k
+        self.rescored = exact and len(self.queries) <= _FEW
+        how = (self.asked, True) if self.rescored else (self.asked,)
+        self.found = [self._ask(shard, "search", how, *self.refs) for shard in range(len(version.shard_rows))]
 
     def answer(self) -> Answer:
         """The merged best k; for an exact index with scores that depend on nothing but query and passage."""
@@ -275,6 +280,8 @@ class Block:
         queries = self.prepared[0]
         bound = rounding_bound(queries, self.version.largest_norm)
         rows, open_ = self._contenders(parts, bound)
+        if self.rescored and not open_.any():
+            return merge_hits(parts, self.k)
         if open_.any() and self.asked < self.k + MARGIN:
             rows, open_ = self._contenders(self._widen(parts, open_), bound)
         scores = np.maximum.reduce(self._settle("rescore", self.refs[0], ray.put(rows)))

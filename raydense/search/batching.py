@@ -24,11 +24,11 @@ Parts = tuple[Any, ...]
 
 @dataclass
 class Call:
-    """One call that waits: the queries as a shard takes them, how many they are, and k."""
+    """One call that waits: the queries as a shard takes them, how many they are, and how they are searched: k, and what else there is to say."""
 
     parts: Parts
     queries: int
-    k: int
+    how: tuple[int, ...]
     hits: Future[Hits] = field(default_factory=Future)
 
 
@@ -45,10 +45,10 @@ def join_words(calls: list[Parts]) -> Parts:
 
 
 def next_batch(waiting: deque[Call], most: int) -> list[Call]:
-    """Takes the first call from `waiting`, and those right behind it that ask for as many hits, up to `most` queries in all."""
+    """Takes the first call from `waiting`, and those right behind it that ask in the same way, up to `most` queries in all."""
     batch = [waiting.popleft()]
     queries = batch[0].queries
-    while waiting and waiting[0].k == batch[0].k and queries + waiting[0].queries <= most:
+    while waiting and waiting[0].how == batch[0].how and queries + waiting[0].queries <= most:
         queries += waiting[0].queries
         batch.append(waiting.popleft())
     return batch
@@ -65,9 +65,9 @@ class Batching:
         self._coming: SimpleQueue[Call] = SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()  # one: OpenMP keeps a team of threads for each that calls it
 
-    def ask(self, parts: Parts, queries: int, k: int) -> Hits:
-        """The hits of `nearest` for one call, [queries, at most k]; raises what it raises."""
-        call = Call(parts, queries, k)
+    def ask(self, parts: Parts, queries: int, *how: int) -> Hits:
+        """What `nearest(*parts, *how)` gives for one call, [queries, at most k]; raises what it raises."""
+        call = Call(parts, queries, how)
         self._coming.put(call)
         return call.hits.result()
 
@@ -88,8 +88,8 @@ class Batching:
 
     def _search(self, batch: list[Call]) -> list[Hits]:
         if len(batch) == 1 or self._join is None:
-            return [self._nearest(*call.parts, call.k) for call in batch]
-        scores, rows = self._nearest(*self._join([call.parts for call in batch]), batch[0].k)
+            return [self._nearest(*call.parts, *call.how) for call in batch]
+        scores, rows = self._nearest(*self._join([call.parts for call in batch]), *batch[0].how)
         ends = np.cumsum([call.queries for call in batch])
         split: list[tuple[Scores, Rows]] = list(zip(np.split(scores, ends[:-1]), np.split(rows, ends[:-1]), strict=True))
         return split

@@ -2,7 +2,8 @@
 
 FAISS breaks ties at the k-th place as it likes, and BLAS gives equal vectors scores that differ in the last bit. So an exact
 index (Flat, SQ) is asked for a few hits more (`nearest`), the pool picks the rows that contend, and `rescore` sums each
-pair's product in one way, whatever else is in the batch. `exact` settles what even that leaves open.
+pair's product in one way, whatever else is in the batch. `exact` settles what even that leaves open. A few queries are
+rescored with all their hits at once: that spares their caller a second call, which takes longer.
 """
 
 from __future__ import annotations
@@ -42,15 +43,20 @@ class FaissShard:
         self._searched = _to_gpu(self.index, search_params) if gpu else self.index
         self._one_at_a_time = Lock() if gpu else nullcontext()  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
 
-    def nearest(self, queries: Scores, k: int) -> Hits:
-        """What FAISS finds: float32 and global rows int64, [n, min(k, rows)], as FAISS orders them; -inf and -1 where there is none."""
+    def nearest(self, queries: Scores, k: int, rescored: bool = False) -> Hits:
+        """What FAISS finds: float32 and global rows int64, [n, min(k, rows)], as FAISS orders them; -inf and -1 where there is none.
+
+        With `rescored` the scores are those of `rescore`, in the same order.
+        """
         k = min(k, self.rows)
         searched = self._searched if k <= _GPU_K else self.index
         self._faiss.omp_set_num_threads(self._threads)  # it holds for the thread that sets it, and an actor has several
         with self._one_at_a_time:
             scores, rows = searched.search(np.ascontiguousarray(queries, dtype=np.float32), k)
         found = rows >= 0
-        return np.where(found, scores, -np.inf).astype(np.float32), np.where(found, rows + self.start, -1)
+        rows = np.where(found, rows + self.start, -1)
+        scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)
+        return scores, rows
 
     def rescore(self, queries: Scores, rows: Rows) -> Scores:
         """The score of each query [n, d] with each of its rows [n, w], float32 [n, w]; -inf where a row is -1 or not of this shard."""

@@ -72,16 +72,15 @@ class ShardActor:
         self._batching = Batching(self.shard.nearest, join)
 
     @ray.method(concurrency_group="search")
-    def search(self, *args: Any) -> Hits | str:
-        """The shard's hits; or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors."""
+    def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
+        """The shard's hits, searched as `how` says (k, and whether they are rescored); or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors."""
         with self._counted():
             if self._retired:
                 return RETIRED
             if self._inside > _WAITING:
                 return BUSY
             begun = time.monotonic()
-            *parts, k = args
-            hits = self._batching.ask(tuple(parts), len(parts[0]) if len(parts) == 1 else len(parts[1]) - 1, k)
+            hits = self._batching.ask(queries, len(queries[0]) if len(queries) == 1 else len(queries[1]) - 1, *how)
             time_taken("shard_seconds", time.monotonic() - begun, **self._tags)
             with self._counting:
                 self._answered += 1

@@ -14,14 +14,14 @@ from raydense.search.placement import next_move
 
 
 def call(queries: int, k: int) -> Call:
-    return Call((), queries, k)
+    return Call((), queries, (k,))
 
 
 def test_calls_of_one_k_are_put_together_up_to_a_number_of_queries() -> None:
     waiting = deque([call(3, 5), call(4, 5), call(3, 5), call(1, 9), call(1, 5), call(50, 5)])
     batches = []
     while waiting:
-        batches.append([(one.queries, one.k) for one in next_batch(waiting, 7)])
+        batches.append([(one.queries, *one.how) for one in next_batch(waiting, 7)])
     assert batches == [[(3, 5), (4, 5)], [(3, 5)], [(1, 9)], [(1, 5)], [(50, 5)]]
 
 

@@ -84,6 +84,22 @@ def test_contenders_hold_the_best_of_the_true_scores(corpus: Corpus, share: int,
     assert not (contend(parts) & ~first).any()
 
 
+@given(corpora(), st.integers(1, 8), st.integers(0, 5))
+def test_rescored_hits_are_the_best_where_nothing_is_open(corpus: Corpus, share: int, seed: int) -> None:
+    """Shards give a few hits as rough scores order them, each with its true score: merged, they are the best of all."""
+    true, shards, k = corpus
+    bound = np.full(len(true), 0.3, np.float32)
+    rough = true + np.random.default_rng(seed).uniform(-0.29, 0.29, true.shape).astype(np.float32)
+    parts, complete = [], []
+    for start, stop in shard_ranges(true.shape[1], shards):
+        order = np.argsort(-rough[:, start:stop], axis=1)[:, :share] + start
+        parts.append((np.take_along_axis(true, order, axis=1), order))
+        complete.append(order.shape[1] == stop - start)
+    settled = ~contenders(parts, complete, k, bound)[1].any(axis=0)
+    merged, wanted = as_pairs(merge_hits(parts, k)), sort_everything(true, k)
+    assert [merged[i] for i in np.flatnonzero(settled)] == [wanted[i] for i in np.flatnonzero(settled)]
+
+
 @given(st.integers(1, 3_000), st.integers(1, 64))
 def test_at_most_half_of_the_shards_are_asked_twice(k: int, shards: int) -> None:
     share = first_share(k, shards)
