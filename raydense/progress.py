@@ -27,7 +27,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is said or shown of what this thread does in the block: another one has the line."""
+    """Nothing is said or shown of what this thread does in the block: another one has the line. Other threads speak, as `Waiting`'s."""
     before = _QUIET.set(True)
     try:
         yield

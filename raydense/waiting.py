@@ -10,12 +10,14 @@ from typing import Self
 from raydense.progress import say
 
 _WAITS_S, _LOOK_S = 30.0, 5.0
+_LEAVES_S = 5.0  # for a look that is under way: nothing is to ask a Ray that is being ended
 
 
 class Waiting:
-    """`with Waiting("train", waits):` says so once `waits()` has held for half a minute, at the start or after a node was lost.
+    """`with Waiting("train", waits):` says so once `waits()` has held for half a minute, and again after it did not.
 
-    It looks from a thread of its own, which stands still as long as the cluster's head is away.
+    It looks from a thread of its own, which stands still as long as the cluster's head is away; a look that fails counts for nothing.
+    `waits` must not start a Ray, as much of Ray's interface does where there is none any more.
     """
 
     def __init__(self, stage: str, waits: Callable[[], bool]) -> None:
@@ -23,18 +25,23 @@ class Waiting:
         self._left = threading.Event()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, name="room", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="room", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
+        self._thread.join(_LEAVES_S)
 
     def _watch(self) -> None:
         since: float | None = None
         said = False
         while not self._left.wait(_LOOK_S):
             now = time.monotonic()
-            since = (since or now) if self._waits() else None
+            try:
+                since = (since or now) if self._waits() else None
+            except Exception:  # Ray raises no class of its own
+                continue
             late = since is not None and now - since > _WAITS_S
             if late and not said:
                 say(f"{self._stage}: waits for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)")

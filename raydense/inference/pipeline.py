@@ -153,7 +153,8 @@ def run(
         **common,
     )
     stage = arguments["draft"].made_from["stage"]
-    with Waiting(stage, _waits):
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    with Waiting(stage, lambda: _waits(job)):
         for done, record in enumerate(records.iter_rows(), 1):
             if _FAULT in record:
                 raise pickle.loads(record[_FAULT])
@@ -161,13 +162,12 @@ def run(
             yield record
 
 
-def _waits() -> bool:
-    """Whether no actor of this job's pools has a place on a node yet, or any more."""
-    import ray
+def _waits(job: Any) -> bool:
+    """Whether no actor of the job's pools has a process on a node yet, or any more."""
     from ray._private.state import actors
 
-    there = actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values()
-    return not any("MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Pid"] for actor in there)
+    there = actors(job_id=job).values()
+    return not any("MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in there)
 
 
 def run_shards(

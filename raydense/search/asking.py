@@ -107,6 +107,8 @@ class Version:
             return list(self._words.query_ids(queries, self._vocabulary))
         if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
             raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
+        if not np.isfinite(queries).all():
+            raise InputError("a query has numbers that are not finite", "queries", "look at what encodes them")
         return [np.ascontiguousarray(queries, dtype=np.float32)]
 
     @cached_property

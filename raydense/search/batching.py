@@ -1,6 +1,6 @@
 """Puts small searches of several callers together into one, on one thread; pure NumPy and threads, nothing of Ray.
 
-Only where a query's hits do not depend on what else is in its batch: exact indexes, whose scores are made exact afterwards, and
+Only where a query's hits do not depend on what else is in its batch: exact indexes, whose scores are made exact as well, and
 BM25. Others are searched call by call, so that an answer never depends on who else asked.
 """
 
@@ -24,7 +24,7 @@ Parts = tuple[Any, ...]
 
 @dataclass
 class Call:
-    """One call that waits: the queries as a shard takes them, how many they are, and how they are searched: k, and what else there is to say."""
+    """One call that waits: the queries as a shard takes them, how many they are, and how they are searched: k, and more of a shard's own."""
 
     parts: Parts
     queries: int

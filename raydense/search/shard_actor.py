@@ -73,7 +73,10 @@ class ShardActor:
 
     @ray.method(concurrency_group="search")
     def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
-        """The shard's hits, searched as `how` says (k, and whether they are rescored); or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors."""
+        """The shard's hits, searched as `how` says: k, and whether they are rescored.
+
+        Or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors.
+        """
         with self._counted():
             if self._retired:
                 return RETIRED

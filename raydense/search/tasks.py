@@ -1,8 +1,9 @@
-"""Runs one Ray task per shard, a bounded number at once, and says where they wait for room."""
+"""Runs one Ray task per shard, a bounded number at once, and says where the first of them wait for room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -27,7 +28,7 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
     raised here.
     """
     limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
-    task = ray.remote(num_cpus=1)(_begin)
+    task = ray.remote(num_cpus=1)(_begin).options(name=function.__name__)
     begun = f"raydense-begun-{uuid4().hex}"
     waiting = list(reversed(calls))
     running: list[Any] = []
@@ -39,7 +40,8 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
                 done, running = ray.wait(running, num_returns=1)
                 yield ray.get(done[0])
     finally:
-        _internal_kv_del(begun)
+        with suppress(Exception):  # the head is away: a few bytes are left there
+            _internal_kv_del(begun)
 
 
 def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -56,10 +56,9 @@ def lack(settings: Training, gpu: bool, nodes: list[dict[str, float]]) -> InputE
     return None
 
 
-def workers_wait() -> bool:
-    """Whether this job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
+def workers_wait(job: str) -> bool:
+    """Whether the job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
     import ray
 
-    job = ray.get_runtime_context().get_job_id()
     asked = ray.util.placement_group_table()
     return any(one["state"] in ("PENDING", "RESCHEDULING") for name, one in asked.items() if name.endswith(job))

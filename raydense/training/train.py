@@ -153,10 +153,13 @@ class _Followed:
                 say(f"train: its workers were lost, and it goes on from step {at:,}")
 
     def _once(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
+        import ray
+
         self._shared.remove(FOUND)
         mend_registered(self._shared)
         fit.start()
-        with Waiting("train", workers_wait):
+        job = ray.get_runtime_context().get_job_id()
+        with Waiting("train", lambda: workers_wait(job)):
             while fit.is_alive():
                 fit.join(self._shared.look_every_s)
                 maker.check()

@@ -83,6 +83,7 @@ def test_sharded_search_is_one_flat_index_with_duplicates(make_index: MakeIndex,
         np.testing.assert_allclose(scores, plain.search(queries, K)[0], rtol=2e-5)
         alone = pool.search(queries[3:4], K)
         np.testing.assert_array_equal(alone[0], scores[3:4])
+        np.testing.assert_array_equal(alone[1], rows[3:4])
 
 
 @pytest.mark.parametrize(("factory", "shards"), [("Flat", 1), ("Flat", 7), ("SQfp16", 2)])
@@ -93,8 +94,10 @@ def test_ties_of_hundreds_of_rows(make_index: MakeIndex, factory: str, shards: i
     queries = np.vstack([rng.integers(-1, 2, (20, 5)), np.zeros((1, 5))]).astype(np.float32)
     with SearchPool.start(make_index(vectors, factory, shards)) as pool:
         scores, rows = pool.search(queries, K)
+        many = pool.search(np.tile(queries, (9, 1)), K)
     true = queries @ vectors.T
     np.testing.assert_array_equal(rows, best_rows(true, K))
+    np.testing.assert_array_equal(many, np.tile((scores, rows), (1, 9, 1)))
     np.testing.assert_array_equal(scores, np.take_along_axis(true, rows, axis=1))
 
 
@@ -110,11 +113,14 @@ def test_all_the_best_in_one_shard_and_ties_across_two(make_index: MakeIndex) ->
     queries = np.vstack([topics + 0.1 * rng.standard_normal((7, 64)), 2 * (topics[2] + topics[3])[None]]).astype(np.float32)
     with SearchPool.start(make_index(vectors, "Flat", 7)) as pool:
         scores, rows = pool.search(np.tile(queries, (5, 1)), k)
+        many = pool.search(np.tile(queries, (9, 1)), k)
     true = best_rows(queries.astype(np.float64) @ vectors.T.astype(np.float64), k)
     of_shard = np.stack([((true >= start) & (true < stop)).sum(axis=1) for start, stop in ranges])
     assert (of_shard.max(axis=0) > first_share(k, 7)).sum() >= 5
     assert (true[-1] == np.arange(border - 30, border + 20)).all()
     np.testing.assert_array_equal(rows, np.tile(true, (5, 1)))
+    np.testing.assert_array_equal(many[1], np.tile(true, (9, 1)))
+    np.testing.assert_array_equal(many[0][:40], scores)
     assert (scores[-1] == scores[-1, 0]).all()
 
 

@@ -21,7 +21,7 @@ from search_versions import until
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from training_data import TrainingData, make_training_data
 
-from raydense import ray_session
+from raydense import ray_session, waiting
 from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, mendable
@@ -92,8 +92,8 @@ def test_more_workers_than_a_cluster_has_room_for_are_refused(data: TrainingData
 def test_workers_that_wait_for_room_are_told_of(
     data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(room, "_WAITS_S", 0.5)
-    monkeypatch.setattr(room, "_LOOK_S", 0.1)
+    monkeypatch.setattr(waiting, "_WAITS_S", 0.5)
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.1)
     others = ray.util.placement_group([{"CPU": 1}] * 4)
     ray.get(others.ready())
     training = threading.Thread(target=train, args=[data.settings(tmp_path / "model", max_steps=1)])
@@ -103,13 +103,13 @@ def test_workers_that_wait_for_room_are_told_of(
     def told() -> bool:
         nonlocal said
         said += capsys.readouterr().err
-        return "wait for CPUs or GPUs" in said
+        return "waits for CPUs or GPUs" in said
 
     until(told, "nothing is said of workers that wait")
     ray.util.remove_placement_group(others)
     training.join()
     told()
-    assert said.count("wait for CPUs or GPUs") == 1
+    assert said.count("waits for CPUs or GPUs") == 1
     assert (tmp_path / "model/manifest.json").exists()
 
 

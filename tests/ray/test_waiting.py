@@ -41,6 +41,7 @@ def while_others_hold_all(stage: str, work: Callable[[], object], monkeypatch: p
     try:
         assert heard.wait(120)
     finally:
+        monkeypatch.setattr(waiting, "_WAITS_S", 30.0)
         ray.kill(holder)
     worker.join(240)
     assert not worker.is_alive()

@@ -13,16 +13,16 @@ from raydense.search.bm25_shard import Bm25Shard
 from raydense.search.placement import next_move
 
 
-def call(queries: int, k: int) -> Call:
-    return Call((), queries, (k,))
+def call(queries: int, *how: int) -> Call:
+    return Call((), queries, how)
 
 
-def test_calls_of_one_k_are_put_together_up_to_a_number_of_queries() -> None:
-    waiting = deque([call(3, 5), call(4, 5), call(3, 5), call(1, 9), call(1, 5), call(50, 5)])
+def test_calls_that_ask_alike_are_put_together_up_to_a_number_of_queries() -> None:
+    waiting = deque([call(3, 5), call(4, 5), call(3, 5), call(1, 9), call(1, 5), call(1, 5, True), call(2, 5, True), call(50, 5)])
     batches = []
     while waiting:
         batches.append([(one.queries, *one.how) for one in next_batch(waiting, 7)])
-    assert batches == [[(3, 5), (4, 5)], [(3, 5)], [(1, 9)], [(1, 5)], [(50, 5)]]
+    assert batches == [[(3, 5), (4, 5)], [(3, 5)], [(1, 9)], [(1, 5)], [(1, 5, True), (2, 5, True)], [(50, 5)]]
 
 
 def test_words_of_several_calls_are_those_of_one() -> None:
