@@ -8,12 +8,15 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from traceback import walk_tb
 from typing import Any
 
 from raydense.errors import InputError
+from raydense.progress import say
 
 _LOGICAL_CPUS = 4
 _AUTOSCALER_S = 20.0
+_STARTS = 3  # of a Ray that gives up
 SHARERS = "RAYDENSE_SHARERS"  # how many share the cores of a machine; set for the processes of one by what starts several
 
 
@@ -53,14 +56,35 @@ def ensure_ray() -> None:
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
+        _start(**common)
+    quiet_data()
+
+
+def _start(**common: Any) -> None:
+    """Start a Ray of this machine alone; again where it gave up, as it does on a very busy machine, and InputError at last."""
+    import ray
+
+    for left in reversed(range(_STARTS)):
         try:
             with _on_loopback():
                 ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
+            return
         except Exception as error:  # Ray raises no class of its own
             if "timed out during startup" not in str(error):
                 raise
-            raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
-    quiet_data()
+            _end_half_started(error)
+            if not left:
+                raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
+        say("Ray did not start in time, as happens on a very busy machine: tries again")
+
+
+def _end_half_started(error: Exception) -> None:
+    """End the processes of a Ray that did not start: it leaves them as long as this one lives."""
+    from ray._private.node import Node
+
+    for frame, _ in walk_tb(error.__traceback__):
+        if isinstance(node := frame.f_locals.get("self"), Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def _only_on_loopback(address: str) -> bool:

@@ -15,8 +15,6 @@ from raydense.data.artifact import Artifact
 SHARDS = 40
 _JOB = """
 import json, sys
-import ray
-ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 from raydense.search.index import index
 from raydense.settings import IndexSettings
 for settings in json.loads(sys.argv[1]):
