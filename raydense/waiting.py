@@ -40,7 +40,7 @@ class Waiting:
             now = time.monotonic()
             try:
                 since = (since or now) if self._waits() else None
-            except Exception:  # Ray raises no class of its own
+            except Exception:  # of any class, as the head is away or this Ray ends: what fails is a message, not the stage
                 continue
             late = since is not None and now - since > _WAITS_S
             if late and not said:

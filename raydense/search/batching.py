@@ -24,7 +24,7 @@ Parts = tuple[Any, ...]
 
 @dataclass
 class Call:
-    """One call that waits: the queries as a shard takes them, how many they are, and how they are searched: k, and more of a shard's own."""
+    """One call that waits: the queries as a shard takes them, how many they are, and what else `nearest` takes: k first."""
 
     parts: Parts
     queries: int

@@ -28,7 +28,12 @@ from raydense.training.objectives import load_model, objective_of
 from tests.s3_server import BUCKET, environment, s3_server, with_environment
 
 STEPS, EVERY, DEPTH = 24, 8, 20
-RUN = "import sys, json; from raydense.settings import TrainSettings; from raydense.mining.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+RUN = """
+import json, sys
+from raydense.mining.refresh import train
+from raydense.settings import TrainSettings
+train(TrainSettings(**json.loads(sys.argv[1])))
+"""
 
 
 @pytest.fixture(scope="module")

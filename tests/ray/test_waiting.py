@@ -23,7 +23,7 @@ class Holder:
 
 
 def while_others_hold_all(stage: str, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`work` with all CPUs taken until it has said that it waits; the lines that `stage` said."""
+    """`work` with all CPUs taken until it has said that it waits, which is all that `stage` says."""
     heard = threading.Event()
     said: list[str] = []
 
