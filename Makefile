@@ -9,7 +9,7 @@ help:
 	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
 	@echo "make test    set up, check the code, and run the tests, but for the longest"
 	@echo "make test-long  the tests that take longest, which make test leaves out"
-	@echo "make check   format, lint, types, floors of the house"
+	@echo "make check   format, lint, types, layers"
 	@echo "make docs    write docs/reference.md anew from the settings"
 	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"
 

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.encode import encode
-from raydense.ray_session import ensure_ray, physical_cpus
+from raydense.runtime.session import ensure_ray, physical_cpus
 from raydense.settings import EncodeSettings
+from raydense.storage.artifact import Artifact, Draft
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = 1_000

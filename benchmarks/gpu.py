@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel, PretrainedConfig
 
-from raydense.losses import query_centric
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.losses import query_centric
 from raydense.models.tiny import make_tiny_encoder
 from raydense.models.tokens import Tokens, batches_by_token_budget
 from raydense.models.weights import save_weights

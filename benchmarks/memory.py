@@ -89,11 +89,11 @@ def make_world(root: Path) -> None:
     from training_data import write_examples
     from transformers import BertConfig, BertModel
 
-    from raydense.data.artifact import Draft
     from raydense.data.generated import commit_queries
     from raydense.data.tables import commit_table
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.tiny import make_tiny_encoder
+    from raydense.storage.artifact import Draft
 
     words = np.array([f"{i:05o}" for i in range(4_000)])
     rng = np.random.default_rng(1)
@@ -131,7 +131,7 @@ def measure(name: str, root: Path) -> None:
     from raydense.training.batches import Sampler
     from raydense.training.engine import choose_precision, make_engine
     from raydense.training.loop import read_data
-    from raydense.training.objectives import load_model, objective_of
+    from raydense.training.methods import load_model, objective_of
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from search_versions import Asked, ask_at_once, kill_one, make_versions, start_callers
 
-from raydense.ray_session import ensure_ray
-from raydense.search.pool import SearchPool
+from raydense.retrieval.pool import SearchPool
+from raydense.runtime.session import ensure_ray
 
 CALLERS, FAULTS = 4, 5
 

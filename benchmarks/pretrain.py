@@ -25,7 +25,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLan
 
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
-from raydense.ray_session import physical_cpus
+from raydense.runtime.session import physical_cpus
 from raydense.settings import PretrainSettings
 from raydense.training.engine import learning_rate, make_optimizer
 from raydense.training.train import train

@@ -68,7 +68,7 @@ def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str,
     begun = time.perf_counter()
     command = [sys.executable, __file__, *(f"--{name}=-" for name in ("corpus", "queries", "examples")), "--one"]
     subprocess.run([*command, json.dumps({"settings": settings, "cores": cores})], check=True)
-    from raydense.data.artifact import Artifact
+    from raydense.storage.artifact import Artifact
 
     return {**Artifact.open(settings["output"]).summary, "whole": time.perf_counter() - begun}
 
@@ -76,7 +76,7 @@ def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str,
 def one(job: dict[str, Any]) -> None:
     if job["cores"]:  # before Ray starts, whose processes inherit it
         os.sched_setaffinity(0, job["cores"])
-    from raydense.mining.refresh import train as stage
+    from raydense.refresh.refresh import train as stage
     from raydense.settings import TrainSettings
 
     stage(TrainSettings.read(job["settings"]))

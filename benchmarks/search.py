@@ -25,11 +25,11 @@ import pyarrow as pa
 import ray
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Draft
-from raydense.ray_session import ensure_ray, physical_cpus
-from raydense.search.index import index
-from raydense.search.pool import SearchPool
+from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
+from raydense.runtime.session import ensure_ray, physical_cpus
 from raydense.settings import IndexSettings
+from raydense.storage.artifact import Draft
 
 
 def random_vectors(rows: int, dimension: int, seed: int) -> NDArray[np.float32]:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.artifact import Draft
 from raydense.data.store import CorpusWriter, PassageStore
+from raydense.storage.artifact import Draft
 
 _STEP = 50_000
 _ASKED = 100_000

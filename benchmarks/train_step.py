@@ -29,8 +29,8 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.engine import learning_rate, make_engine, make_optimizer
-from raydense.training.objectives import Batch, Texts
-from raydense.training.objectives.retriever import Retriever
+from raydense.training.methods import Batch, Texts
+from raydense.training.methods.retriever import Retriever
 from raydense.training.step import forward_and_backward
 
 Step = Callable[[int, Batch], float]

@@ -27,7 +27,7 @@ from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler
 from raydense.training.engine import Precision, learning_rate, make_engine
 from raydense.training.loop import read_data
-from raydense.training.objectives import load_model, objective_of
+from raydense.training.methods import load_model, objective_of
 from raydense.training.step import forward_and_backward
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from raydense.pipeline import VERBS
-from raydense.settings import Form, ServeSettings, SuiteSettings
+from raydense.recipes.recipe import VERBS
+from raydense.settings import BaseSettings, ServeSettings, SuiteSettings
 
 _HEAD = """# Reference of the stages
 
@@ -25,7 +25,7 @@ def reference() -> str:
     return _HEAD + "".join(_stage(name, settings) for name, settings in stages.items())
 
 
-def _stage(name: str, settings: type[Form]) -> str:
+def _stage(name: str, settings: type[BaseSettings]) -> str:
     rows = [_row(key, field) for key, field in settings.model_fields.items()]
     head = f"\n## {name}\n\n{cleandoc(str(settings.__doc__))}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"

@@ -8,7 +8,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Artifact": "raydense.data.artifact",
+    "Artifact": "raydense.storage.artifact",
     "InputError": "raydense.errors",
     "PassageStore": "raydense.data.store",
     "make_sample": "raydense.data.sample",
@@ -16,16 +16,16 @@ _HOMES = {
     "import_dataset": "raydense.data.importing",
     "export": "raydense.data.exporting",
     "split": "raydense.inference.split",
-    "train": "raydense.mining.refresh",
+    "train": "raydense.refresh.refresh",
     "generate": "raydense.inference.generate",
     "encode": "raydense.inference.encode",
     "rerank": "raydense.inference.rerank",
-    "index": "raydense.search.index",
+    "index": "raydense.retrieval.index",
     "filter_queries": "raydense.mining.consistency",
     "mine": "raydense.mining.mine",
     "label": "raydense.mining.label",
     "evaluate": "raydense.evaluation.evaluate",
-    "SearchPool": "raydense.search.pool",
+    "SearchPool": "raydense.retrieval.pool",
     "DualEncoder": "raydense.models.dual_encoder",
     "CrossEncoder": "raydense.models.cross_encoder",
     "Generator": "raydense.models.generator",

@@ -1,4 +1,4 @@
-"""The errors a person can mend: each is one line that says what, where and the mend."""
+"""The errors a person can fix: each is one line that says what, where and the fix."""
 
 import difflib
 import errno
@@ -10,16 +10,16 @@ _KEPT = "what was committed is kept"
 class InputError(Exception):
     """Bad input or settings; the command line prints it as one line and exits with 2.
 
-    `what` is wrong, `where` (a file and line, a folder, or a key), and the `mend`.
+    `what` is wrong, `where` (a file and line, a folder, or a key), and the `fix`.
     """
 
-    def __init__(self, what: str, where: object = "", mend: str = "") -> None:
-        super().__init__(what, str(where), mend)
+    def __init__(self, what: str, where: object = "", fix: str = "") -> None:
+        super().__init__(what, str(where), fix)
 
     def __str__(self) -> str:
-        what, where, mend = self.args
+        what, where, fix = self.args
         line = f"{where}: {what}" if where else what
-        line = f"{line}; {mend}" if mend else line
+        line = f"{line}; {fix}" if fix else line
         return " ".join(line.split())
 
 
@@ -28,7 +28,7 @@ class StorageError(OSError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A mend for an unknown word: the nearest known one, or all of them."""
+    """A fix for an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
@@ -36,12 +36,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def why(error: BaseException) -> str:
     """One line on what went wrong, where others go on."""
-    found = mendable(error)
+    found = fixable(error)
     return found[1] if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
-def mendable(error: BaseException) -> tuple[int, str] | None:
-    """The exit code and the one line for an error that a person can mend, or None.
+def fixable(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the one line for an error that a person can fix, or None.
 
     Ray wraps what a worker raised, so the whole chain of causes is searched.
     """

@@ -53,7 +53,7 @@ Pair = Annotated[tuple[int, int], BeforeValidator(_words)]
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 
 
-class Form(BaseModel):
+class BaseSettings(BaseModel):
     """What a person gives, checked: unknown keys are refused, and the first fault is one line."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
@@ -74,7 +74,7 @@ class Form(BaseModel):
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
-        """Validate `values`; the first fault as an InputError that names the key and the mend."""
+        """Validate `values`; the first fault as an InputError that names the key and the fix."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -93,7 +93,7 @@ class Form(BaseModel):
             raise ValueError(f"{by} does not use {', '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
 
 
-class Settings(Form):
+class Settings(BaseSettings):
     """What every stage has: an output folder.
 
     `newer` names settings that came after outputs had been made without them, which their default leaves as they are.
@@ -114,7 +114,7 @@ class Settings(Form):
         return set()
 
 
-def _first_fault(cls: type[Form], error: ValidationError, where: str) -> InputError:
+def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) -> InputError:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in fault["loc"])
     flags = where == "--"
@@ -605,7 +605,7 @@ class SearchSettings(Settings, Pool):
         return {"search_params", *(() if self.index else ("index",))} if self.pool else set()
 
 
-class ServeSettings(Form):
+class ServeSettings(BaseSettings):
     """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together."""
 
     index: str | None = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
+from raydense.storage.artifact import Artifact, Draft
 
 
 def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m", corpus: str = "c") -> Artifact:

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from raydense.data.artifact import Draft
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
+from raydense.storage.artifact import Draft
 
 WORDS = [
     "what",

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table, read_table
+from raydense.storage.artifact import Artifact, Draft
 
 Run = dict[str, list[tuple[str, float]]]
 

@@ -16,11 +16,11 @@ import ray
 from embeddings import write_embeddings
 from ray import cloudpickle
 
-from raydense.data.artifact import Artifact
-from raydense.search.asking import Answer
-from raydense.search.index import index
-from raydense.search.pool import SearchPool
+from raydense.retrieval.asking import Answer
+from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
 from raydense.settings import IndexSettings
+from raydense.storage.artifact import Artifact
 
 DIMENSION, K = 24, 10
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker of Ray does not find this file

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.sample import make_sample
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.settings import SampleSettings, TrainSettings
+from raydense.storage.artifact import Artifact, Draft
 
 
 @dataclass(frozen=True)

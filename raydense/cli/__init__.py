@@ -1,6 +1,6 @@
 """The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, its flags made from its settings.
 
-Exit code 0 done, 2 bad input or settings (one line: what, where, the mend), 1 anything else, 130 interrupted.
+Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any, NoReturn
 
 import click
 
-from raydense import __version__, storage, submit
+from raydense import __version__, storage
+from raydense.cli import submit
 from raydense.cli.flags import SUITE, Command, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
-from raydense.cli.jobs import submissions_of
 from raydense.cli.pools import pool_group
 from raydense.cli.serving import serve_command
-from raydense.data.artifact import named_folder
-from raydense.errors import mendable, why
+from raydense.cli.submissions import submissions_of
+from raydense.errors import fixable, why
 from raydense.evaluation.table import comparison_table
-from raydense.pipeline import VERBS, Recipe, Stage, Verb, plan, recipe_file, run, seconds_behind
-from raydense.progress import duration, say
+from raydense.recipes.recipe import VERBS, Recipe, Stage, Verb, plan, recipe_file, run, seconds_behind
+from raydense.recipes.suite import Suite, run_suite
+from raydense.recipes.suite import write_tables as write_suite
+from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.runtime.progress import duration, say
 from raydense.settings import EvaluateSettings, SuiteSettings
-from raydense.suite import Suite, run_suite
-from raydense.suite import write_tables as write_suite
-from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.storage.artifact import named_folder
 
 
 def _verb_command(name: str, verb: Verb) -> click.Command:
@@ -238,8 +239,8 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
 @app.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as one JSON object on standard output")
 def doctor_command(as_json: bool) -> None:
-    """Look over this machine: versions, Ray, GPUs, compiler, storage. Each fault comes with its mend; exit code 1 if there is one."""
-    from raydense.doctor import examine
+    """Look over this machine: versions, Ray, GPUs, compiler, storage. Each fault comes with its fix; exit code 1 if there is one."""
+    from raydense.cli.doctor import examine
 
     findings = list(examine(None if as_json else lambda finding: print(finding.line(), flush=True)))
     if as_json:
@@ -258,7 +259,7 @@ app.add_command(submissions_of(app))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit; every error that a person can mend is one line."""
+    """Run the command line and exit; every error that a person can fix is one line."""
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -278,7 +279,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         say(f"raydense: {error}")
         sys.exit(1)
     except Exception as error:
-        found = mendable(error)
+        found = fixable(error)
         if found is None:
             raise
         say(f"raydense: {found[1]}")

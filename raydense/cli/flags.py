@@ -10,11 +10,11 @@ import click
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputError
-from raydense.pipeline import Recipe, Stage, load_yaml
-from raydense.settings import EvaluateSettings, Form, SuiteSettings
-from raydense.sweep import Sweep
+from raydense.recipes.recipe import Recipe, Stage, load_yaml
+from raydense.recipes.sweep import Sweep
+from raydense.settings import BaseSettings, EvaluateSettings, SuiteSettings
 
-SomeForm = TypeVar("SomeForm", bound=Form)
+SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"
 _GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
@@ -85,14 +85,14 @@ def _help(field: FieldInfo) -> str:
     return words if default in (None, "") else f"{words}  [{default}]"
 
 
-def flags_of(form: type[Form]) -> list[Flag]:
+def flags_of(form: type[BaseSettings]) -> list[Flag]:
     """A flag for each of the settings, those that must be given first."""
     fields = form.model_fields
     required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
     return [_flag(key, fields[key]) for key in required_first]
 
 
-def read(form: type[SomeForm], config: str | None, flags: dict[str, Any]) -> SomeForm:
+def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
     """The settings in a file, those that were given as flags in their place."""
     values = load_yaml(config) if config else {}
     if config:
@@ -111,8 +111,8 @@ def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings
     form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
     for key in given:
         if key in other and key not in form.model_fields:
-            what, mend = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
-            raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", mend)
+            what, fix = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
+            raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", fix)
     return read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from raydense.cli.flags import join
-from raydense.progress import duration, say
+from raydense.runtime.progress import duration, say
 from raydense.settings import Pool
 
 
@@ -58,7 +58,7 @@ _INDEX = click.option("--index", required=True, metavar="PATH", help="the index"
 @_on_cluster
 def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -> None:
     """Start a pool of the name NAME, and wait until each shard has an actor that is loaded."""
-    from raydense.search.pool import SearchPool
+    from raydense.retrieval.pool import SearchPool
 
     join(address)
     _print(SearchPool.start(name=name, **settings).status(), as_json)
@@ -77,7 +77,7 @@ def pool_swap(name: str, index: str, replicas: int | None, search_params: str | 
     The new actors load beside the old ones, and take over when all are there; for that long both need memory. If they cannot load, the pool stays as
     it is. Once begun, a swap goes on though this command is interrupted.
     """
-    from raydense.search.pool import SearchPool
+    from raydense.retrieval.pool import SearchPool
 
     join(address)
     pool = SearchPool.connect(name)
@@ -90,7 +90,7 @@ def pool_swap(name: str, index: str, replicas: int | None, search_params: str | 
 @_on_cluster
 def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
     """Say what a pool answers from, and of each actor where it is and how; of all pools without --name."""
-    from raydense.search.named import pool_status, pools
+    from raydense.retrieval.named import pool_status, pools
 
     join(address)
     found = [pool_status(one) for one in ([name] if name else pools())]
@@ -107,7 +107,7 @@ def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
 @_on_cluster
 def pool_close(name: str, address: str | None, as_json: bool) -> None:
     """End a pool and its actors. Calls that are under way fail with one line that says so."""
-    from raydense.search.named import close_pool
+    from raydense.retrieval.named import close_pool
 
     join(address)
     close_pool(name)

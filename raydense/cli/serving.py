@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from raydense.cli.flags import Command, Flag, flags_of, join, read
-from raydense.progress import say
+from raydense.runtime.progress import say
 from raydense.settings import ServeSettings
 
 

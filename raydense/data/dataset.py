@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from raydense import storage
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
+from raydense.storage.artifact import Artifact, Draft
 
 
 class DatasetDraft:

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, File
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
+from raydense.storage.artifact import Artifact, Draft, File
 
 SCHEMA = pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))])
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, provenance
 from raydense.data.dataset import DatasetDraft
 from raydense.data.sample_world import ASIDES, ENDS, KINDS, ONSETS, RHYMES, WORDS, WRAPS
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
-from raydense.progress import Progress
+from raydense.runtime.progress import Progress
 from raydense.settings import SampleSettings
+from raydense.storage.artifact import Artifact, provenance
 
 FACTS = 6
 _NEXT_NOTE = 2**40  # between what the draws of an entity's notes are numbered by

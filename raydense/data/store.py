@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.errors import InputError
+from raydense.storage.artifact import Artifact, Draft
 
 _BATCH_ROWS = 8_192
 Rows = NDArray[np.int64]

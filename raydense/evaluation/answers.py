@@ -58,7 +58,7 @@ class RegexMatchers:
             return regex.compile(unicodedata.normalize("NFC", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
         except regex.error as error:
             what = f"answer {answer!r} of query {query_id!r} is not a regular expression ({error})"
-            raise InputError(what, where, "mend it, or take answers=token") from None
+            raise InputError(what, where, "fix it, or take answers=token") from None
 
     def _found(self, pattern: regex.Pattern[str], text: str) -> bool:
         if pattern.pattern in self.given_up:

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense import storage
-from raydense.data.artifact import Artifact, Draft, named_folder, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
 from raydense.errors import InputError
@@ -23,8 +22,9 @@ from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
-from raydense.progress import say
+from raydense.runtime.progress import say
 from raydense.settings import EvaluateSettings
+from raydense.storage.artifact import Artifact, Draft, named_folder, provenance
 
 _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 

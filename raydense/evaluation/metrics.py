@@ -42,10 +42,10 @@ def _parse_metric(name: str) -> ir_measures.Measure:
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
         known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii()}
-        mend = did_you_mean(word.lower(), known)
-        near = next((n for lower, n in known.items() if repr(lower) in mend), None)
-        mend = f"did you mean {near + name[len(word) :]!r}?" if near else f"known: {', '.join(sorted(set(known.values())))}"
-        raise InputError(f"unknown metric {name!r}", "metrics", mend) from None
+        fix = did_you_mean(word.lower(), known)
+        near = next((n for lower, n in known.items() if repr(lower) in fix), None)
+        fix = f"did you mean {near + name[len(word) :]!r}?" if near else f"known: {', '.join(sorted(set(known.values())))}"
+        raise InputError(f"unknown metric {name!r}", "metrics", fix) from None
     except (ValueError, AssertionError, SyntaxError):
         raise InputError(f"cannot read metric {name!r}", "metrics", "write it as ir-measures does: nDCG@10, R@100, P(rel=2)@5") from None
 

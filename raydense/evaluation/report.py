@@ -11,12 +11,12 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from raydense import storage
-from raydense.data.artifact import fingerprint_of, read_manifest
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
 from raydense.evaluation.runs import Asked, MeasuredRun
 from raydense.settings import EvaluateSettings
+from raydense.storage.artifact import fingerprint_of, read_manifest
 
 _DEEPEST = 12
 

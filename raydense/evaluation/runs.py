@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from raydense.data.artifact import Artifact
 from raydense.evaluation.metrics import Judgements, Measured
+from raydense.storage.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.artifact import fingerprint_of
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions
 from raydense.evaluation.metrics import Judgements
 from raydense.evaluation.runs import MeasuredRun
-from raydense.progress import say
+from raydense.runtime.progress import say
+from raydense.storage.artifact import fingerprint_of
 
 if TYPE_CHECKING:
     from raydense.models.dual_encoder import DualEncoder

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from raydense.data.artifact import Artifact
 from raydense.evaluation.report import significance_mark
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.table import metrics_of, piped
+from raydense.storage.artifact import Artifact
 
 Reports = Mapping[str, Mapping[str, Artifact]]
 

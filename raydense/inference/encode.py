@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.store import PassageStore
 from raydense.data.tables import write_arrow
 from raydense.inference.pipeline import (
@@ -26,6 +25,7 @@ from raydense.inference.pipeline import (
 )
 from raydense.inference.tokenising import tokenise_shard
 from raydense.settings import EncodeSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Draft, File
 from raydense.data.store import PassageStore
-from raydense.errors import InputError, mendable
+from raydense.errors import InputError, fixable
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
-from raydense.monitoring import show
-from raydense.progress import Progress, say
-from raydense.ray_session import autoscales, ensure_ray, joins_cluster, physical_cpus
+from raydense.runtime.metrics import show
+from raydense.runtime.progress import Progress, say
+from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
+from raydense.runtime.waiting import Waiting
 from raydense.settings import Spread
 from raydense.storage import local
-from raydense.waiting import Waiting
+from raydense.storage.artifact import Draft, File
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -126,7 +126,7 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
 
-    A part whose worker was killed is computed again by Ray. An error that a person can mend is raised here as it was raised
+    A part whose worker was killed is computed again by Ray. An error that a person can fix is raised here as it was raised
     there; any other comes as Ray wraps it. Neither is retried.
     """
     import ray.data
@@ -212,11 +212,11 @@ class _Actor:
 
 
 def _guarded(step: Callable[[], pa.Table]) -> pa.Table:
-    """What `step` gives, or a row with the error that a person can mend: Ray would lose its cause, and print its trace."""
+    """What `step` gives, or a row with the error that a person can fix: Ray would lose its cause, and print its trace."""
     try:
         return step()
     except (InputError, OSError) as error:
-        if mendable(error) is None:
+        if fixable(error) is None:
             raise
         return pa.table({_FAULT: [pickle.dumps(error)]})
 

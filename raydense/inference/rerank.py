@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance, read_manifest
 from raydense.data.store import store_of
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
@@ -35,6 +34,7 @@ from raydense.inference.pipeline import (
 )
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.settings import RerankSettings
+from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer

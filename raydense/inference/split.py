@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore
-from raydense.progress import Progress, say
+from raydense.runtime.progress import Progress, say
 from raydense.settings import SplitSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
 
 _ROWS = 8_192  # whose lengths are looked at together
 _CHARACTERS = 250_000  # of the documents that are cut together: more are no faster, and take more memory

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Draft
 from raydense.data.store import store_of
 from raydense.inference.pipeline import pack, token_columns
 from raydense.settings import EncodeSettings, GenerateSettings
+from raydense.storage.artifact import Draft
 
 Changes = tuple[tuple[str, Any], ...]
 

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import write_arrow
@@ -25,13 +24,14 @@ from raydense.errors import InputError
 from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
-from raydense.progress import Progress, say
-from raydense.search.search import check_model, query_encoder
+from raydense.retrieval.search import check_model, query_encoder
+from raydense.runtime.progress import Progress, say
 from raydense.settings import FilterSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
 
 if TYPE_CHECKING:
-    from raydense.search.merge import Hits
-    from raydense.search.pool import Queries
+    from raydense.retrieval.merge import Hits
+    from raydense.retrieval.pool import Queries
 
 REPORT = "report.md"
 _BLOCK = 2_048
@@ -120,7 +120,7 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
         raise InputError("has no queries", settings.generated, "give what `raydense generate` wrote")
     if not pending:
         return
-    from raydense.search.pool import SearchPool
+    from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
         prepare = query_encoder(settings.model) if settings.model else list

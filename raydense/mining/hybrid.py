@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.labels import Labels
@@ -15,6 +14,7 @@ from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact
 
 _DENOISED = 2  # the stream of the draw: other lots than those of the undenoised negatives, and of `label`
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense import storage
-from raydense.data.artifact import WORK, Artifact, Draft, provenance
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -27,8 +26,9 @@ from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
 from raydense.models.cross_encoder import refuse_untrained
-from raydense.progress import say
+from raydense.runtime.progress import say
 from raydense.settings import LabelSettings, RerankSettings
+from raydense.storage.artifact import WORK, Artifact, Draft, provenance
 
 BINS = 20
 REPORT = "report.md"

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.mining.negatives import Candidates
+from raydense.storage.artifact import Artifact
 
 _COLUMNS = ["positives", "negatives", "positive_scores", "negative_scores"]
 _PARTS_HELD = 4

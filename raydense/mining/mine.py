@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.mining.blocks import BLOCK_ROWS, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.hybrid import HybridMiner
 from raydense.mining.miner import Miner
-from raydense.monitoring import show
-from raydense.progress import Progress, say
+from raydense.runtime.metrics import show
+from raydense.runtime.progress import Progress, say
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
 
 
 def mine(settings: MineSettings) -> Artifact:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact
 
 _SOURCES = {"bm25": "bm25", "faiss": "dense", "dense": "dense"}
 

@@ -83,8 +83,8 @@ def weights_folder(folder: Path) -> Path:
         raise InputError("no config.json", inner, "give a model folder of Hugging Face or sentence-transformers")
     if not ((inner / "model.safetensors").is_file() or (inner / "model.safetensors.index.json").is_file()):
         if any(inner.glob("*.bin")):
-            mend = "load it with transformers where you trust it, and save_pretrained it: that writes safetensors"
-            raise InputError("its weights are a pickle, which can run code when read", inner, mend)
+            fix = "load it with transformers where you trust it, and save_pretrained it: that writes safetensors"
+            raise InputError("its weights are a pickle, which can run code when read", inner, fix)
         raise InputError("no weights (model.safetensors)", inner, "give a whole model folder")
     if not has_tokenizer(inner):
         raise InputError("no tokenizer (tokenizer.json)", inner, "save the model's tokenizer beside it")
@@ -179,8 +179,8 @@ def _sentence_transformers_config(folder: Path, limit: int) -> EncoderConfig:
     modules = _modules(folder)
     kinds = [str(m["type"]).rsplit(".", 1)[-1] for m in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        mend = "a Transformer, a Pooling and perhaps a Normalize are what can be read"
-        raise InputError(f"is made of {', '.join(kinds)}", folder / "modules.json", mend)
+        fix = "a Transformer, a Pooling and perhaps a Normalize are what can be read"
+        raise InputError(f"is made of {', '.join(kinds)}", folder / "modules.json", fix)
     inner = folder / str(modules[0]["path"])
     text = _said(inner / "sentence_bert_config.json")
     if text.get("do_lower_case") and not _said(inner / "tokenizer_config.json").get("do_lower_case"):

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.search.asking import Answer, Queries
-from raydense.search.merge import Hits
-from raydense.search.named import pool_status, pools
-from raydense.search.pool import SearchPool
-from raydense.search.search import PassageIds, check_model, query_encoder
+from raydense.retrieval.asking import Answer, Queries
+from raydense.retrieval.merge import Hits
+from raydense.retrieval.named import pool_status, pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.search import PassageIds, check_model, query_encoder
 from raydense.serving.question import Question
 from raydense.settings import ServeSettings
+from raydense.storage.artifact import Artifact
 
 _IDLE_S = 600.0  # after which a pool ends that was started for an app whose processes are all gone
 _AWAKE_S = 60.0  # between two calls that tell a pool that its app is there

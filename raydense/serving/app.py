@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from ray import serve
 
 from raydense.errors import InputError
-from raydense.ray_session import quiet_data
+from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering, Reply, Unavailable
 from raydense.serving.port import keep_port_inside
 from raydense.serving.question import Question

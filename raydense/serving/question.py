@@ -8,13 +8,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from raydense.errors import InputError
-from raydense.settings import Form, setting
+from raydense.settings import BaseSettings, setting
 
 _EXAMPLE = 'send {"queries": ["..."], "k": 10}'
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
-class Question(Form):
+class Question(BaseSettings):
     """Some queries, with how many passages of each are wanted."""
 
     queries: list[Text] | None = setting(None, "the queries, at most 256", min_length=1, max_length=256)

@@ -13,14 +13,14 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from raydense.data.artifact import Artifact
 from raydense.errors import InputError
-from raydense.ray_session import ensure_ray, joins_cluster
-from raydense.search.named import close_pool
-from raydense.search.search import check_model
+from raydense.retrieval.named import close_pool
+from raydense.retrieval.search import check_model
+from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
 from raydense.settings import ServeSettings
+from raydense.storage.artifact import Artifact
 
 
 @contextmanager

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.settings import Training
+from raydense.storage.artifact import Artifact
 
 Ints = NDArray[np.int64]
 
@@ -150,8 +150,8 @@ def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: Passag
     )
     _refuse_short(table, "positives", 1, path, "no positive", "remove them, or give qrels with relevance of at least 1")
     if negatives:
-        mend = f"lower --negatives (now {negatives}), or mine again with --shortage drop"
-        _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", mend)
+        fix = f"lower --negatives (now {negatives}), or mine again with --shortage drop"
+        _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", fix)
     for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):
         _refuse_outside(table, name, lists, len(store), path)
     return examples
@@ -167,12 +167,12 @@ def _of_qrels(path: str | os.PathLike[str], store: PassageStore) -> pa.Table:
     return grouped.append_column("negatives", none)
 
 
-def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: str, mend: str) -> None:
+def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: str, fix: str) -> None:
     short = pc.less(pc.fill_null(pc.list_value_length(table[name]), 0), least)
     count = pc.sum(short).as_py() or 0
     if count:
         first = table["query_id"].filter(short)[0].as_py()
-        raise InputError(f"{count:,} of {table.num_rows:,} queries have {what}, the first is {first!r}", path, mend)
+        raise InputError(f"{count:,} of {table.num_rows:,} queries have {what}, the first is {first!r}", path, fix)
 
 
 def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: object) -> None:

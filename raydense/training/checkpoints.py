@@ -20,8 +20,8 @@ from torch import Tensor
 
 from raydense.errors import InputError
 from raydense.settings import Training
-from raydense.shared import Shared
 from raydense.storage import write_whole
+from raydense.storage.shared import Shared
 from raydense.training.engine import Engine, Precision, tied
 
 RUN = "run"
@@ -107,7 +107,7 @@ def keep_registered(shared: Shared) -> None:
             os.utime(kept, ns=(written, written))
 
 
-def mend_registered(shared: Shared) -> None:
+def fix_registered(shared: Shared) -> None:
     """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
 
     With neither, the training begins anew: Ray itself would refuse the folder for ever.

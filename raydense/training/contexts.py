@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, Rows, hash_strings
 from raydense.errors import InputError
-from raydense.progress import say
+from raydense.runtime.progress import say
 from raydense.settings import PretrainSettings
 from raydense.training.batches import Examples, Ragged
 

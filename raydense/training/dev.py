@@ -26,7 +26,7 @@ from raydense.models.joint import JointModel
 from raydense.models.tokens import Tokens
 from raydense.settings import TrainSettings
 from raydense.training.engine import Engine
-from raydense.training.objectives import Texts, pad
+from raydense.training.methods import Texts, pad
 
 METRIC, OF_RERANKER = "mrr@10", "reranker mrr@10"
 _DEPTH = 20
@@ -149,8 +149,8 @@ class Dev:
             scores = self._retriever_scores(engine) if isinstance(self.model, DualEncoder) else self._reranker_scores(engine)
         engine.module.train()
         if np.isnan(scores).any():
-            mend = "lower --lr, clip the gradient with --clip, or give --precision fp32"
-            raise InputError("the dev scores are not numbers", "train", mend)
+            fix = "lower --lr, clip the gradient with --clip, or give --precision fp32"
+            raise InputError("the dev scores are not numbers", "train", fix)
         return mrr_at_10(scores, self.dev.relevant)
 
     def _retriever_scores(self, engine: Engine) -> NDArray[np.float32]:

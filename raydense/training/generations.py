@@ -14,11 +14,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydense.data.artifact import MANIFEST, WORK
 from raydense.errors import InputError
 from raydense.settings import Training, TrainSettings
-from raydense.shared import Shared
 from raydense.storage import exists, join
+from raydense.storage.artifact import MANIFEST, WORK
+from raydense.storage.shared import Shared
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import write_weights
 
@@ -50,8 +50,8 @@ class Generations:
         generations = cls(output, steps, every, behind, settings.refresh_only_changed)
         if not generations.last:
             what = f"{steps:,} steps end before new negatives would be learned from, at step {generations.starts(1):,} in mode"
-            mend = "train longer (--epochs, --max-steps), or refresh more often"
-            raise InputError(f"{what} {settings.refresh_mode}", "refresh_every", mend)
+            fix = "train longer (--epochs, --max-steps), or refresh more often"
+            raise InputError(f"{what} {settings.refresh_mode}", "refresh_every", fix)
         return generations
 
     def at(self, step: int) -> int:
@@ -151,7 +151,7 @@ class Generations:
         while not self.made(number):
             fault = self._shared.read(_FAULT)
             if fault is not None:
-                raise InputError(fault, "refresh", "mend it, and run the same command again")
+                raise InputError(fault, "refresh", "fix it, and run the same command again")
             time.sleep(self.look_every_s)
         return time.monotonic() - begun
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from raydense import storage
 from raydense.errors import StorageError
-from raydense.shared import Shared
+from raydense.storage.shared import Shared
 
 HISTORY = "history.jsonl"
 EVENTS = "logs/events.out.tfevents.0.raydense"  # TensorBoard wants its files in a folder

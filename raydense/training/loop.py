@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.ray_session import physical_cpus
+from raydense.runtime.session import physical_cpus
 from raydense.settings import PretrainSettings, Training
-from raydense.shared import Shared
+from raydense.storage.shared import Shared
 from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.contexts import Contexts
@@ -25,8 +25,8 @@ from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
+from raydense.training.methods import Batch, Texts, load_model, objective_of
 from raydense.training.micro_batch import find_micro_batch
-from raydense.training.objectives import Batch, Texts, load_model, objective_of
 from raydense.training.prefetch import prefetched
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
@@ -52,7 +52,7 @@ class Job:
 
 
 def train_worker(job: Job) -> dict[str, Any]:
-    """Run one worker. What a person must mend is returned as `fault`, not raised: Ray Train would try it again."""
+    """Run one worker. What a person must fix is returned as `fault`, not raised: Ray Train would try it again."""
     from ray.train import get_context
     from ray.train.torch import get_device
 

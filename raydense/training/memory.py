@@ -31,7 +31,7 @@ from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.models.weights import without_reading
 from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import DTYPES, choose_precision
-from raydense.training.objectives import load_model, objective_of
+from raydense.training.methods import load_model, objective_of
 from raydense.training.step import checkpoint_activations, pieces_of, texts_of
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.

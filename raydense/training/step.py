@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from raydense.errors import InputError
 from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import Engine
-from raydense.training.objectives import Batch, Metrics, Objective, Outputs
+from raydense.training.methods import Batch, Metrics, Objective, Outputs
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]
@@ -102,8 +102,8 @@ def checkpoint_activations(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             if not part.supports_gradient_checkpointing:
-                mend = "leave it out; micro_batch saves memory too"
-                raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", mend)
+                fix = "leave it out; micro_batch saves memory too"
+                raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", fix)
             part.gradient_checkpointing_enable({"use_reentrant": False})
 
 

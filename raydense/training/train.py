@@ -16,36 +16,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raydense.data.artifact import MANIFEST, Artifact, Draft, provenance
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
-from raydense.errors import InputError, StorageError, mendable
+from raydense.errors import InputError, StorageError, fixable
 from raydense.models.joint import JointModel
-from raydense.monitoring import show
-from raydense.progress import Progress, say
-from raydense.ray_session import joins_cluster
+from raydense.runtime.metrics import show
+from raydense.runtime.progress import Progress, say
+from raydense.runtime.session import joins_cluster
+from raydense.runtime.waiting import Waiting
 from raydense.settings import PretrainSettings, Training, TrainSettings
-from raydense.shared import Shared
 from raydense.storage import join
+from raydense.storage.artifact import MANIFEST, Artifact, Draft, provenance
+from raydense.storage.shared import Shared
 from raydense.training.batches import Sampler
+from raydense.training.capacity import require_room, workers_wait
 from raydense.training.checkpoints import (
     RUN,
+    fix_registered,
     keep_registered,
     load_weights,
-    mend_registered,
     newest_state,
     refuse_other_workers,
 )
 from raydense.training.dev import METRIC, DevSet, read_dev_sets
+from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, Follower, read_history
 from raydense.training.loop import FOUND, Job, read_data, train_worker
-from raydense.training.maker import MakeGeneration, Maker
+from raydense.training.methods import load_model, objective_of
 from raydense.training.micro_batch import refuse_too_little
-from raydense.training.objectives import load_model, objective_of
-from raydense.training.room import require_room, workers_wait
 from raydense.training.tracking import Send, tracking
-from raydense.waiting import Waiting
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
@@ -57,7 +57,7 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     """Train, or pre-train, and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
 
     Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it. Where the settings ask for
-    new hard negatives while it trains, `make` makes them: `raydense.mining.refresh`, which calls this.
+    new hard negatives while it trains, `make` makes them: `raydense.refresh.refresh`, which calls this.
     InputError on bad inputs, or on a loss that is not finite.
     """
     verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
@@ -98,11 +98,11 @@ def _run(settings: Training, draft: Draft, shared: Shared, make: MakeGeneration 
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         job = Job(settings, start, shared, steps, dev, generations, steps)
-        with Maker(make, settings, start, generations) as maker:
+        with GenerationBuilder(make, settings, start, generations) as maker:
             return _train(job, gpu, state.step if state else 0, send, maker)
 
 
-def _train(job: Job, gpu: bool, done: int, send: Send, maker: Maker) -> dict[str, Any]:
+def _train(job: Job, gpu: bool, done: int, send: Send, maker: GenerationBuilder) -> dict[str, Any]:
     """Train to the last step, and return what worker 0 says of it.
 
     Where the training waits for new negatives, its workers end at each boundary, and their GPUs are free for what makes these.
@@ -131,7 +131,7 @@ class _Followed:
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and was not told of yet
         self._output = Path(job.generations.output).name
 
-    def run(self, job: Job, gpu: bool, maker: Maker, progress: Progress) -> dict[str, Any]:
+    def run(self, job: Job, gpu: bool, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome.
 
         Ray gives up after so many failures, however far it came between them, and at once where its controller is killed: what
@@ -148,15 +148,15 @@ class _Followed:
                 before, at = at, _checkpointed(job)
                 lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
                 lost = lost if at == before else 0
-                if mendable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
+                if fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
                     raise
                 say(f"train: its workers were lost, and it goes on from step {at:,}")
 
-    def _once(self, fit: _Fit, maker: Maker, progress: Progress) -> dict[str, Any]:
+    def _once(self, fit: _Fit, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         import ray
 
         self._shared.remove(FOUND)
-        mend_registered(self._shared)
+        fix_registered(self._shared)
         fit.start()
         job = ray.get_runtime_context().get_job_id()
         with Waiting("train", lambda: workers_wait(job)):

@@ -26,7 +26,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from raydense.cli import app
 from raydense.errors import InputError
-from raydense.pipeline import VERBS, Recipe
+from raydense.recipes.recipe import VERBS, Recipe
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["aws.yaml", "gcp.yaml"]

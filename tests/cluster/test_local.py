@@ -17,19 +17,19 @@ import torch
 from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
 
-from raydense.data.artifact import Artifact
 from raydense.inference.generate import generate
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_generator
-from raydense.search.vectors import Vectors
+from raydense.retrieval.vectors import Vectors
 from raydense.settings import GenerateSettings
+from raydense.storage.artifact import Artifact
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
 WATCH = """
 import sys, threading, time
 import ray
-from raydense.ray_session import ensure_ray
+from raydense.runtime.session import ensure_ray
 
 def nodes():
     return sum(node["Alive"] for node in ray.nodes())
@@ -55,9 +55,9 @@ ENCODE_AND_SEARCH = """
 import numpy as np
 from raydense.errors import InputError
 from raydense.inference.encode import encode
-from raydense.search.index import index
-from raydense.search.pool import SearchPool
-from raydense.search.vectors import Vectors
+from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.vectors import Vectors
 from raydense.settings import EncodeSettings, IndexSettings
 
 nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32")))

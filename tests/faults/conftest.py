@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from raydense.ray_session import ensure_ray
+from raydense.runtime.session import ensure_ray
 
 
 @pytest.fixture(scope="module")

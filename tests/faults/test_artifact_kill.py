@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.errors import InputError
+from raydense.storage.artifact import Artifact, Draft
 
 SCRIPT = """
 import sys
-from raydense.data.artifact import Draft
+from raydense.storage.artifact import Draft
 draft = Draft.open(sys.argv[1], "run", {"of": 1})
 skipped = draft.committed()
 print("skips", len(skipped), flush=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydense.data.artifact import Draft, fingerprint_of
 from raydense.data.generated import commit_queries
 from raydense.mining.consistency import filter_queries
-from raydense.search.index import index
+from raydense.retrieval.index import index
 from raydense.settings import FilterSettings, IndexSettings
+from raydense.storage.artifact import Draft, fingerprint_of
 from tests.inference_world import file_bytes, make_corpus
 from tests.killing import kill_once_committed
 

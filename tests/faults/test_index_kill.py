@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from embeddings import write_corpus, write_embeddings
 
-from raydense.data.artifact import Artifact
+from raydense.storage.artifact import Artifact
 
 SHARDS = 40
 _JOB = """
 import json, sys
-from raydense.search.index import index
+from raydense.retrieval.index import index
 from raydense.settings import IndexSettings
 for settings in json.loads(sys.argv[1]):
     index(IndexSettings.read(settings))

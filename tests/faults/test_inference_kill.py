@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from raydense.data.artifact import Artifact
 from raydense.inference.encode import encode
 from raydense.inference.generate import generate
 from raydense.models.tiny import make_tiny_generator
 from raydense.settings import EncodeSettings, GenerateSettings
+from raydense.storage.artifact import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 
 SHARDS = 20
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"encode": EncodeSettings, "generate": GenerateSettin
 MAKE: dict[str, Any] = {"encode": encode, "generate": generate}
 DRIVER = """
 import json, sys
-from raydense.pipeline import VERBS
+from raydense.recipes.recipe import VERBS
 verb, given = sys.argv[1], json.loads(sys.argv[2])
 VERBS[verb].run(VERBS[verb].settings(**given))
 """

@@ -15,13 +15,13 @@ from embeddings import write_corpus
 from killing import heeds_ctrl_c
 from nodes import free_ports
 
-from raydense.search.index import index
+from raydense.retrieval.index import index
 from raydense.settings import IndexSettings
 from tests.s3_server import with_environment
 
 LOOK = """
 import json, os, psutil, ray, subprocess, sys
-from raydense.ray_session import ensure_ray
+from raydense.runtime.session import ensure_ray
 
 ensure_ray()
 ray.get([ray.remote(lambda: None).remote() for _ in range(2)])
@@ -29,7 +29,7 @@ processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 found = []
 for process in processes:
     found += [[process.name(), of.laddr.ip] for of in process.net_connections("inet") if of.status == psutil.CONN_LISTEN]
-join = "from raydense.ray_session import ensure_ray; ensure_ray(); import ray; print(ray.nodes()[0]['NodeID'])"
+join = "from raydense.runtime.session import ensure_ray; ensure_ray(); import ray; print(ray.nodes()[0]['NodeID'])"
 at = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 joined = subprocess.run([sys.executable, "-c", join], env=at, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
 print(json.dumps({"found": found, "node": ray.nodes()[0]["NodeID"], "joined": joined.stdout.strip()}))

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.mining.mine import mine
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact, Draft
 
 QUERIES, DEPTH, PASSAGES = 12_000, 100, 3_000
 MINE = """

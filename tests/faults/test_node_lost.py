@@ -23,8 +23,8 @@ SHARDS = 16
 DRIVER = """
 import json, os, sys
 import ray
-from raydense.pipeline import VERBS
-from raydense.ray_session import quiet_data
+from raydense.recipes.recipe import VERBS
+from raydense.runtime.session import quiet_data
 machine, given = sys.argv[1], json.loads(sys.argv[2])
 if machine:
     ray.init(os.environ["RAY_ADDRESS"], _temp_dir=machine, log_to_driver=False, logging_level="WARNING")

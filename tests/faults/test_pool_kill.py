@@ -14,11 +14,11 @@ import pytest
 import ray
 from search_versions import ask_at_once, kill_one, make_versions, start_callers
 
-from raydense.ray_session import ensure_ray
-from raydense.search.pool import SearchPool
+from raydense.retrieval.pool import SearchPool
+from raydense.runtime.session import ensure_ray
 
 CALLS = 400
-SWAP = "import sys; from raydense.search.pool import SearchPool; SearchPool.connect('killed').swap(sys.argv[1])"
+SWAP = "import sys; from raydense.retrieval.pool import SearchPool; SearchPool.connect('killed').swap(sys.argv[1])"
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 from search_versions import K, make_versions
 
-from raydense.search.pool import SearchPool
+from raydense.retrieval.pool import SearchPool
 
 NODE = {"num_cpus": 4, "memory": 4 * 2**30, "object_store_memory": 100 * 2**20}
 

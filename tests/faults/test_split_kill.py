@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.inference.split import split
 from raydense.settings import SplitSettings
+from raydense.storage.artifact import Artifact, Draft
 
 DOCUMENTS = 20_000
 SPLIT = """

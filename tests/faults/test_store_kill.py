@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from raydense import storage
-from raydense.data.artifact import Artifact
 from raydense.inference.encode import encode
-from raydense.pipeline import Recipe, run
+from raydense.recipes.recipe import Recipe, run
+from raydense.recipes.suite import Suite, run_suite, write_tables
+from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep
+from raydense.recipes.sweep import write_tables as write_sweep
 from raydense.settings import EncodeSettings, SuiteSettings
-from raydense.suite import Suite, run_suite, write_tables
-from raydense.sweep import Sweep, plan_sweep, run_sweep
-from raydense.sweep import write_tables as write_sweep
+from raydense.storage.artifact import Artifact
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, s3_server, with_environment
 
@@ -44,7 +44,7 @@ sweep: {found.k: [2, 10]}
 FAULTS = {7: "500", 19: "slow", 31: "reset", 43: "cut"}
 ENCODE = """
 import json, sys
-from raydense.pipeline import VERBS
+from raydense.recipes.recipe import VERBS
 VERBS["encode"].run(VERBS["encode"].settings(**json.loads(sys.argv[1])))
 """
 pytestmark = pytest.mark.usefixtures("own_ray")

@@ -14,8 +14,8 @@ from nodes import Nodes, several_nodes
 from training_data import TrainingData, make_training_data
 
 from raydense import storage
-from raydense.data.artifact import Artifact
-from raydense.mining.refresh import train
+from raydense.refresh.refresh import train
+from raydense.storage.artifact import Artifact
 from raydense.training.history import HISTORY, Follower
 from tests.s3_server import BUCKET, environment, s3_server
 
@@ -24,7 +24,7 @@ OUTPUT = f"s3://{BUCKET}/model"
 EVERY, STEPS = 8, 24
 RUN = """
 import json, sys
-from raydense.mining.refresh import train
+from raydense.refresh.refresh import train
 from raydense.settings import TrainSettings
 train(TrainSettings(**json.loads(sys.argv[1])))
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from training_data import TrainingData, make_training_data
 
-from raydense.data.artifact import Artifact
+from raydense.storage.artifact import Artifact
 from raydense.training.history import Follower
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from raydense.data.artifact import Artifact
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
@@ -17,6 +16,7 @@ from raydense.models.generator import Generator, decode
 from raydense.models.sampling import mixed, sample_queries
 from raydense.models.tiny import make_tiny_generator
 from raydense.settings import GenerateSettings
+from raydense.storage.artifact import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 
 PASSAGES, EACH = 130, 3

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from raydense.data.artifact import Artifact, Draft, fingerprint_of
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.sample import make_sample
 from raydense.data.store import CorpusWriter, PassageStore
@@ -18,9 +17,10 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.consistency import filter_queries
 from raydense.models.tiny import make_tiny_encoder
-from raydense.search.index import index
-from raydense.search.search import query_encoder, search
+from raydense.retrieval.index import index
+from raydense.retrieval.search import query_encoder, search
 from raydense.settings import FilterSettings, IndexSettings, PretrainSettings, SampleSettings, SearchSettings
+from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 from raydense.training.contexts import Contexts
 from tests.embeddings import write_corpus, write_embeddings
 from tests.inference_world import file_bytes, write_table

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Artifact
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import rerank
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.settings import LabelSettings, MineSettings, RerankSettings
+from raydense.storage.artifact import Artifact
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 QUERIES, K, DEPTH, PASSAGES = 9, 14, 12, 80

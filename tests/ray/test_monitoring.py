@@ -15,9 +15,9 @@ from inference_world import make_corpus, make_retriever
 from search_versions import until
 
 from raydense.inference.encode import encode
-from raydense.monitoring import GAUGES, TIMES, show
-from raydense.search.index import index
-from raydense.search.pool import SearchPool
+from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
+from raydense.runtime.metrics import GAUGES, TIMES, show
 from raydense.settings import EncodeSettings, IndexSettings
 
 

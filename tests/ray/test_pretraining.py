@@ -11,12 +11,12 @@ import torch
 from training_data import TrainingData, make_training_data
 from transformers import AutoModel
 
-from raydense.data.artifact import Draft
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.settings import PretrainSettings
+from raydense.storage.artifact import Draft
 from raydense.training.train import train
 
 

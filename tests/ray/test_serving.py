@@ -24,15 +24,15 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 from search_versions import until
 
-from raydense.data.artifact import Artifact, fingerprint_of
 from raydense.models.tiny import make_tiny_encoder
-from raydense.search.index import index
-from raydense.search.named import close_pool, pool_status, pools
-from raydense.search.pool import SearchPool
-from raydense.search.search import query_encoder
+from raydense.retrieval.index import index
+from raydense.retrieval.named import close_pool, pool_status, pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.search import query_encoder
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
 from raydense.settings import IndexSettings, ServeSettings
+from raydense.storage.artifact import Artifact, fingerprint_of
 
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) + f" {i}" for i in range(200)]
 K = 7

@@ -17,9 +17,9 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
 from raydense.models.dual_encoder import DualEncoder
-from raydense.search.search import query_encoder
+from raydense.recipes.suite import Suite, run_suite, write_tables
+from raydense.retrieval.search import query_encoder
 from raydense.settings import EvaluateSettings, ImportSettings, SuiteSettings
-from raydense.suite import Suite, run_suite, write_tables
 
 METRICS = ["nDCG@10", "RR(rel=2)@10", "R(rel=2)@20"]
 

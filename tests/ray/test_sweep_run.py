@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raydense.pipeline import state
-from raydense.ray_session import SHARERS
-from raydense.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.recipes.recipe import state
+from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.runtime.session import SHARERS
 
 RECIPE = """
 stages:

@@ -21,13 +21,14 @@ from search_versions import until
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from training_data import TrainingData, make_training_data
 
-from raydense import ray_session, waiting
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
-from raydense.errors import InputError, mendable
+from raydense.errors import InputError, fixable
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training import room
+from raydense.runtime import session as ray_session
+from raydense.runtime import waiting
+from raydense.storage.artifact import Artifact
+from raydense.training import capacity as room
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
 from raydense.training.train import train
@@ -223,7 +224,7 @@ def test_other_objectives_learn(data: TrainingData, tmp_path: Path, objective: s
 def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the loss is nan at step") as caught:
         train(data.settings(tmp_path / "model", lr=1e30, clip=0.0, max_steps=20, log_every=2))
-    assert mendable(caught.value) is not None
+    assert fixable(caught.value) is not None
     assert not (tmp_path / "model/manifest.json").exists()
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from raydense import waiting
 from raydense.inference.encode import encode
-from raydense.search.index import index
+from raydense.retrieval.index import index
+from raydense.runtime import waiting
 from raydense.settings import EncodeSettings, IndexSettings
 from tests.inference_world import make_corpus, make_retriever
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydense.cli import main
-from raydense.pipeline import VERBS
+from raydense.recipes.recipe import VERBS
 
 ROOT = Path(__file__).parents[2]
 

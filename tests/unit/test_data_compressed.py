@@ -1,4 +1,4 @@
-"""Packed files: gzip is read as what it holds, whatever the family; other packings are named, with the mend."""
+"""Packed files: gzip is read as what it holds, whatever the family; other packings are named, with the fix."""
 
 import bz2
 import gzip
@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Artifact
 from raydense.data.importing import import_dataset
 from raydense.errors import InputError
 from raydense.settings import ImportSettings
+from raydense.storage.artifact import Artifact
 
 PASSAGE = {"docid": "p1", "title": "T", "text": "good"}
 LEGACY = {"query_id": "q1", "query": "who?", "positive_passages": [PASSAGE], "negative_passages": [{**PASSAGE, "docid": "p2"}]}

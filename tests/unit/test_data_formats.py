@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.exporting import export
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
@@ -22,6 +21,7 @@ from raydense.data.store import CorpusWriter, PassageStore, hash_strings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.settings import ExportSettings, ImportSettings
+from raydense.storage.artifact import Artifact, Draft
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

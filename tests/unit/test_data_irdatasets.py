@@ -9,7 +9,7 @@ import pytest
 
 from raydense.data.formats.irdatasets import fetched, title_and_text
 from raydense.data.formats.lines import refuse_blank
-from raydense.errors import InputError, mendable
+from raydense.errors import InputError, fixable
 
 
 @pytest.mark.parametrize("texts", [["who", None], ["who", "  "], [None, None]])
@@ -84,7 +84,7 @@ def test_a_download_that_fails_is_one_line() -> None:
 def test_a_full_disk_while_downloading_stays_one() -> None:
     with pytest.raises(OSError, match="No space") as caught:
         list(fetched("beir/scifact", lambda: broken(OSError(errno.ENOSPC, "No space left on device", "/cache/f"))))
-    assert mendable(caught.value) == (1, "/cache/f: no space left; free some and run again, what was committed is kept")
+    assert fixable(caught.value) == (1, "/cache/f: no space left; free some and run again, what was committed is kept")
 
 
 def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pytest
 import Stemmer
 
-from raydense.data.artifact import Artifact
 from raydense.data.sample import FACTS, World, make_sample
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.settings import SampleSettings
+from raydense.storage.artifact import Artifact
 
 SMALL = {"passages": 700, "train_queries": 300, "dev_queries": 20, "test_queries": 40}
 

@@ -1,4 +1,4 @@
-"""What a person can mend is found wherever it is wrapped, and is one line."""
+"""What a person can fix is found wherever it is wrapped, and is one line."""
 
 import errno
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.errors import InputError, did_you_mean, mendable
+from raydense.errors import InputError, did_you_mean, fixable
 
 
 class Wrapped(Exception):
@@ -20,21 +20,21 @@ class Wrapped(Exception):
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
-def test_always_one_line(what, where, mend):
-    assert len(str(InputError(what, where, mend)).splitlines()) <= 1
+def test_always_one_line(what, where, fix):
+    assert len(str(InputError(what, where, fix)).splitlines()) <= 1
 
 
 def test_found_through_causes_and_groups():
     deep = InputError("empty text", "corpus.jsonl:3", "fill it")
     outer = RuntimeError("the stage failed")
     outer.__cause__ = Wrapped(deep)
-    assert mendable(outer) == (2, "corpus.jsonl:3: empty text; fill it")
-    assert mendable(ExceptionGroup("many", [ValueError("x"), deep])) == (2, str(deep))
+    assert fixable(outer) == (2, "corpus.jsonl:3: empty text; fill it")
+    assert fixable(ExceptionGroup("many", [ValueError("x"), deep])) == (2, str(deep))
 
 
 def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
-    assert mendable(OSError(errno.ENOSPC, "No space left on device", "/out/f"))[0] == 1
-    assert mendable(PermissionError(errno.EACCES, "Permission denied", "/out/f")) == (
+    assert fixable(OSError(errno.ENOSPC, "No space left on device", "/out/f"))[0] == 1
+    assert fixable(PermissionError(errno.EACCES, "Permission denied", "/out/f")) == (
         2,
         "/out/f: permission denied; choose a folder that you may write",
     )
@@ -43,11 +43,11 @@ def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
 def test_a_file_over_the_limit_is_1_and_one_line(tmp_path):
     script = (
         "import pathlib, resource, signal, sys\n"
-        "from raydense.errors import mendable\n"
+        "from raydense.errors import fixable\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))\n"
         "try: pathlib.Path(sys.argv[1]).write_bytes(b'x' * 2_000)\n"
-        "except OSError as error: print(*mendable(error))\n"
+        "except OSError as error: print(*fixable(error))\n"
     )
     run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "f")], capture_output=True, text=True, check=True)
     said = "larger than a file may be here; raise the limit (ulimit -f) and run again, what was committed is kept"
@@ -58,11 +58,11 @@ def test_a_file_where_a_folder_is_wanted_is_2(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
         (tmp_path / "file" / "out").mkdir()
-    assert mendable(caught.value) == (2, f"{tmp_path}/file/out: not a directory; give another path")
+    assert fixable(caught.value) == (2, f"{tmp_path}/file/out: not a directory; give another path")
 
 
 def test_anything_else_is_not_mendable():
-    assert mendable(ValueError("a fault of ours")) is None
+    assert fixable(ValueError("a fault of ours")) is None
 
 
 def test_the_nearest_word_or_all():

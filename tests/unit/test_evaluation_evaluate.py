@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -19,6 +18,7 @@ from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.table import comparison_table
 from raydense.settings import EvaluateSettings
+from raydense.storage.artifact import Artifact, Draft
 
 EVIL = "<script>alert('x')</script> & \"more\""
 TEXTS = ["Paris is the capital of France.", f"Rome {EVIL}", "Berlin, since 1990", "x " * 300 + "Rome at last", "Oslo", "Bern"]

@@ -152,8 +152,8 @@ def test_a_missing_query_counts_0_and_an_unjudged_one_nothing():
 
 
 def test_bad_metrics_and_runs_say_what_to_do():
-    for name, mend in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
-        with pytest.raises(InputError, match=f"did you mean {mend}"):
+    for name, fix in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
+        with pytest.raises(InputError, match=f"did you mean {fix}"):
             parse_metrics([name])
     for name in ("R", "R@", "nDCG@x"):
         with pytest.raises(InputError, match="write it as ir-measures does"):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Draft
 from raydense.errors import InputError
 from raydense.inference.encode import ShardEncoder
 from raydense.inference.generate import ShardWriter
 from raydense.inference.pipeline import Layout, precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.settings import EncodeSettings, GenerateSettings, RerankSettings
+from raydense.storage.artifact import Draft
 
 CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}

@@ -10,13 +10,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from raydense.cli import main
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.sample import make_sample
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.inference.split import split
 from raydense.models.dual_encoder import DualEncoder
 from raydense.settings import SampleSettings, SplitSettings
+from raydense.storage.artifact import Artifact, Draft
 
 DOCUMENTS = [
     {

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from inference_world import make_corpus, make_queries, make_reranker, make_retriever, write_table
 
-from raydense.data.artifact import Artifact, Draft, fingerprint_of
 from raydense.data.store import PassageStore, store_of
 from raydense.inference.encode import _load_tokenizer
 from raydense.inference.pipeline import tokens_of, unpack
@@ -18,6 +17,7 @@ from raydense.inference.rerank import tokenise_block
 from raydense.inference.tokenising import tokenise_shard
 from raydense.models.tokenizer import load_tokenizer
 from raydense.settings import EncodeSettings, RerankSettings
+from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 
 
 @pytest.fixture(scope="module")

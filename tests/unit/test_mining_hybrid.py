@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raydense.mining.mine as mining
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
 
 Labels = dict[str, tuple[list[tuple[int, float]], list[tuple[int, float]]]]

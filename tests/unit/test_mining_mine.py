@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raydense.mining.mine as mining
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
 from raydense.mining.negatives import draw
 from raydense.settings import MineSettings
+from raydense.storage.artifact import Artifact
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
 
 

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from raydense.errors import InputError
-from raydense.losses import masked_tokens, span_contrastive
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.losses import masked_tokens, span_contrastive
 from raydense.models.masking import NOT_MASKED
 from raydense.models.mlm_head import input_embeddings
 from raydense.models.pretraining import Condenser, CotMae, PretrainModel, run_layers

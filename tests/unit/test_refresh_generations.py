@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_data import TrainingData, make_training_data, write_examples
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.mining.refresh import _positives, _renewed
+from raydense.refresh.refresh import _positives, _renewed
 from raydense.settings import TrainSettings
+from raydense.storage.artifact import Artifact, Draft
 from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
 

@@ -11,11 +11,11 @@ import pytest
 
 import raydense
 from raydense.cli import main
-from raydense.data.artifact import Artifact, Draft, provenance
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
-from raydense.pipeline import Recipe
+from raydense.recipes.recipe import Recipe
 from raydense.settings import EncodeSettings, SearchSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
 
 PASSWORD = "a-very-secret-word"
 READS_PICKLE = {"load", "loads", "Unpickler", "read_pickle"}

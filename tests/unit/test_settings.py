@@ -2,10 +2,10 @@
 
 import pytest
 
-from raydense.data.artifact import Draft
 from raydense.errors import InputError
-from raydense.pipeline import VERBS
+from raydense.recipes.recipe import VERBS
 from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, SearchSettings, TrainSettings
+from raydense.storage.artifact import Draft
 
 TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
 

@@ -12,13 +12,13 @@ import torch
 
 from raydense import storage
 from raydense.errors import InputError
-from raydense.shared import Shared
+from raydense.storage.shared import Shared
 from raydense.training.checkpoints import (
     RUN,
     State,
+    fix_registered,
     keep_registered,
     load_weights,
-    mend_registered,
     newest_state,
     refuse_other_precision,
     save_weights,
@@ -100,10 +100,10 @@ def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_pa
     for torn in ("", whole[:-10], whole.replace("5", "9")):
         shared.write(LISTED, torn)
         keep_registered(shared)
-        mend_registered(shared)
+        fix_registered(shared)
         assert shared.read(LISTED) == whole
     (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
-    mend_registered(shared)
+    fix_registered(shared)
     assert not shared.has(LISTED), "with no list left that is true, it begins anew"
 
 
@@ -111,10 +111,10 @@ def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Shared) -> Non
     checkpoint(shared, State("fp32", step=5))
     whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
     shared.write(LISTED, whole)
-    mend_registered(shared)
+    fix_registered(shared)
     assert shared.read(LISTED) == whole
     shared.remove(f"{RUN}/checkpoint_5")
-    mend_registered(shared)
+    fix_registered(shared)
     assert not shared.has(LISTED)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydense.data.artifact import Draft
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.settings import PretrainSettings
+from raydense.storage.artifact import Draft
 from raydense.training.contexts import Contexts
 
 # Documents of four, one, two and three passages, not all together; a file holds four.

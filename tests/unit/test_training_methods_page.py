@@ -15,8 +15,8 @@ from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.engine import TorchEngine
-from raydense.training.objectives import Texts
-from raydense.training.objectives.retriever import Retriever
+from raydense.training.methods import Texts
+from raydense.training.methods.retriever import Retriever
 from raydense.training.step import forward_and_backward
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"

@@ -62,6 +62,6 @@ def not_text(path: Path, line: int) -> InputError:
     for magic, (packer, tool) in _PACKERS.items():
         if plain(path) == path and start.startswith(magic):
             archive = path.suffix == ".tgz" or ".tar" in path.suffixes
-            mend = f"name it {path.name}.gz, and it is unpacked while it is read" if magic == _GZIP else f"{tool} {path}"
-            return InputError(f"packed with {packer}", path, f"tar -xf {path}, and move it elsewhere" if archive else mend)
+            fix = f"name it {path.name}.gz, and it is unpacked while it is read" if magic == _GZIP else f"{tool} {path}"
+            return InputError(f"packed with {packer}", path, f"tar -xf {path}, and move it elsewhere" if archive else fix)
     return InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8")

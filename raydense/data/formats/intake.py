@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.artifact import Artifact, Draft
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
-from raydense.progress import Progress, say
+from raydense.runtime.progress import Progress, say
+from raydense.storage.artifact import Artifact, Draft
 
 Where = Callable[[int], str]
 Passages = tuple[Iterable[pa.Table], Where]

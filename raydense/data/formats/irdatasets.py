@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
-from raydense.errors import InputError, mendable
+from raydense.errors import InputError, fixable
 
 _STEP = 8_192
 
@@ -52,7 +52,7 @@ def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     try:
         yield from records()
     except Exception as error:
-        if mendable(error):
+        if fixable(error):
             raise
         said = " ".join(str(error).split())[:200]
         what = f"ir_datasets could not read it ({type(error).__name__}: {said})"

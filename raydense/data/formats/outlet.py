@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.artifact import Artifact
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
 from raydense.settings import ExportSettings
+from raydense.storage.artifact import Artifact
 
 _STEP = 8_192
 

@@ -1,0 +1,173 @@
+"""Looks over a machine before work begins: versions, Ray, GPUs, compiler, storage. Each finding that is not ok has its fix."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+_LOW_DISK_GIB = 10
+_LOW_SHARED_MEMORY_GIB = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, its state (`ok`, `note` or `fault`), what was found, and the fix."""
+
+    subject: str
+    state: str
+    found: str
+    fix: str = ""
+
+    def line(self) -> str:
+        return f"{self.state:5}  {self.subject}: {self.found}" + (f"; {self.fix}" if self.fix else "")
+
+
+def examine(tell: Callable[[Finding], None] | None = None) -> list[Finding]:
+    """All findings; `tell` is called with each as it comes."""
+    findings = []
+    for look in (_python, _packages, _torch, _faiss, _compiler, _storage, _shared_memory, _ray):
+        for finding in look():
+            findings.append(finding)
+            if tell:
+                tell(finding)
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("python", "ok", sys.version.split()[0])
+
+
+def _packages() -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
+    wrong = []
+    needed = [Requirement(line) for line in requires("raydense") or [] if "extra ==" not in line]
+    for requirement in needed:
+        try:
+            there = version(requirement.name)
+        except PackageNotFoundError:
+            if requirement.name == "faiss-cpu":
+                continue  # the `gpu` extra brings faiss-gpu in its place, which the look at FAISS sees
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(there, prereleases=True):
+            wrong.append(f"{requirement.name} {there} is not {requirement.specifier}")
+    if wrong:
+        yield Finding("packages", "fault", ", ".join(wrong), "pip install -c constraints.txt raydense")
+    else:
+        yield Finding("packages", "ok", f"{len(needed)} requirements met")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding(
+            "gpu", "note", f"none seen by torch {torch.__version__}", "work runs on the CPU; on a GPU machine install a CUDA build of torch"
+        )
+        return
+    built_for = torch.cuda.get_arch_list()
+    for number in range(torch.cuda.device_count()):
+        name, (major, minor) = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
+        if not any(arch.startswith(f"sm_{major}") for arch in built_for):
+            fix = "install torch from PyTorch's cu126 index (V100 needs it since torch 2.11)"
+            yield Finding(f"gpu {number}", "fault", f"{name} is sm_{major}{minor}, this torch is built for {' '.join(built_for)}", fix)
+        else:
+            half = "bf16" if major >= 8 else "fp16 only"
+            yield Finding(f"gpu {number}", "ok", f"{name}, sm_{major}{minor}, {torch.cuda.mem_get_info(number)[1] / 2**30:.0f} GiB, {half}")
+
+
+def _faiss() -> Iterator[Finding]:
+    there = []
+    for package in ("faiss-cpu", "faiss-gpu"):
+        try:
+            there.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    if len(there) != 1:
+        found = " and ".join(there) or "missing"
+        yield Finding("faiss", "fault", found, "exactly one of faiss-cpu and faiss-gpu: pip uninstall both, then install one")
+        return
+    import faiss
+
+    gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+    yield Finding("faiss", "ok", f"{there[0]}, {gpus} GPU(s)")
+
+
+def _compiler() -> Iterator[Finding]:
+    compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler:
+        yield Finding("compiler", "ok", compiler)
+    else:
+        yield Finding("compiler", "note", "no C++ compiler", "only DeepSpeed's own fused optimisers need one; raydense uses torch's")
+
+
+def _storage() -> Iterator[Finding]:
+    for subject, folder in (("this folder", Path.cwd()), ("temporary files", Path(tempfile.gettempdir()))):
+        free = shutil.disk_usage(folder).free / 2**30
+        try:
+            with tempfile.TemporaryDirectory(dir=folder) as inside:
+                first = Path(inside) / "a"
+                first.write_text("x")
+                os.replace(first, Path(inside) / "b")
+                with open(Path(inside) / "b") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            yield Finding(subject, "fault", f"{folder}: {error.strerror}", "work in a folder that can be written, renamed in and locked")
+            continue
+        if free < _LOW_DISK_GIB:
+            yield Finding(
+                subject, "note", f"{folder}: {free:.0f} GiB free", "21 million passages need about 32 GiB for float16 vectors of 768"
+            )
+        else:
+            yield Finding(subject, "ok", f"{folder}: {free:.0f} GiB free, renames and locks work")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        yield Finding("shared memory", "note", "no /dev/shm", "Ray keeps its objects on disk instead, which is slower")
+        return
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < _LOW_SHARED_MEMORY_GIB:
+        yield Finding("shared memory", "note", f"{free:.1f} GiB in /dev/shm", "in a container give it more, as docker run --shm-size=8g")
+    else:
+        yield Finding("shared memory", "ok", f"{free:.1f} GiB in /dev/shm")
+
+
+def _ray() -> Iterator[Finding]:
+    import ray
+
+    from raydense.runtime.session import ensure_ray
+
+    try:
+        ensure_ray()
+        answered = ray.get(ray.remote(num_cpus=1)(_process_id).remote(), timeout=60)
+    except Exception as error:
+        yield Finding(
+            "ray",
+            "fault",
+            f"{ray.__version__} does not run a task: {_in_a_line(error)}",
+            "see the logs in /tmp/ray/session_latest/logs",
+        )
+        return
+    resources = ray.cluster_resources()
+    room = f"{resources.get('CPU', 0):.0f} CPUs, {resources.get('GPU', 0):.0f} GPUs, {resources.get('memory', 0) / 2**30:.0f} GiB"
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    yield Finding("ray", "ok", f"{ray.__version__} ran a task in process {answered}; {nodes} node(s) with {room}")
+
+
+def _in_a_line(error: Exception) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _process_id() -> int:
+    return os.getpid()

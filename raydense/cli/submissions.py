@@ -1,0 +1,188 @@
+"""`raydense submit`: the verbs, and `run`, as jobs of a Ray cluster; how far they are, what they say, and their end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any, NoReturn, TextIO
+
+import click
+
+from raydense import storage
+from raydense.cli import submit
+from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
+from raydense.errors import InputError
+from raydense.recipes.recipe import VERBS
+from raydense.runtime.progress import say
+
+_DASHBOARD = "the address of the cluster's dashboard, as http://HEAD:8265; by default RAY_ADDRESS"
+
+
+@click.group("submit")
+def submit_group() -> None:
+    """Submit a verb, or `run`, as a job of a Ray cluster; follow it here, and end with its exit code.
+
+    `raydense submit train ... --address http://HEAD:8265` is `raydense train ...` there.
+
+    The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
+    that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies in a bucket (s3://, gs://), or on storage
+    that all nodes mount, at the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
+    of this machine; and the job begins with a look on every node that is up, and is refused if one does not see an input, or the
+    output's folder.
+
+    The job is named by what it makes. Submitted again while it runs, it is followed from its start; when it has ended, it is submitted
+    anew as NAME-2 and so on, and goes on where it was. Ctrl-C leaves it running. The settings are looked over before anything is
+    sent. If the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
+    """
+
+
+def _submit_options() -> list[click.Parameter]:
+    """The options that a submission has beside those of what it submits."""
+    return [
+        Flag(["--address"], metavar="URL", help=_DASHBOARD),
+        Flag(["--no-wait"], is_flag=True, help="print the job's name, and do not follow it"),
+        Flag(["--python"], default="python", metavar="PATH", help="the Python of the cluster, which has raydense's requirements  [python]"),
+    ]
+
+
+def _submit_verb(name: str, command: click.Command) -> click.Command:
+    def call(config: str | None, as_json: bool, address: str | None, python: str, no_wait: bool, **flags: Any) -> None:
+        reading = read_evaluate if name == "evaluate" else lambda config, flags: read(VERBS[name].settings, config, flags)
+        settings = reading(config, flags)
+        work = submit.verb_work(name, settings)
+        again = command.make_context(name, list(work.words[1:])).params
+        again = {key: value for key, value in again.items() if key not in ("config", "as_json", "address")}
+        if reading(None, again).model_dump() != work.stages[0].settings.model_dump():
+            raise InputError("holds what flags cannot say, as a list of one path with a space", name, "write it as a recipe")
+        submit.announce(work, settings)
+        _submit(work, address, python, no_wait, as_json)
+
+    params = [param for param in command.params if param.name != "address"]
+    words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
+    return Command(name, params=[*params, *_submit_options()], callback=call, help=words, short_help=f"`raydense {name}` as a job.")
+
+
+def _submit_run(command: click.Command) -> click.Command:
+    def call(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, concurrent: int, **where: Any) -> None:
+        whole = storage.absolute(output)
+        words = [word for change in changes for word in ("--set", change)] + ["--concurrent", str(concurrent)] * (concurrent > 1)
+        work = submit.recipe_work(recipe, whole, stages_of(read_recipe(recipe, whole, changes)), words)
+        if whole != output:
+            say(f"submit: --output is {whole}")
+        _submit(work, as_json=as_json, **where)
+
+    params = [param for param in command.params if param.name != "address"]
+    words = "Submit `raydense run RECIPE` as a job of a cluster; see `raydense submit --help`."
+    return click.Command("run", params=[*params, *_submit_options()], callback=call, help=words, short_help="`raydense run` as a job.")
+
+
+def _submit(work: submit.Work, address: str | None, python: str, no_wait: bool, as_json: bool) -> None:
+    where = submit.dashboard(address)
+    submit.refuse_local(work, where)
+    if as_json:
+        work = replace(work, words=(*work.words, "--json"))
+    client = submit.connect(where)
+    name, became = submit.start(client, work, python)
+    say(f"{name}: {became}")
+    if not no_wait:
+        _follow(client, name, where, as_json, sys.stderr)
+    print(json.dumps(submit.show(submit.job_of(client, name))) if as_json else name)
+    say(submit.wait_words(name, where))
+
+
+def _follow(client: Any, name: str, address: str, as_json: bool, out: TextIO) -> NoReturn:
+    """Hand on what a job says, and exit as it does."""
+    said = _Said(out)
+    try:
+        job = submit.Follower(client, name, said.write).follow()
+    except KeyboardInterrupt:
+        say(f"\n{submit.wait_words(name, address)}")
+        sys.exit(130)
+    say(f"{name}: {submit.outcome(job)}")
+    if as_json:
+        print(json.dumps(submit.show(job) | {"result": said.result()}, ensure_ascii=False))
+    sys.exit(submit.exit_code(job))
+
+
+class _Said:
+    """What a job says, handed on; keeps the last line that may be its result as JSON."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self._rest, self._last = out, "", ""
+
+    def write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+        *lines, self._rest = (self._rest + text).split("\n")
+        self._last = next((line for line in reversed(lines) if line.startswith("{")), self._last)
+
+    def result(self) -> Any:
+        try:
+            return json.loads(self._last)
+        except json.JSONDecodeError:
+            return None
+
+
+def submissions_of(app: click.Group) -> click.Group:
+    """The group `submit`, with the verbs of `app` and its `run`."""
+    for name in VERBS:
+        submit_group.add_command(_submit_verb(name, app.commands[name]))
+    submit_group.add_command(_submit_run(app.commands["run"]))
+    return submit_group
+
+
+_NAME = click.argument("name")
+_WHERE = click.option("--address", metavar="URL", help=_DASHBOARD)
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="print the result as JSON on standard output")
+
+
+def _print_job(job: Any, as_json: bool) -> None:
+    print(json.dumps(submit.show(job)) if as_json else submit.line(job))
+
+
+@submit_group.command("status")
+@_NAME
+@_WHERE
+@_AS_JSON
+def job_status(name: str, address: str | None, as_json: bool) -> None:
+    """Say how far the job NAME is, or how it ended."""
+    _print_job(submit.job_of(submit.connect(submit.dashboard(address)), name), as_json)
+
+
+@submit_group.command("stop")
+@_NAME
+@_WHERE
+@_AS_JSON
+def job_stop(name: str, address: str | None, as_json: bool) -> None:
+    """End the job NAME. What its stages committed is kept: submitted again, they go on."""
+    job, ran = submit.stop(submit.connect(submit.dashboard(address)), name)
+    if not ran:
+        say(f"{name}: had ended before")
+    _print_job(job, as_json)
+
+
+@submit_group.command("list")
+@_WHERE
+@_AS_JSON
+def job_list(address: str | None, as_json: bool) -> None:
+    """Say how far the jobs are that raydense submitted, the oldest first."""
+    rows = submit.jobs(submit.connect(submit.dashboard(address)))
+    if as_json:
+        print(json.dumps([submit.show(job) for job in rows]))
+    for job in () if as_json else rows:
+        print(submit.line(job))
+
+
+@submit_group.command("logs")
+@_NAME
+@_WHERE
+@click.option("--no-wait", is_flag=True, help="only what it said so far")
+def job_logs(name: str, address: str | None, no_wait: bool) -> None:
+    """Print what the job NAME says, from its start, until it ends; the exit code is the job's."""
+    where = submit.dashboard(address)
+    client = submit.connect(where)
+    submit.job_of(client, name)
+    if not no_wait:
+        _follow(client, name, where, False, sys.stdout)
+    print(client.get_job_logs(name), end="")

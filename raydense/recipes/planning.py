@@ -1,0 +1,166 @@
+"""What the stages of a recipe will need, as far as that can be told before they run.
+
+Counts flow through the stages in order: what a folder holds stands in its manifest, and for one that is not there yet it
+follows from the settings of the stage that will make it. Nothing is computed, no passage is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydense import settings as s
+from raydense.runtime.progress import size
+from raydense.storage.artifact import read_manifest
+
+_BYTES = {"Flat": 4, "SQfp16": 2}
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many; `word` is "about" or "at most" where it is not exact."""
+
+    number: int
+    word: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.number:,}".lstrip()
+
+
+Of = Callable[[str | None], Count | None]
+
+
+def needs_of(stages: Iterable[s.Settings]) -> Iterator[str]:
+    """What each stage will need, in words; empty where only its inputs, once they are made, can tell."""
+    expected: dict[Path, Count] = {}
+
+    def of(folder: str | None) -> Count | None:
+        manifest = read_manifest(Path(folder)) if folder else None
+        return _held(manifest) if manifest else expected.get(Path(folder)) if folder else None
+
+    for settings in stages:
+        yield _need(settings, of)
+        expected |= {Path(folder): count for folder, count in _makes(settings, of).items() if count}
+
+
+def _held(manifest: dict[str, Any]) -> Count:
+    """Passages of a corpus, its embeddings or its index; queries of all else. A query has one row of qrels or of a run, or more."""
+    if manifest["kind"] in ("qrels", "run"):
+        return Count(manifest["summary"].get("queries", manifest["rows"]), "at most")
+    return Count(manifest["rows"])
+
+
+def _fewest(*counts: Count | None) -> Count | None:
+    """At most the smallest of those that are known."""
+    return Count(min(known), "at most") if (known := [count.number for count in counts if count]) else None
+
+
+def _queries(settings: s.SearchSettings | s.MineSettings | s.LabelSettings | s.RerankSettings, of: Of) -> Count | None:
+    """The queries that a stage takes."""
+    match settings:
+        case s.SearchSettings(qrels=None):
+            return of(settings.queries)
+        case s.SearchSettings():
+            return _fewest(of(settings.queries), of(settings.qrels))
+        case s.MineSettings():
+            return _fewest(of(settings.run), of(settings.queries), of(settings.qrels))
+    return _fewest(of(settings.run), of(settings.queries))
+
+
+def _makes(settings: s.Settings, of: Of) -> dict[str, Count | None]:
+    """What the folders of a stage's output will hold."""
+    output = settings.output
+    match settings:
+        case s.SampleSettings(train_queries=train, dev_queries=dev, test_queries=test):
+            splits = {f"{output}/qrels/{split}": Count(n) for split, n in (("train", train), ("dev", dev), ("test", test))}
+            return {f"{output}/corpus": Count(settings.passages, "about"), f"{output}/queries": Count(train + dev + test), **splits}
+        case s.EncodeSettings() | s.GenerateSettings() | s.FilterSettings() | s.IndexSettings(kind="bm25"):
+            return {output: of(settings.corpus)}
+        case s.IndexSettings():
+            return {output: of(settings.embeddings)}
+        case s.SearchSettings() | s.MineSettings() | s.LabelSettings() | s.RerankSettings():
+            return {output: _fewest(_queries(settings, of))}
+    return {}
+
+
+def _need(settings: s.Settings, of: Of) -> str:
+    match settings:
+        case s.SampleSettings():
+            made = _makes(settings, of)
+            return f"{made[f'{settings.output}/corpus']} passages and {made[f'{settings.output}/queries']} queries to make"
+        case s.ImportSettings():
+            return "what it holds shows when it has run"
+        case s.SplitSettings() if documents := of(settings.corpus):
+            return f"{documents} documents to split"
+        case s.EncodeSettings() if passages := of(settings.corpus):
+            return f"{passages} passages to encode"
+        case s.GenerateSettings() if passages := of(settings.corpus):
+            return f"{passages} passages x {settings.queries_each} queries"
+        case s.IndexSettings(kind="bm25") if passages := of(settings.corpus):
+            return f"{passages} passages to count words of"
+        case s.IndexSettings() if vectors := of(settings.embeddings):
+            return f"{vectors} vectors over {settings.shards} shard(s){_memory(settings)}"
+        case s.SearchSettings() if queries := _queries(settings, of):
+            return f"{queries} queries x {settings.k}"
+        case s.FilterSettings() if passages := of(settings.generated):
+            return f"the queries of {passages} passages x {settings.k}"
+        case s.MineSettings() if queries := _queries(settings, of):
+            return f"{queries} queries x {settings.negatives} negatives"
+        case s.PretrainSettings() | s.TrainSettings():
+            return ", ".join(part for part in (_steps(settings, _examples(settings, of)), _worker(settings)) if part)
+        case s.LabelSettings(model=None) if queries := _queries(settings, of):
+            return f"{queries} queries to label"
+        case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
+            return f"{queries} queries x {settings.depth} pairs to score"
+        case s.EvaluateSettings() if queries := of(settings.qrels) or _fewest(of(settings.queries)):
+            return f"{len(settings.run)} run(s) over {queries} queries"
+    return ""
+
+
+def _examples(settings: s.Training, of: Of) -> Count | None:
+    """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
+    if isinstance(settings, s.TrainSettings):
+        found = [of(path) for path in (settings.examples, settings.more_examples) if path]
+        return (
+            Count(sum(one.number for one in found if one), next((one.word for one in found if one and one.word), ""))
+            if all(found)
+            else None
+        )
+    if settings.context == "query":
+        return _fewest(of(settings.corpus))  # some passages may have no query
+    return of(settings.corpus) if settings.context is None else None
+
+
+def _steps(settings: s.Training, examples: Count | None) -> str:
+    """The steps of a training, as its sampler counts them: an epoch leaves out its last, incomplete batch."""
+    batch = settings.batch_size
+    if examples and examples.number < batch:
+        return f"{examples} examples, fewer than one batch of {batch:,}"
+    if settings.max_steps:
+        steps = Count(settings.max_steps)
+    elif examples:
+        steps = Count(max(1, int(settings.epochs * (examples.number // batch))), examples.word)
+    else:
+        return ""
+    each = "queries" if isinstance(settings, s.TrainSettings) else "passages"
+    return f"{steps} steps of {batch:,} {each}, {settings.workers} worker(s)"
+
+
+def _worker(settings: s.Training) -> str:
+    """The memory of a training's worker, where its start models are there."""
+    if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, getattr(settings, "reranker", None))):
+        return ""
+    from raydense.training.memory import told  # only here: importing torch takes seconds
+
+    return told(settings)
+
+
+def _memory(settings: s.IndexSettings) -> str:
+    """The memory of an index whose vectors are there, and whose factory stores each as it is."""
+    manifest = read_manifest(Path(str(settings.embeddings)))
+    if manifest is None or settings.factory not in _BYTES:
+        return ""
+    held = manifest["rows"] * manifest["summary"]["dimension"] * _BYTES[settings.factory]
+    return f", about {size(held)} of memory and as much disk"

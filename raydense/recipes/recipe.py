@@ -1,0 +1,400 @@
+"""A recipe is stages in order; this reads one, says what is done and what is left (`plan`), and runs it (`run`).
+
+seed: 42                      # the seed of every stage that has one and does not give its own
+stages:
+  data:                       # a stage's name, and the name of its folder in the output
+    do: sample                # its verb
+    passages: 5000            # its settings; $data names the folder of an earlier stage
+  words:
+    do: index
+    kind: bm25
+    corpus: $data/corpus
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raydense import settings as s
+from raydense import storage
+from raydense.errors import InputError, did_you_mean
+from raydense.recipes.planning import needs_of
+from raydense.runtime.progress import duration, say
+from raydense.storage.artifact import (
+    Artifact,
+    begun_from,
+    commits_in,
+    differences,
+    digest_of,
+    discard_untouched,
+    provenance_of,
+    read_manifest,
+)
+
+_TOOK = "seconds.json"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A stage that the command line and recipes know: its settings, and where its function lives (imported when run)."""
+
+    settings: type[s.Settings]
+    home: str
+
+    def run(self, settings: s.Settings) -> Any:
+        module, function = self.home.split(":")
+        try:
+            return getattr(import_module(module), function)(settings)
+        except InputError:
+            discard_untouched(settings.output)
+            raise
+
+
+VERBS: dict[str, Verb] = {
+    "sample": Verb(s.SampleSettings, "raydense.data.sample:make_sample"),
+    "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
+    "split": Verb(s.SplitSettings, "raydense.inference.split:split"),
+    "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
+    "train": Verb(s.TrainSettings, "raydense.refresh.refresh:train"),
+    "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),
+    "pretrain": Verb(s.PretrainSettings, "raydense.training.train:train"),
+    "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
+    "index": Verb(s.IndexSettings, "raydense.retrieval.index:index"),
+    "search": Verb(s.SearchSettings, "raydense.retrieval.search:search"),
+    "filter": Verb(s.FilterSettings, "raydense.mining.consistency:filter_queries"),
+    "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
+    "label": Verb(s.LabelSettings, "raydense.mining.label:label"),
+    "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),
+    "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
+}
+_REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
+_KEYS = {"seed", "description", "given", "stages", "sweep"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a recipe, ready to run."""
+
+    name: str
+    verb: str
+    settings: s.Settings
+    needs: tuple[str, ...]
+
+    def run(self) -> Any:
+        return VERBS[self.verb].run(self.settings)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Stages in order, with the folder that holds their outputs."""
+
+    description: str
+    output: Path | str
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Recipe:
+        """The recipe in a YAML file, with `changes` as `stage.key=value`, `given=value` or `seed=value`.
+
+        InputError names the file and the key.
+        """
+        return cls.build(recipe_content(file, changes), output, str(file))
+
+    @classmethod
+    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Path | str | None = None) -> Recipe:
+        """The recipe of `content`; `file` is named in faults.
+
+        Each stage has a folder of its name in `output`, or, where `shared` is given, in a folder of that one which is named by
+        all that shapes the stage: recipes that build it from the same share it.
+        """
+        built: dict[str, Stage] = {}
+        for name, values in content["stages"].items():
+            built[name] = _stage(str(name), values, content, storage.place_of(output), built, file, shared)
+        return cls(str(content.get("description", "")).strip(), storage.place_of(output), tuple(built.values()))
+
+
+def recipe_file(name: str) -> Path:
+    """A recipe that comes with raydense, by its name: beside the package when installed, in `jobs/recipes` in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "files", package.parents[1] / "jobs" / "recipes"):
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    raise InputError("no such recipe", name, "give the path of a recipe file")
+
+
+def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
+
+    A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
+    null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
+    """
+    own = load_yaml(file)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    here = Path(file).resolve()
+    if not isinstance(base, str) or here in twins:
+        raise InputError("is no other recipe's file", f"{file}: base", "give the path of a recipe, from the folder of this one")
+    content = load_recipe(here.parent / base, (*twins, here))
+    for key, values in own.items():
+        merged = _merged_stages(content.get(key) or {}, values) if key == "stages" else values
+        content[key] = {**(content.get(key) or {}), **values} if key == "given" and isinstance(values, dict) else merged
+    return content
+
+
+def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe, its keys looked over, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
+    content = load_recipe(file)
+    for key in content.keys() - _KEYS:
+        raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
+    if not isinstance(content.get("stages"), dict) or not content["stages"]:
+        raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+    content["given"] = content.get("given") or {}
+    if not isinstance(content["given"], dict):
+        raise InputError("holds no keys", f"{file}: given", "give NAME: VALUE lines")
+    for change in changes:
+        key, value = _parsed(change)
+        apply(key, value, content, f"--set {change}")
+    return content
+
+
+def _merged_stages(base: dict[str, Any], own: Any) -> Any:
+    if not isinstance(own, dict):
+        return own
+    stages = dict(base)
+    for name, values in own.items():
+        there: Any = base.get(name)
+        same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
+        stages[name] = {k: v for k, v in {**there, **values}.items() if v is not None} if same else values
+    order = _order(list(base), [name for name in own if name not in base], stages)
+    return {name: stages[name] for name in order if stages[name] is not None}
+
+
+def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
+    """`names` with each of `new` before the first stage that names it, or else after all, in their given order."""
+    order, last = list(names), len(names)
+    for name in reversed(new):
+        users = (place for place, other in enumerate(order) if name in _named_in(stages[other]))
+        place = next(users, last)
+        order.insert(place, name)
+        last += place < last
+    return order
+
+
+def _named_in(value: Any) -> list[str]:
+    """The names that a stage refers to."""
+    if isinstance(value, dict | list):
+        return [name for inner in (value.values() if isinstance(value, dict) else value) for name in _named_in(inner)]
+    return _REFERENCE.findall(value) if isinstance(value, str) else []
+
+
+def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else file
+        raise InputError(f"not YAML: {getattr(error, 'problem', None) or error}", where, "fix the file") from None
+    if not isinstance(content, dict):
+        raise InputError("holds no keys", file, "give KEY: VALUE lines")
+    return content
+
+
+def _parsed(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
+    try:
+        return key, yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
+
+
+def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
+    """Give `stage.key`, a given name or the seed of a recipe's content another value; null leaves the key of a stage out.
+
+    InputError, at `where`, if there is no such stage or name.
+    """
+    name, dot, field = key.partition(".")
+    if dot:
+        if not isinstance(content["stages"].get(name), dict):
+            raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
+        content["stages"][name] = {k: v for k, v in (content["stages"][name] | {field: value}).items() if v is not None}
+    elif key == "seed":
+        content["seed"] = value
+    elif key in content["given"]:
+        content["given"][key] = value
+    else:
+        raise InputError(f"the recipe is given no {key!r}", where, did_you_mean(key, [*content["given"], "seed"]))
+
+
+def _stage(
+    name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | str | None
+) -> Stage:
+    where = f"{file}: stages.{name}"
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
+        raise InputError("a stage's name has only letters, digits, - and _, and is no given name", where, "rename it")
+    if not isinstance(values, dict) or not isinstance(values.get("do"), str):
+        raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
+    values = dict(values)
+    verb = values.pop("do")
+    if verb == "export":
+        raise InputError("its output is a plain file, not a stage's", f"{where}.do", "run `raydense export` after the recipe")
+    if verb not in VERBS:
+        raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
+    folders = {stage: built.settings.output for stage, built in earlier.items()}
+    needs: list[str] = []
+    values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
+    seed = recipe.get("seed")
+    if seed is not None and "seed" in VERBS[verb].settings.model_fields:
+        values.setdefault("seed", seed)
+    if shared and "output" in values:
+        raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
+    values.setdefault("output", str(storage.join(output, name)))
+    settings = VERBS[verb].settings.read(values, f"{where}.")
+    if isinstance(settings, s.SearchSettings) and not settings.index:
+        raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
+    if shared:
+        settings = settings.model_copy(update={"output": str(storage.join(shared, _identity(verb, settings, shared), name))})
+    return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
+
+
+def _identity(verb: str, settings: s.Settings, shared: Path | str) -> str:
+    """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
+    given = {key: getattr(settings, key) for key in settings.inputs()}
+    given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
+    inputs = json.dumps(given, ensure_ascii=False)
+    return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
+
+
+def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: list[str], where: str) -> Any:
+    """`value` with $names put in: what the recipe is given, or the folder of an earlier stage (noted in `needs`)."""
+    if isinstance(value, list):
+        return [_resolve(item, given, folders, needs, where) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("$") and value[1:] in given:
+        return given[value[1:]]
+
+    def put_in(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in given:
+            return str(given[name])
+        if name not in folders:
+            raise InputError(f"${name} is no earlier stage and not given", where, did_you_mean(name, [*folders, *given]))
+        needs.append(name)
+        return folders[name]
+
+    return _REFERENCE.sub(put_in, value)
+
+
+def state(stage: Stage) -> tuple[str, str]:
+    """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
+    folder = storage.place_of(stage.settings.output)
+    manifest = read_manifest(folder)
+    begun = None if manifest else begun_from(folder)
+    there = manifest["made_from"] if manifest else begun or {}
+    try:
+        made_from = json.loads(json.dumps(provenance_of(there, stage.verb, stage.settings)))
+    except InputError as error:
+        return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
+    if manifest:
+        other = differences(there, made_from)
+        if other:
+            return "changed", f"made from something else ({other}); delete {folder} to make it anew"
+        return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
+    if begun is not None:
+        other = differences(there, made_from)
+        if other:
+            return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
+        return "begun", f"{commits_in(folder)} files committed"
+    return "ready", ""
+
+
+def open_stages(recipe: Recipe, name: str) -> list[Stage]:
+    """The stages that are not done; InputError, which says the recipe's `name`, where a folder holds something made from something else.
+
+    A stage whose inputs are yet to be made is looked at when they are: made again, they may be what they were.
+    """
+    states = {stage.name: state(stage) for stage in recipe.stages}
+    for stage in recipe.stages:
+        status, words = states[stage.name]
+        if status == "changed" and all(states[need][0] == "done" for need in stage.needs):
+            raise InputError(words, f"{name}: stage {stage.name}", "or give another --output")
+    return [stage for stage in recipe.stages if states[stage.name][0] != "done"]
+
+
+def plan(recipe: Recipe) -> list[dict[str, Any]]:
+    """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
+    took = _seconds(recipe.output)
+    rows = []
+    for stage, needs in zip(recipe.stages, needs_of(stage.settings for stage in recipe.stages), strict=True):
+        status, words = state(stage)
+        row: dict[str, Any] = {"stage": stage.name, "verb": stage.verb, "state": status, "note": words}
+        rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
+    return rows
+
+
+def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
+    """Run the stages in order, yielding each with its artifact and its seconds; what is done already is not run again.
+
+    Stopping anywhere is safe: the next run goes on where this one stopped. InputError where a stage's folder was made from
+    something else.
+    """
+    for number, stage in enumerate(recipe.stages, 1):
+        yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
+
+
+def run_stage(stage: Stage, output: Path | str, label: str) -> tuple[Any, float]:
+    """One stage's artifact and its seconds, which are kept in `output`; see `run`."""
+    took = _seconds(output)
+    status, words = state(stage)
+    if status == "done":
+        say(f"{label}: done before")
+        return Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
+    if status == "changed":
+        raise InputError(words, f"stage {stage.name}", "or give another --output")
+    say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
+    begun = time.monotonic()
+    try:
+        artifact = stage.run()
+    finally:
+        took[stage.name] = took.get(stage.name, 0.0) + time.monotonic() - begun
+        _keep_seconds(output, took)
+    say(f"{label}: done in {duration(time.monotonic() - begun)}")
+    return artifact, took[stage.name]
+
+
+def seconds_behind(recipe: Recipe, name: str) -> float:
+    """The seconds of a stage and of everything that it was made from."""
+    took, stages = _seconds(recipe.output), {stage.name: stage for stage in recipe.stages}
+    behind, open_ = set(), [name]
+    while open_:
+        current = open_.pop()
+        if current not in behind:
+            behind.add(current)
+            open_ += stages[current].needs
+    return sum(took.get(stage, 0.0) for stage in behind)
+
+
+def _seconds(output: Path | str) -> dict[str, float]:
+    try:
+        return json.loads(storage.read_small(storage.join(output, _TOOK)) or b"{}")
+    except json.JSONDecodeError:
+        return {}
+
+
+def _keep_seconds(output: Path | str, took: dict[str, float]) -> None:
+    storage.write(storage.join(output, _TOOK), json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1).encode())

@@ -1,0 +1,256 @@
+"""One table over many test sets, as BEIR's: each set is a recipe that imports, encodes, indexes, searches and measures it.
+
+A set is a folder at any depth of the suite: a BEIR folder (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or what `raydense import`
+made. It is called by its path in the suite, and its stages lie in a folder of that path in the output. `evaluation.means` makes
+the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydense import storage
+from raydense.data.formats.files import either, files_of, plain
+from raydense.errors import InputError, did_you_mean, why
+from raydense.recipes.recipe import Recipe, Stage, open_stages, run_stage, state
+from raydense.runtime.progress import say
+from raydense.runtime.session import ensure_ray
+from raydense.settings import SuiteSettings
+from raydense.storage.artifact import WORK, Artifact, read_manifest
+
+
+@dataclass(frozen=True)
+class Source:
+    """A test set as it was found: its name, folder and splits; `lacks` says what keeps it from being whole."""
+
+    name: str
+    folder: Path
+    imported: bool
+    splits: tuple[str, ...]
+    lacks: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A test set of a suite: its recipe, whose last stages are the reports, one of each split that is measured."""
+
+    name: str
+    reports: dict[str, Stage]
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The test sets to measure, by their names, and the settings of it all."""
+
+    settings: SuiteSettings
+    members: tuple[Member, ...]
+
+    @classmethod
+    def read(cls, settings: SuiteSettings) -> Suite:
+        """Find the sets; InputError where there is none, or where a chosen one is not whole or has none of the splits asked for."""
+        root, output = storage.local(settings.suite), storage.place_of(settings.output)
+        if isinstance(output, Path) and output.resolve().is_relative_to(root.resolve()):
+            raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
+        splits = list(dict.fromkeys(settings.splits))
+        folders = {_folder(split): split for split in splits}
+        if len(folders) < len(splits):
+            raise InputError(f"{' and '.join(splits)} would be measured in the same folder", "splits", "measure them in two suites")
+        members = []
+        for source in _chosen(find_sets(root), settings):
+            held = [split for split in splits if split in source.splits]
+            if not held:
+                there = f"has qrels of {', '.join(source.splits)}, not of {' or '.join(splits)}"
+                raise InputError(there, source.folder, "choose among them with --splits, or leave the set out with --sets")
+            members.append(_member(source, held, settings))
+        return cls(settings, tuple(members))
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """Each set with each split that it is measured on."""
+        return [(member.name, split) for member in self.members for split in member.reports]
+
+
+def find_sets(root: Path) -> list[Source]:
+    """The test sets in a folder at any depth, by their paths; a set is not looked into. InputError where there is none."""
+    if not root.is_dir():
+        raise InputError("no such folder", root, "give the folder that holds the test sets")
+    found = list(_below(root, "", frozenset()))
+    if not found:
+        raise InputError("holds no test set", root, "a set is a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv")
+    return found
+
+
+def _below(folder: Path, name: str, above: frozenset[Path]) -> Iterator[Source]:
+    source = _source(folder, name or folder.resolve().name)
+    if source:
+        yield source
+        return
+    above |= {folder.resolve()}
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and not child.name.startswith(".") and child.resolve() not in above:  # a link may lead back
+            yield from _below(child, f"{name}/{child.name}" if name else child.name, above)
+
+
+def _source(folder: Path, name: str) -> Source | None:
+    """The test set in a folder; None where there is no corpus."""
+    qrels = folder / "qrels"
+    imported = (read_manifest(folder / "corpus") or {}).get("kind") == "corpus"
+    if imported:
+        queries = read_manifest(folder / "queries") is not None
+        splits = sorted(path.name for path in qrels.iterdir() if read_manifest(path)) if qrels.is_dir() else []
+    elif either(folder / "corpus.jsonl").is_file():
+        queries = either(folder / "queries.jsonl").is_file()
+        splits = [plain(path).stem for path in files_of(qrels, "*.tsv")] if qrels.is_dir() else []
+    else:
+        return None
+    lacks = "is begun, and its import was not finished" if (folder / WORK).is_dir() else ""
+    missing = "queries" if not queries else "qrels" if not splits else ""
+    return Source(name, folder, imported, tuple(splits), lacks or (missing and f"has a corpus, but no {missing}"))
+
+
+def _chosen(found: list[Source], settings: SuiteSettings) -> list[Source]:
+    wanted = [name.rstrip("/") for name in settings.sets]
+    for name in wanted:
+        if not any(_is_of(source, name) for source in found):
+            raise InputError(f"no set {name!r} in {settings.suite}", "sets", did_you_mean(name, [source.name for source in found]))
+    chosen = [source for source in found if not wanted or any(_is_of(source, name) for name in wanted)]
+    for source in chosen:
+        if source.lacks:
+            raise InputError(source.lacks, source.folder, "complete it, or leave the set out with --sets")
+    return chosen
+
+
+def _is_of(source: Source, name: str) -> bool:
+    return source.name == name or source.name.startswith(f"{name}/")
+
+
+def _folder(split: str) -> str:
+    """A split as a stage's name can have it."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", split)
+
+
+def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Member:
+    here = "$set" if source.imported else "$data"
+    stages = _index_stages(source, here, settings)
+    for split in splits:
+        stages |= _split_stages(source, here, split, settings)
+    given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
+    given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
+    recipe = Recipe.build({"given": given, "stages": stages}, storage.join(settings.output, source.name), source.name)
+    named = {stage.name: stage for stage in recipe.stages}
+    return Member(source.name, {split: named[f"report-{_folder(split)}"] for split in splits}, recipe)
+
+
+def _index_stages(source: Source, here: str, settings: SuiteSettings) -> dict[str, Any]:
+    stages: dict[str, Any] = {}
+    if not source.imported:
+        stages["data"] = {"do": "import", "format": "beir", "input": "$set", "strict": False}  # BEIR's own sets are not all whole
+    shared = {"do": "index", "kind": settings.kind, "shards": settings.shards}
+    if settings.kind == "bm25":
+        return stages | {"index": shared | {"corpus": f"{here}/corpus"}}
+    stages["passages"] = {"do": "encode", "model": "$model", "corpus": f"{here}/corpus"}
+    return stages | {"index": shared | {"embeddings": "$passages", "factory": settings.factory}}
+
+
+def _split_stages(source: Source, here: str, split: str, settings: SuiteSettings) -> dict[str, Any]:
+    """What finds the passages of a split's queries, and measures them; a query that stands in the corpus finds itself, which is no hit."""
+    found, reranked = f"found-{_folder(split)}", f"reranked-{_folder(split)}"
+    texts, qrels = {"queries": f"{here}/queries"}, f"{here}/qrels/{split}"
+    search = {"do": "search", "index": "$index", "qrels": qrels, "k": settings.k, "drop_identical": True, **texts}
+    stages: dict[str, Any] = {found: search if settings.kind == "bm25" else search | {"model": "$model"}}
+    runs = [f"{'BM25' if settings.kind == 'bm25' else 'dense'}=${found}"]
+    texts["corpus"] = f"{here}/corpus"
+    if settings.reranker:
+        stages[reranked] = {"do": "rerank", "model": "$reranker", "run": f"${found}", "depth": settings.depth, **texts}
+        runs.append(f"re-ranked=${reranked}")
+    report = {"do": "evaluate", "run": runs, "qrels": qrels, "metrics": settings.metrics, **texts}
+    return stages | {f"report-{_folder(split)}": report | {"title": f"$title-{split}"}}
+
+
+def run_suite(suite: Suite) -> dict[str, Exception]:
+    """Run what is not done of every set; returns what went wrong, by the set's name.
+
+    A set that fails does not stop the others. Stopping anywhere is safe: the next call goes on where this one stopped. InputError,
+    before anything starts, where a folder was made from something else, or on models and metrics that no set could use.
+    """
+    members = suite.members
+    left = _left(suite)
+    say(f"suite: {len(members)} test set{'s' * (len(members) > 1)}, {len(members) - len(left)} done before")
+    if left:
+        _check(suite.settings)
+        ensure_ray()
+    failed: dict[str, Exception] = {}
+    for number, member in enumerate(members, 1):
+        label = f"[{number}/{len(members)}] {member.name}"
+        if member.name not in left:
+            say(f"{label}: done before")
+            continue
+        try:
+            for stage in member.recipe.stages:
+                run_stage(stage, member.recipe.output, f"{label}: {stage.name}")
+        except Exception as error:
+            failed[member.name] = error
+            say(f"{label}: failed: {why(error)}")
+    return failed
+
+
+def _left(suite: Suite) -> set[str]:
+    """The sets that are not done; InputError where a folder was made from something else, for all that were in one line."""
+    left, refused = set(), []
+    for member in suite.members:
+        try:
+            if open_stages(member.recipe, member.name):
+                left.add(member.name)
+        except InputError as error:
+            refused.append(error)
+    if len(refused) > 1:
+        what, where, fix = refused[0].args
+        raise InputError(f"{what}; and so with {len(refused) - 1} more of the sets", where, fix)
+    if refused:
+        raise refused[0]
+    return left
+
+
+def _check(settings: SuiteSettings) -> None:
+    """Find what would stop every set before the first is begun."""
+    from raydense.evaluation.metrics import parse_metrics
+    from raydense.inference.pipeline import require_model
+
+    for measure in parse_metrics(settings.metrics):
+        if measure.params.get("cutoff", 0) > settings.k:
+            raise InputError(f"{measure} looks deeper than the {settings.k:,} passages of a query", "metrics", "give a greater --k")
+    for model, scores in ((settings.model, False), (settings.reranker, True)):
+        if model:
+            require_model(model, scores)
+
+
+def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
+    """Put what the finished sets measured into suite.json and suite.md; returns the object of suite.json, and the table as text."""
+    from raydense.evaluation.means import markdown_table, summarise, text_table
+
+    measured = [
+        _row(member.name, split, report)
+        for member in suite.members
+        for split, report in member.reports.items()
+        if state(report)[0] == "done"
+    ]
+    settings = suite.settings.model_dump(mode="json", exclude={"output"})
+    summary = {**summarise(measured, suite.asked), "failed": {name: why(error) for name, error in failed.items()}, "settings": settings}
+    for name, text in (("suite.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"), ("suite.md", markdown_table(summary))):
+        storage.write(storage.join(suite.settings.output, name), text.encode())
+    return summary, text_table(summary)
+
+
+def _row(name: str, split: str, stage: Stage) -> dict[str, Any]:
+    from raydense.evaluation.table import metrics_of
+
+    settings: Any = stage.settings
+    report, passages = Artifact.open(settings.output, "report"), Artifact.open(settings.corpus, "corpus").rows
+    runs = metrics_of(report)
+    return {"set": name, "split": split, "queries": report.rows, "passages": passages, "report": str(report.place), "runs": runs}

@@ -1,0 +1,345 @@
+"""A recipe swept over a grid: trials that share the stages that are the same in them, run by Ray Tune.
+
+sweep:
+  seed: [1, 2, 3]                  # a key as `--set` takes it, with the values to try
+  retriever.temperature: [0.05, 1]
+  variants:                        # and, crossed with them, named sets of changes
+    complete: {}
+    without hard negatives: {retriever.negatives: 0}
+
+A trial is the recipe with the changes of one point of the grid. Its stages lie in OUTPUT/stages, in folders named by all that
+shapes them: what is the same in several trials is the same folder, and is made once. `evaluation.trials` makes the table.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from raydense import storage
+from raydense.errors import InputError, StorageError, did_you_mean, why
+from raydense.recipes.recipe import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
+from raydense.runtime.progress import duration, say
+from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
+from raydense.settings import EvaluateSettings
+from raydense.storage import join
+from raydense.storage.artifact import Artifact, named_folder
+from raydense.storage.shared import Shared
+
+_ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The recipe at one point of the grid; trials of one variant differ only in their seed."""
+
+    variant: str
+    seed: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in (self.variant, self.seed) if part)
+
+    @property
+    def report(self) -> Stage:
+        """The last evaluate stage."""
+        return [stage for stage in self.recipe.stages if isinstance(stage.settings, EvaluateSettings)][-1]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of a recipe, those of a variant one after another, and the folder that holds all of it.
+
+    `axis` is there where the variants differ in one number alone: its key, and the number of each variant.
+    """
+
+    output: Path | str
+    trials: tuple[Trial, ...]
+    axis: tuple[str, dict[str, float]] | None = None
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Sweep | None:
+        """The sweep in a recipe's file, or None where it has none; `changes` as for `Recipe.read`. InputError names file and key."""
+        content = recipe_content(file, changes)
+        grid = content.pop("sweep", None)
+        if grid is None:
+            return None
+        where = f"{file}: sweep"
+        root = storage.place_of(output)
+        variants = _variants(grid, content, where)
+        for change in changes:
+            if change.partition("=")[0] in grid:
+                raise InputError("is swept", f"--set {change}", f"change it in {file}")
+        rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
+        trials = []
+        for (variant, by_hand), (point, of_row), (seed, of_seed) in product(variants.items(), *rows):
+            named = ", ".join(part for part in (variant, point) if part) or _ONLY
+            trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, root, file))
+        _refuse_same(trials, where)
+        return cls(root, tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
+
+
+def _is_seed(key: object) -> bool:
+    return key == "seed" or str(key).endswith(".seed")
+
+
+def _variants(grid: Any, content: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The named variants, one without a name where there are none; looks over every key and list of the grid."""
+    if not isinstance(grid, dict) or not grid:
+        raise InputError("is empty", where, "give KEY: [VALUES] lines, or `variants:`, or both")
+    for key, values in grid.items():
+        if key != "variants":
+            _check_key(str(key), content, where)
+            if not isinstance(values, list) or not values:
+                raise InputError("holds no values", f"{where}.{key}", "give a list of them, as [1, 2, 3]")
+    variants = grid.get("variants", {"": {}})
+    if not isinstance(variants, dict) or not variants:
+        raise InputError("holds no variants", f"{where}.variants", "give NAME: {KEY: VALUE} lines")
+    variants = {str(name): changes or {} for name, changes in variants.items()}
+    for name, changes in variants.items():
+        if not isinstance(changes, dict):
+            raise InputError("holds no keys", f"{where}.variants.{name}", "give {KEY: VALUE}, or {} for no change")
+        for key in changes:
+            _check_key(str(key), content, f"{where}.variants.{name}")
+    return variants
+
+
+def _check_key(key: str, content: dict[str, Any], where: str) -> None:
+    """InputError where `--set` would not take a key, or the stage does not have it."""
+    apply(key, None, copy.deepcopy(content), f"{where}.{key}")
+    stage, dot, field = key.partition(".")
+    verb = content["stages"][stage].get("do") if dot else None
+    fields = VERBS[verb].settings.model_fields.keys() | {"do"} if verb in VERBS else {field}
+    if dot and field not in fields:
+        raise InputError("unknown key", f"{where}.{key}", did_you_mean(field, fields))
+
+
+def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The points of a part of the grid, each with its name."""
+    points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key] for key in keys))]
+    return [(", ".join(f"{key}={_word(value)}" for key, value in point.items()), point) for point in points]
+
+
+def _axis(points: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, float]] | None:
+    """The key that all points are of, with its number at each, where it is one key and there are several numbers."""
+    values = {name: next(iter(point.values())) for name, point in points if len(point) == 1}
+    if len(values) < 2 or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values.values()):
+        return None
+    return next(iter(points[0][1])), values
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, Any], output: Path | str, file: Any) -> Trial:
+    own = copy.deepcopy(content)
+    for key, value in changes.items():
+        apply(key, value, own, f"{file}: sweep.{key}")
+    folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
+    trial = Trial(variant, seed, Recipe.build(own, join(output, "trials", folder), str(file), shared=join(output, "stages")))
+    if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):
+        raise InputError("a swept recipe has no evaluate stage", file, "end it with one: the table is made of what it measures")
+    return trial
+
+
+def _refuse_same(trials: list[Trial], where: str) -> None:
+    made: dict[tuple[str, ...], Trial] = {}
+    called: dict[Path | str, Trial] = {}
+    for trial in trials:
+        other = made.setdefault(tuple(stage.settings.output for stage in trial.recipe.stages), trial)
+        if other is not trial:
+            raise InputError(f"({trial.name}) makes the same as ({other.name})", where, "leave one of them out, or fix its changes")
+        if called.setdefault(trial.recipe.output, trial) is not trial:
+            raise InputError(f"two trials are called {Path(trial.recipe.output).name!r}", where, "give variants other names")
+
+
+def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row for each distinct stage, as `pipeline.plan` makes it, with its folder and the numbers (from 1) of its trials."""
+    rows: dict[str, dict[str, Any]] = {}
+    for number, trial in enumerate(sweep.trials, 1):
+        for stage, row in zip(trial.recipe.stages, plan(trial.recipe), strict=True):
+            there = rows.setdefault(stage.settings.output, row | {"output": stage.settings.output, "trials": [], "seconds": 0.0})
+            there["trials"].append(number)
+            there["seconds"] += row["seconds"] or 0.0
+    return list(rows.values())
+
+
+def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
+    """Run what is not done of the trials, as trials of Ray Tune, `concurrent` at once; returns what went wrong, by trial's name.
+
+    A trial that fails does not stop the others. Stopping anywhere is safe: the next call goes on where this one stopped. What
+    the stages of a trial say goes to its folder's `log`. InputError where a stage's folder was made from something else.
+    """
+    for trial in sweep.trials:
+        _describe(trial)
+    left = [trial for trial in sweep.trials if open_stages(trial.recipe, trial.name)]
+    say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
+    return _tune(sweep, left, concurrent) if left else {}
+
+
+def _describe(trial: Trial) -> None:
+    """Say in the trial's folder what it is made of."""
+    folder = trial.recipe.output
+    stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
+    told = {"variant": trial.variant, "seed": trial.seed, "stages": stages}
+    storage.write(join(folder, "trial.json"), (json.dumps(told, indent=1) + "\n").encode())
+
+
+def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
+    # Ctrl-C ends the command, as everywhere; Tune would go on to tidy up, and print an account of its own.
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    ensure_ray()
+    import logging
+
+    import ray
+    from ray import tune
+
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    here = _Here(
+        ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
+    )
+    tuner = tune.Tuner(
+        # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
+        # ends with the command alone; Tune does not take a trial that needs nothing.
+        tune.with_resources(lambda point: _trainable(left[point["trial"]], here), {"CPU": 0, f"node:{here.ip}": 1e-3}),
+        param_space={"trial": tune.grid_search(list(range(len(left))))},
+        tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
+        run_config=tune.RunConfig(
+            name="tune", storage_path=str(_kept_by_tune(sweep)), callbacks=[_listener([trial.name for trial in left])], verbose=0
+        ),
+    )
+    results = tuner.fit()
+    if isinstance(sweep.output, str):
+        storage.forget(_kept_by_tune(sweep))
+    return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
+
+
+def _kept_by_tune(sweep: Sweep) -> Path:
+    """Where Tune keeps what it knows of the trials, which nothing reads again: of a sweep into a store, on this machine."""
+    return sweep.output.resolve() if isinstance(sweep.output, Path) else storage.workplace(sweep.output, "tune")
+
+
+def _listener(names: list[str]) -> Any:
+    """Tune's callback that says each stage that a trial has done."""
+    from ray import tune
+
+    class Listener(tune.Callback):
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            say(f"{names[trial.config['trial']]}: begins")
+
+        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+            say(f"{names[trial.config['trial']]}: {result['said']}")
+
+    return Listener()
+
+
+def _address() -> str:
+    """This machine's, as the cluster knows it."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+
+
+@dataclass(frozen=True)
+class _Here:
+    """Where the command runs: stages are begun from there too, with the same relative paths; `trials` are at work there at once."""
+
+    node: str
+    ip: str
+    folder: str
+    address: str | None
+    trials: int
+
+
+def _trainable(trial: Trial, here: _Here) -> None:
+    """What Tune runs. The stages run in a task of its own: all that this process itself starts is held to the trial's resources."""
+    import ray
+    from ray import tune
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(here.node, soft=False)
+    shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
+    task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
+    said: Any
+    for said in task.remote(trial, here):  # type: ignore[attr-defined]
+        tune.report({"said": ray.get(said)})
+
+
+def _stages(trial: Trial, here: _Here) -> Iterator[str]:
+    """Run the stages of a trial in order, yielding a few words on each that was not done before."""
+    os.chdir(here.folder)
+    if here.address:
+        os.environ["RAY_ADDRESS"] = here.address  # this process has joined already; stages ask whether Ray is theirs alone
+    ensure_ray()
+    quiet_data()
+    stages, shared = trial.recipe.stages, Shared(trial.recipe.output)
+    kept = shared.growing("log")
+    if not kept.exists():  # the store has what another machine, or an earlier command, wrote
+        kept.write_bytes(shared.sent("log") or b"")
+    with open(kept, "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
+        for number, stage in enumerate(stages, 1):
+            label = f"[{number}/{len(stages)}] {stage.name}"
+            with _alone(stage):
+                if state(stage)[0] != "done":
+                    try:
+                        _, seconds = run_stage(stage, trial.recipe.output, label)
+                    finally:
+                        with suppress(StorageError):
+                            shared.send("log")
+                    yield f"{label}: done in {duration(seconds)}"
+    shared.forget()
+
+
+def _alone(stage: Stage) -> AbstractContextManager[None]:
+    """Wait until no other trial is at work on a stage: all trials live on this machine."""
+    output = storage.place_of(stage.settings.output)
+    return storage.locked(output.parent / "trial" if isinstance(output, Path) else storage.workplace(output, "trials"))
+
+
+def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
+    """Put what the finished trials measured into sweep.json and sweep.md, of a sweep along one number into sweep.svg too.
+
+    Returns the object of sweep.json, and the table as text.
+    """
+    from raydense.evaluation.trials import markdown_table, summarise, text_table
+
+    reports: dict[str, dict[str, Artifact]] = {trial.variant: {} for trial in sweep.trials}
+    for trial in sweep.trials:
+        if state(trial.report)[0] == "done":
+            reports[trial.variant][trial.seed] = Artifact.open(trial.report.settings.output, "report")
+    summary = summarise(reports)
+    summary["trials"] = [{"name": t.name, "variant": t.variant, "seed": t.seed, "report": t.report.settings.output} for t in sweep.trials]
+    summary["failed"] = {name: why(error) for name, error in failed.items()}
+    once = _made_once(sweep)
+    storage.write(join(sweep.output, "sweep.json"), (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+    storage.write(join(sweep.output, "sweep.md"), markdown_table(summary, once).encode())
+    swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
+    if sweep.axis and swept:
+        from raydense.evaluation.sweep_chart import chart_svg
+
+        svg = chart_svg(swept, *sweep.axis)
+        if svg:
+            storage.write(join(sweep.output, "sweep.svg"), svg.encode())
+    return summary, text_table(summary, once)
+
+
+def _made_once(sweep: Sweep) -> set[str]:
+    """The runs that all trials share and measure in the same way, as that of BM25 where only training is swept."""
+    settings: list[Any] = [trial.report.settings for trial in sweep.trials]
+    if len(settings) == 1 or len({(each.qrels, *each.metrics) for each in settings}) > 1:
+        return set()
+    return {name for name, _ in set.intersection(*({named_folder(item) for item in each.run} for each in settings))}

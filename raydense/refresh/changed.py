@@ -1,0 +1,59 @@
+"""What a partial refresh goes by: the passages of a run whose rank is another than in the run before it.
+
+Both runs are of the same queries in the same files, as two searches of one refreshed training are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table
+from raydense.mining.negatives import Flags, among
+from raydense.storage.artifact import Artifact, Draft
+from raydense.training.batches import Ragged
+
+
+def changed(found: Artifact, before: Artifact, output: Path | str) -> Artifact:
+    """The rows of the run `found` whose passage has another rank in the run `before`, or none there, as a run; ranks stay what they are."""
+    draft = Draft.open(output, "run", {"stage": "refresh", "inputs": {"run": found.fingerprint, "before": before.fingerprint}})
+    if draft.done:
+        return draft.done
+    done = draft.committed()
+    for name, run, same in _compared(found, before):
+        if name not in done:
+            commit_table(draft, name, run.filter(pa.array(~same)))
+    return draft.finish(sum(file.rows for file in draft.committed().values()), **found.summary)
+
+
+def standing(examples: pa.Table, found: Artifact, before: Artifact, store: PassageStore) -> Flags:
+    """Whether each of all negatives of `examples`, list after list, has the same rank in both runs; bool [negatives]."""
+    negatives, ids = Ragged.of_column(examples["negatives"]), examples["query_id"].combine_chunks().dictionary_encode()
+    query_of = ids.indices.to_numpy().astype(np.int64)[negatives.owner]
+    stands = np.zeros(len(query_of), dtype=bool)
+    for _, run, same in _compared(found, before):
+        kept = run.filter(pa.array(same))
+        number = pc.index_in(kept["query_id"].combine_chunks(), value_set=ids.dictionary)
+        query = pc.fill_null(number, -1).to_numpy().astype(np.int64)
+        here = np.flatnonzero(np.isin(query_of, query))
+        stands[here] = among(query_of[here], negatives.values[here], query, store.known_rows(kept["passage_id"], found.path))
+    return stands
+
+
+def _compared(found: Artifact, before: Artifact) -> Iterator[tuple[str, pa.Table, Flags]]:
+    """Each file of `found` by its name and its rows, and which of these are of the same query, passage and rank in `before`."""
+    for part, other in zip(found.parts(".parquet"), before.parts(".parquet"), strict=True):
+        run = pq.read_table(part)
+        both = pa.concat_tables([run, pq.read_table(other)]).select(["query_id", "passage_id", "rank"])
+        query, passage = (
+            both[name].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64) for name in both.column_names[:2]
+        )
+        rank = both["rank"].to_numpy()
+        place, n = query * (int(rank.max(initial=0)) + 1) + rank, len(run)
+        yield part.name, run, among(place[:n], passage[:n], place[n:], passage[n:])

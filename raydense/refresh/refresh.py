@@ -1,0 +1,166 @@
+"""Periodic refresh: while a retriever trains, its own weights find the hard negatives that it learns from next (ANCE, Xiong et al. 2021).
+
+A generation: the corpus encoded by the weights of a boundary, an index, the queries of the examples searched, negatives mined, or
+denoised by a re-ranker. Each phase is a stage with an artifact of its own, so that a kill costs a phase at most. The generation itself is
+an artifact too: the examples as they were, with other negatives.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from safetensors.torch import load_file
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
+from raydense.inference.encode import encode
+from raydense.mining.label import label
+from raydense.mining.mine import mine
+from raydense.mining.negatives import Flags
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.joint import JointModel
+from raydense.refresh.changed import changed, standing
+from raydense.refresh.renewed import renewed, share_new
+from raydense.retrieval.index import index
+from raydense.retrieval.search import search
+from raydense.runtime.metrics import show
+from raydense.runtime.progress import duration, say
+from raydense.settings import EncodeSettings, IndexSettings, LabelSettings, MineSettings, SearchSettings, Training, TrainSettings
+from raydense.storage import forget_mirrors, mirrors_of
+from raydense.storage.artifact import Artifact, Draft, fingerprint_of
+from raydense.training.batches import Ragged
+from raydense.training.generations import Generations
+from raydense.training.methods import load_model, objective_of
+from raydense.training.train import train as train_on
+
+_FORGETS_S = 60.0  # a machine that does not answer keeps what it has
+
+
+def train(settings: TrainSettings) -> Artifact:
+    """The stage `train`, as `raydense.training.train.train` describes it; with `refresh_every`, its hard negatives are made anew.
+
+    The artifact keeps every generation of the examples in its folder `refresh/`. InputError also where the examples are qrels, which hold no negatives to begin with, and where a re-ranker
+    that should denoise is none.
+    """
+    if settings.refresh_every is None:
+        return train_on(settings)
+    Artifact.open(settings.examples, "examples")
+    return train_on(settings, make_generation)
+
+
+def make_generation(settings: Training, start: str | Path, generations: Generations, number: int) -> None:
+    """Make generation `number` of the examples from the weights that were handed over for it; phases that are done stay done."""
+    assert isinstance(settings, TrainSettings)
+    begun, work = time.monotonic(), generations.work(number)
+    step = generations.made_of(number)
+    model = _retriever(settings, str(start), generations, number, work.at("retriever"))
+    corpus, queries = settings.corpus, settings.queries
+    before = settings.examples if number == 1 else str(generations.examples(number - 1))
+    known = _positives(settings, before, number, work.at("positives"))
+    beside = generations.behind > 0
+    spread = {"background": beside, "gpus_per_actor": settings.gpus_per_worker}
+    vectors = encode(EncodeSettings.read({"output": work.at("vectors"), "model": model, "corpus": corpus, **spread}))
+    shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
+    dense = index(IndexSettings.read({"output": work.at("index"), "embeddings": vectors, **shape}))
+    asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
+    asked |= {"background": True, "threads": 1} if beside else {}
+    found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
+    store, examples = PassageStore(corpus), read_table(before, "examples")
+    drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
+    if settings.refresh_only_changed and number > 1:
+        earlier = Artifact.open(generations.run(number - 1), "run")
+        drawn_from = changed(found, earlier, work.at("changed"))
+        stands = standing(examples, found, earlier, store)
+    mined = _negatives(settings, drawn_from, known, number, work.at("negatives"), beside) if drawn_from.rows else None
+    made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
+    _forget_mirrors(generations, number)
+    generations.close(number)
+    show("refresh_seconds", time.monotonic() - begun, output=Path(generations.output).name)
+    told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
+    say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
+
+
+def _forget_mirrors(generations: Generations, number: int) -> None:
+    """Remove what each machine has in its cache of the phases that `generations.close` is about to remove: as much as the corpus."""
+    names = [name for place in generations.leaves(number) if isinstance(place, str) for name in mirrors_of(place)]
+    if not names:
+        return
+    forget_mirrors(names)
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(forget_mirrors)
+    nodes = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in ray.nodes() if node["Alive"])
+    told = [task.options(num_cpus=0, scheduling_strategy=node).remote(names) for node in nodes]
+    ray.wait(told, num_returns=len(told), timeout=_FORGETS_S)
+
+
+def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Path | str) -> Artifact:
+    """The retriever of the weights that were handed over for a generation, as a model folder."""
+    draft = Draft.open(output, "model", {"stage": "refresh"})
+    if draft.done:
+        return draft.done
+    model = load_model(settings, objective_of(settings), start)
+    model.load_state_dict({**model.state_dict(), **load_file(generations.weights(number))})
+    retriever = model.retriever if isinstance(model, JointModel) else model
+    assert isinstance(retriever, DualEncoder)
+    draft.commit_tree(retriever.save)
+    return draft.finish(0)
+
+
+def _positives(settings: TrainSettings, examples: str, number: int, output: Path | str) -> Artifact:
+    """What is no negative of the queries that are to have new ones, as qrels: the positives of their examples, and `refresh_qrels`."""
+    draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
+    if draft.done:
+        return draft.done
+    store, table = PassageStore(settings.corpus), read_table(examples, "examples", ["query_id", "positives"])
+    lots = np.random.default_rng([settings.seed, number]).random(table.num_rows)
+    table = table.take(np.flatnonzero(lots <= np.quantile(lots, settings.refresh_fraction)))
+    lists = Ragged.of_column(table["positives"])
+    ids = table["query_id"].take(pa.array(lists.owner))
+    known = pa.table({"query_id": ids, "passage_id": store.ids(lists.values)})
+    if settings.refresh_qrels:
+        more = positives_of(read_table(settings.refresh_qrels, "qrels"))
+        known = pa.concat_tables([known, more.filter(pc.is_in(more["query_id"], value_set=table["query_id"])).select(known.column_names)])
+    known = known.group_by(["query_id", "passage_id"], use_threads=False).aggregate([])
+    commit_table(draft, "qrels.parquet", known.append_column("relevance", pa.array(np.ones(len(known), np.int32))))
+    return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
+
+
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path | str, beside: bool) -> Artifact:
+    """Examples with the new negatives; a query for which there are too few has as many as there are."""
+    common = {
+        "output": output,
+        "run": found,
+        "corpus": settings.corpus,
+        "queries": settings.queries,
+        "qrels": known,
+        "depth": settings.refresh_depth,
+        "negatives": settings.refresh_negatives,
+        "seed": int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0]),
+    }
+    if settings.refresh_reranker is None:
+        return mine(MineSettings.read({**common, "skip": settings.refresh_skip}))
+    asked = {"model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg, "background": beside}
+    asked["gpus_per_actor"] = settings.gpus_per_worker
+    return label(LabelSettings.read({**common, **asked}))
+
+
+def _renewed(
+    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Path | str
+) -> Artifact:
+    """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
+    inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})
+    draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
+    if draft.done:
+        return draft.done
+    old, store = read_table(before, "examples"), PassageStore(settings.corpus)
+    new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
+    table, anew = renewed(old, new, stands, store.text_hash, settings.negatives, settings.refresh_negatives)
+    commit_table(draft, "examples.parquet", table)
+    told = {"step": step, "queries": int(anew.sum()), "new": share_new(old, table, anew)}
+    return draft.finish(len(table), **told, model=model.fingerprint, corpus=store.fingerprint)

@@ -1,0 +1,306 @@
+"""How a caller asks a pool: one version of the index for a whole block, another replica where one is away, and again until answered."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from numpy.typing import NDArray
+from ray._private.state import actors as actors_known
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from raydense.errors import InputError
+from raydense.retrieval.merge import (
+    MARGIN,
+    Hits,
+    Rows,
+    Scores,
+    contenders,
+    first_share,
+    merge_hits,
+    order_hits,
+    rounding_bound,
+    widened,
+)
+from raydense.retrieval.shard_actor import RETIRED, PoolPlan
+from raydense.runtime.progress import say
+
+Queries = Scores | list[str]
+_LOOK_S = 5.0  # between two questions for replicas that were not there yet
+_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # how long a caller asks other replicas first, after one was away; twice as long each time
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+_SAY_AFTER_S = 30.0
+_FEW = 64  # queries of a block whose hits every shard rescores itself: all its hits then, but in one call
+_INLINE = 65_536  # bytes that a call carries itself: quicker than to put them, and less than what Ray puts by itself
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A block of queries with its hits, all from one version of the index, and that index's fingerprint."""
+
+    queries: Queries
+    hits: Hits
+    index: str
+    version: int
+
+
+class Moved(Exception):
+    """The pool has gone on to another version: what was begun with the one before is begun anew."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a pool's keeper says of it: the version that is current, its plan, and of each shard the actors that are loaded and answer."""
+
+    number: int
+    plan: PoolPlan
+    actors: list[list[Any]]
+    fault: str = ""
+
+
+class Version:
+    """One index as a pool holds it, and the actors of each shard; `number` rises with each swap."""
+
+    def __init__(self, table: Table) -> None:
+        self.number, self.plan, self.actors = table.number, table.plan, table.actors
+        self.index = self.plan.open()
+        self.is_bm25 = self.index.summary["kind"] == "bm25"
+        self.largest_norm: float | None = self.index.summary.get("largest_norm")
+        self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
+        self.told = False  # that its actors are waited for
+        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and for how long
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a shard has fewer actors than it should."""
+        return any(len(replicas) < self.plan.replicas for replicas in self.actors)
+
+    def pick(self, shard: int, turn: int) -> Any:
+        """The actor of `shard` whose turn it is, or the next that was not away just now."""
+        replicas = self.actors[shard]
+        ordered = [replicas[(turn + i) % len(replicas)] for i in range(len(replicas))]
+        now = time.monotonic()
+        return next((actor for actor in ordered if self._away.get(actor, (0.0, 0.0))[0] <= now), ordered[0])
+
+    def set_away(self, actor: Any) -> None:
+        """Ask others first for a while: that an actor is still away takes Ray seconds to say."""
+        length = min(2 * self._away[actor][1], _LONGEST_AWAY_S) if actor in self._away else _AWAY_S
+        self._away[actor] = time.monotonic() + length, length
+
+    def set_back(self, actor: Any) -> None:
+        """It has answered."""
+        self._away.pop(actor, None)
+
+    def prepare(self, queries: Queries) -> list[Any]:
+        """The queries as the shards take them, checked: vectors, or the ids of BM25's words and where each query starts."""
+        if self.is_bm25:
+            if not isinstance(queries, list):
+                raise InputError("a BM25 index is searched with a list of strings", "queries")
+            return list(self._words.query_ids(queries, self._vocabulary))
+        if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
+            raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
+        if not np.isfinite(queries).all():
+            raise InputError("a query has numbers that are not finite", "queries", "look at what encodes them")
+        return [np.ascontiguousarray(queries, dtype=np.float32)]
+
+    @cached_property
+    def _words(self) -> Any:
+        from raydense.retrieval.words import Words
+
+        return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
+
+    @cached_property
+    def _vocabulary(self) -> pa.Array:
+        words = pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+        return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
+
+
+class Versions:
+    """The version that a caller knows, renewed from the pool's keeper; safe to use from several threads.
+
+    `look` gives the table as it is now, every shard with an actor at least, or raises InputError where there is no such pool; None is
+    a pool without a keeper, which never changes. With `pinned`, another index or other search parameters raise InputError.
+    """
+
+    def __init__(self, version: Version, look: Callable[[], Table] | None = None, pinned: bool = False) -> None:
+        self._version, self._look, self._pinned = version, look, pinned
+        self._renewing, self._looked = threading.Lock(), time.monotonic()
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is a keeper, which starts actors anew that are gone for good."""
+        return self._look is not None
+
+    def current(self) -> Version:
+        """The version to ask; where a shard has fewer replicas than it should, the keeper is asked now and then for more."""
+        version = self._version
+        if version.incomplete and self.changes and time.monotonic() - self._looked > _LOOK_S:
+            return self.renew(version)
+        return version
+
+    def renew(self, version: Version) -> Version:
+        """The version that is current now; the same object where only its actors are others."""
+        with self._renewing:
+            if self._look is None or self._version is not version:
+                return self._version
+            table = self._look()
+            self._looked = time.monotonic()
+            if table.number <= version.number and _answers_from(table.plan) != _answers_from(version.plan):
+                what = "the pool was closed, and started anew with another index"
+                raise InputError(what, table.plan.index, "connect to it again")
+            if table.number == version.number:
+                version.actors = table.actors
+            else:
+                self._refuse_other(version.plan, table.plan)
+                self._version = Version(table)
+            return self._version
+
+    def _refuse_other(self, here: PoolPlan, there: PoolPlan) -> None:
+        if self._pinned and _answers_from(here) != _answers_from(there):
+            what = f"the pool has gone on to another index ({here.fingerprint[:12]} -> {there.fingerprint[:12]})"
+            raise InputError(what, there.index, "run again for a run of that one, with another --output")
+
+
+def _answers_from(plan: PoolPlan) -> tuple[str, str]:
+    return plan.fingerprint, plan.search_params
+
+
+class _Ask:
+    """One question to one shard, asked of another replica where one is away or busy, and again until there is an answer."""
+
+    def __init__(self, versions: Versions, version: Version, shard: int, turn: int, method: str, *args: Any) -> None:
+        self._versions, self._version = versions, version
+        self._shard, self._turn, self._method, self._args = shard, turn, method, args
+        self._send()
+
+    def _send(self) -> None:
+        self._actor = self._version.pick(self._shard, self._turn)
+        self._ref = getattr(self._actor, self._method).remote(*self._args)
+
+    def answer(self) -> Any:
+        """What the shard says; Moved where the pool has gone on to another version meanwhile."""
+        pause, begun, said = _FIRST_PAUSE_S, time.monotonic(), False
+        while True:
+            try:
+                answer = self._got()
+            except RayTaskError:
+                raise
+            except RayError as error:
+                self._left(error)
+            else:
+                if not isinstance(answer, str):
+                    self._version.set_back(self._actor)
+                    return answer
+                if answer == RETIRED:
+                    self._version.set_away(self._actor)
+                    self._renew()
+            said = said or self._say(begun)
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._turn += 1
+            self._send()
+
+    def _got(self) -> Any:
+        """What the actor says; after a line, once for all shards, where it is not there for long, as when no node has room for it.
+
+        A pool with a keeper gives only actors that were there.
+        """
+        version = self._version
+        waits = not (self._versions.changes or version.told) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
+        if waits and not _is_started(self._actor):
+            version.told = True
+            say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` says whether a node has room")
+        return ray.get(self._ref)
+
+    def _left(self, error: RayError) -> None:
+        """The actor is away: Ray brings it back, or it is gone for good, and the pool's keeper knows of others."""
+        self._version.set_away(self._actor)
+        if isinstance(error, ActorDiedError):
+            if not self._versions.changes:
+                raise error
+            self._renew()
+
+    def _renew(self) -> None:
+        if self._versions.renew(self._version) is not self._version:
+            raise Moved
+
+    def _say(self, begun: float) -> bool:
+        late = time.monotonic() - begun > _SAY_AFTER_S
+        if late:
+            say(f"search: waits for shard {self._shard} of {self._version.plan.index}: all its actors are away or busy")
+        return late
+
+
+def _is_started(actor: Any) -> bool:
+    return actors_known(actor._actor_id.hex()).get("State") == "ALIVE"
+
+
+class Block:
+    """One block of queries on its way through the shards of one version; begun anew where the pool goes on to another."""
+
+    def __init__(self, versions: Versions, queries: Queries, k: int, turn: int) -> None:
+        self.versions, self.queries, self.k, self.turn = versions, queries, k, turn
+        self._begin()
+
+    def _begin(self) -> None:
+        self.version = version = self.versions.current()
+        self.prepared = version.prepare(self.queries)
+        self.refs = [part if part.nbytes <= _INLINE else ray.put(part) for part in self.prepared]
+        exact = version.largest_norm is not None
+        self.asked = first_share(self.k, len(version.shard_rows)) if exact else self.k
+        self.rescored = exact and len(self.queries) <= _FEW
+        how = (self.asked, True) if self.rescored else (self.asked,)
+        self.found = [self._ask(shard, "search", how, *self.refs) for shard in range(len(version.shard_rows))]
+
+    def answer(self) -> Answer:
+        """The merged best k; for an exact index with scores that depend on nothing but query and passage."""
+        while True:
+            try:
+                return Answer(self.queries, self._hits(), self.version.plan.fingerprint, self.version.number)
+            except Moved:
+                self._begin()
+
+    def _ask(self, shard: int, method: str, *args: Any) -> _Ask:
+        return _Ask(self.versions, self.version, shard, self.turn, method, *args)
+
+    def _settle(self, method: str, *args: Any) -> list[Any]:
+        asks = [self._ask(shard, "settle", method, *args) for shard in range(len(self.version.shard_rows))]
+        return [ask.answer() for ask in asks]
+
+    def _hits(self) -> Hits:
+        parts: list[Hits] = [ask.answer() for ask in self.found]
+        if self.version.largest_norm is None:
+            return merge_hits(parts, self.k)
+        queries = self.prepared[0]
+        bound = rounding_bound(queries, self.version.largest_norm)
+        rows, open_ = self._contenders(parts, bound)
+        if self.rescored and not open_.any():
+            return merge_hits(parts, self.k)
+        if open_.any() and self.asked < self.k + MARGIN:
+            rows, open_ = self._contenders(self._widen(parts, open_), bound)
+        scores = np.maximum.reduce(self._settle("rescore", self.refs[0], ray.put(rows)))
+        best = order_hits(scores, rows, self.k)
+        unsettled = open_.any(axis=0)
+        if unsettled.any():
+            exact = self._settle("exact", ray.put(queries[unsettled]), self.k, ray.put(bound[unsettled]))
+            best[0][unsettled], best[1][unsettled] = merge_hits(exact, self.k)
+        return best
+
+    def _contenders(self, parts: list[Hits], bound: Scores) -> tuple[Rows, NDArray[np.bool_]]:
+        complete = [p[0].shape[1] >= rows for p, rows in zip(parts, self.version.shard_rows, strict=True)]
+        return contenders(parts, complete, self.k, bound)
+
+    def _widen(self, parts: list[Hits], open_: NDArray[np.bool_]) -> list[Hits]:
+        """The hits with k + MARGIN of each shard for the queries that are open there ([shards, n])."""
+        again = {shard: np.flatnonzero(line) for shard, line in enumerate(open_) if line.any()}
+        asks = {s: self._ask(s, "settle", "nearest", self.prepared[0][which], self.k + MARGIN) for s, which in again.items()}
+        wider = {s: ask.answer() for s, ask in asks.items()}
+        return [widened(part, again[s], wider[s]) if s in again else part for s, part in enumerate(parts)]

@@ -1,0 +1,149 @@
+"""One FAISS shard, opened memory-mapped where FAISS can, and searched in an order that does not depend on the sharding.
+
+FAISS breaks ties at the k-th place as it likes, and BLAS gives equal vectors scores that differ in the last bit. So an exact
+index (Flat, SQ) is asked for a few hits more (`nearest`), the pool picks the rows that contend, and `rescore` sums each
+pair's product in one way, whatever else is in the batch. `exact` settles what even that leaves open. A few queries are
+rescored with all their hits at once: that spares their caller a second call, which takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from raydense.errors import InputError
+from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
+
+_WIDER = 16
+_GPU_K = 2_048
+_PAIRS = 65_536
+_QUERIES = 64
+
+
+class FaissShard:
+    """The vectors of rows start..start+ntotal-1; speaks global rows."""
+
+    def __init__(self, path: str, start: int, threads: int, gpu: bool = False, search_params: str = "") -> None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        import faiss
+
+        self._faiss = faiss
+        self._threads = threads
+        faiss.cvar.distance_compute_min_k_reservoir = 1  # its other way to keep the best k, a heap, takes up to a tenth longer
+        self.start = start
+        self.index = open_index(Path(path))
+        self.rows: int = self.index.ntotal
+        if search_params:
+            set_search_params(self.index, search_params)
+        self._searched = _to_gpu(self.index, search_params) if gpu else self.index
+        self._one_at_a_time = Lock() if gpu else nullcontext()  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
+
+    def nearest(self, queries: Scores, k: int, rescored: bool = False) -> Hits:
+        """What FAISS finds: float32 and global rows int64, [n, min(k, rows)], as FAISS orders them; -inf and -1 where there is none.
+
+        With `rescored` the scores are those of `rescore`, in the same order.
+        """
+        k = min(k, self.rows)
+        searched = self._searched if k <= _GPU_K else self.index
+        self._faiss.omp_set_num_threads(self._threads)  # it holds for the thread that sets it, and an actor has several
+        with self._one_at_a_time:
+            scores, rows = searched.search(np.ascontiguousarray(queries, dtype=np.float32), k)
+        found = rows >= 0
+        rows = np.where(found, rows + self.start, -1)
+        scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)
+        return scores, rows
+
+    def rescore(self, queries: Scores, rows: Rows) -> Scores:
+        """The score of each query [n, d] with each of its rows [n, w], float32 [n, w]; -inf where a row is -1 or not of this shard."""
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        step = max(1, _PAIRS // max(1, rows.shape[1]))
+        for at in range(0, len(rows), step):
+            part = slice(at, at + step)
+            local = rows[part] - self.start
+            scores[part] = self._score(queries[part], np.where((rows[part] >= 0) & (local >= 0) & (local < self.rows), local, -1))
+        return scores
+
+    def _score(self, queries: Scores, local: Rows) -> Scores:
+        """One dot product per pair, so that a score depends on nothing but its query and its vector; -1 gives -inf."""
+        faiss = self._faiss
+        queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
+        scores = np.empty(local.shape, np.float32)
+        if isinstance(self.index, faiss.IndexFlat):
+            vectors = self.index.get_xb()
+        else:
+            used = local >= 0
+            decoded = self.index.reconstruct_batch(local[used])
+            local = np.full(local.shape, -1, np.int64)
+            local[used] = np.arange(len(decoded))
+            vectors = faiss.swig_ptr(decoded)
+        shape = queries.shape[1], len(queries), local.shape[1]
+        faiss.fvec_inner_products_by_idx(faiss.swig_ptr(scores), faiss.swig_ptr(queries), vectors, faiss.swig_ptr(local), *shape)
+        return np.where(local >= 0, scores, -np.inf).astype(np.float32)
+
+    def exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
+        """This shard's best k by score falling, then row rising, for queries [n, d] whose ties reach beyond the margin.
+
+        `bound` [n] is how far a score of FAISS may be off (`merge.rounding_bound`).
+        """
+        best = no_hits(len(queries), k)
+        for at in range(0, len(queries), _QUERIES):
+            part = slice(at, at + _QUERIES)
+            best[0][part], best[1][part] = self._exact(queries[part], k, bound[part])
+        return best
+
+    def _exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
+        rough, rows = self.nearest(queries, _WIDER * (k + MARGIN))
+        best = order_hits(self.rescore(queries, rows), rows, k)
+        if rough.shape[1] < self.rows:
+            for i in np.flatnonzero(rough[:, -1] >= rough[:, k - 1] - 2 * bound):
+                best[0][i], best[1][i] = self._scan(queries[i : i + 1], k)
+        return best
+
+    def _scan(self, query: Scores, k: int) -> Hits:
+        """The best k of one query [1, d], every vector looked at: the slow and sure way."""
+        scores, rows = np.empty(0, np.float32), np.empty(0, np.int64)
+        for at in range(0, self.rows, _PAIRS):
+            local = np.arange(at, min(at + _PAIRS, self.rows))
+            scores, rows = top_k(np.append(scores, self._score(query, local[None])[0]), np.append(rows, local + self.start), k)
+        return scores, rows
+
+
+def open_index(path: Path) -> Any:
+    """The index in a file; its vectors stay in the file and are mapped where FAISS can: flat and graph codes, inverted lists."""
+    import faiss
+
+    empty = faiss.read_index(str(path.with_name("empty.faiss")))
+    lists = faiss.try_extract_index_ivf(empty)
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists is not None else faiss.IO_FLAG_MMAP_IFC)
+
+
+def set_search_params(index: Any, text: Any) -> None:
+    """Set FAISS search parameters (`nprobe=32`, `efSearch=128`, several with commas); InputError if the index does not take them."""
+    import faiss
+
+    try:
+        faiss.ParameterSpace().set_index_parameters(index, text)
+    except RuntimeError as error:
+        what = f"a {type(index).__name__} does not take {text!r}"
+        raise InputError(what, "search_params", "IVF takes nprobe=N, HNSW efSearch=N; a Flat index none") from error
+
+
+def has_gpu_support() -> bool:
+    """Whether the installed FAISS is one for GPUs."""
+    import faiss
+
+    return hasattr(faiss, "StandardGpuResources")
+
+
+def _to_gpu(index: Any, search_params: Any) -> Any:
+    import faiss
+
+    moved = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+    if search_params:
+        faiss.GpuParameterSpace().set_index_parameters(moved, search_params)
+    return moved

@@ -1,0 +1,28 @@
+"""The stage `index`: embeddings or a corpus in, a sharded index out."""
+
+from __future__ import annotations
+
+from raydense.runtime.session import ensure_ray
+from raydense.settings import IndexSettings
+from raydense.storage.artifact import Artifact, Draft, provenance
+
+
+def index(settings: IndexSettings) -> Artifact:
+    """Make the index, one committed file (bm25: three) per shard; a second run after a kill goes on where it stopped.
+
+    The artifact's summary holds kind, shards ([start, stop) rows of each), rows, corpus, and for faiss factory, dimension,
+    model and, where the index is exact, the largest norm of a vector. Raises InputError on settings that FAISS or bm25s
+    cannot follow.
+    """
+    draft = Draft.open(settings.output, "index", provenance("index", settings))
+    if draft.done:
+        return draft.done
+    ensure_ray()
+    settings = settings.located()
+    if settings.kind == "faiss":
+        from raydense.retrieval.faiss_build import build_faiss
+
+        return build_faiss(draft, settings)
+    from raydense.retrieval.bm25_build import build_bm25
+
+    return build_bm25(draft, settings)

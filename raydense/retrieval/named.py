@@ -1,0 +1,96 @@
+"""Pools with a name as their callers find them: which there are, how they are, their table of actors, and their end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from raydense.errors import InputError
+from raydense.retrieval.asking import Table, Version, Versions
+from raydense.retrieval.keeper import keeper_name
+from raydense.retrieval.shard_actor import NAMESPACE
+from raydense.runtime.progress import say
+from raydense.runtime.session import ensure_ray, joins_cluster
+
+_SAY_AFTER_S = 30.0
+_LOOK_S = 0.1
+
+
+def pools() -> list[str]:
+    """The names of the pools that there are on the cluster."""
+    check_cluster("pools")
+    ensure_ray()
+    there = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
+    return sorted(name.removesuffix("/keeper") for name in there if name.endswith("/keeper"))
+
+
+def pool_status(name: str) -> dict[str, Any]:
+    """As `SearchPool.status`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
+    check_name(name)
+    ensure_ray()
+    status: dict[str, Any] = asked(name, "status")
+    return status
+
+
+def close_pool(name: str) -> None:
+    """As `SearchPool.close`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
+    check_name(name)
+    ensure_ray()
+    keeper = _keeper(name)
+    asked(name, "close")
+    ray.kill(keeper, no_restart=True)
+
+
+def _keeper(name: str) -> Any:
+    try:
+        return ray.get_actor(keeper_name(name), namespace=NAMESPACE)
+    except ValueError:
+        raise InputError(
+            f"no search pool of the name {name!r}", "name", "start it with `raydense pool start`, or SearchPool.start"
+        ) from None
+
+
+def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
+    """What the keeper of the pool `name` says, after `late` where it takes long; InputError where there is none, or it has ended meanwhile."""
+    try:
+        answer = getattr(_keeper(name), method).remote(*args)
+        if late and not ray.wait([answer], timeout=_SAY_AFTER_S)[0]:
+            say(late)
+        return ray.get(answer)
+    except RayActorError as error:
+        raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
+
+
+def versions_of(name: str, pinned: bool) -> Versions:
+    """The versions of the pool `name`, once each shard has an actor that is loaded; InputError where there is none, or none can load."""
+
+    def look() -> Table:
+        begun, said = time.monotonic(), False
+        while True:
+            table: Table = asked(name, "table")
+            if all(table.actors):
+                return table
+            if table.fault:
+                raise InputError(table.fault, f"search pool {name!r}", "start it again")
+            if not said and time.monotonic() - begun > _SAY_AFTER_S:
+                said = True
+                say(f"search: waits for the actors of the pool {name!r} to start and load {table.plan.index}")
+            time.sleep(_LOOK_S)
+
+    return Versions(Version(look()), look, pinned)
+
+
+def check_name(name: str) -> None:
+    """InputError where `name` is none for a pool, or there is no cluster for one."""
+    if not name or "/" in name:
+        raise InputError(f"{name!r} is no name of a pool", "name", "give one without a slash")
+    check_cluster(name)
+
+
+def check_cluster(name: str) -> None:
+    if not ray.is_initialized() and not joins_cluster():
+        what = "a pool with a name outlives its job, and so needs a Ray cluster that does"
+        raise InputError(what, name, "give its --address, or set RAY_ADDRESS")

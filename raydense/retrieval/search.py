@@ -1,0 +1,198 @@
+"""The stage `search`: queries through an index's pool, block by block, into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raydense.data.tables import commit_table, query_positions, query_starts, read_table
+from raydense.errors import InputError
+from raydense.runtime.progress import Progress
+from raydense.settings import SearchSettings
+from raydense.storage.artifact import Artifact, Draft, fingerprint_of, provenance, provenance_of, read_manifest
+
+if TYPE_CHECKING:
+    from raydense.retrieval.pool import Queries, SearchPool
+
+_TOKEN_BUDGET = 16_384
+
+
+def search(settings: SearchSettings) -> Artifact:
+    """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
+
+    Queries are encoded in this process, on its GPU where it has one, while the shards search the block before. A second run
+    after a kill goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once
+    finished it needs the pool no more. Raises InputError where model and index do not belong together, qrels name an unknown query,
+    the pool does not fit the cluster, or the pool that is asked answers from another index, or is turned to one meanwhile.
+    """
+    pool = None
+    if settings.pool:
+        try:
+            pool, settings = _by_pool(settings.pool, settings)
+        except InputError:
+            if (done := _finished(settings)) is None:
+                raise
+            return done
+    draft = Draft.open(settings.output, "run", provenance("search", settings))
+    if draft.done:
+        return draft.done
+    index = Artifact.open(str(settings.index), "index")
+    check_model(settings.model, index)
+    queries = _queries(settings)
+    there = draft.committed()
+    starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
+    if starts:
+        _search_blocks(draft, settings, index, queries, starts, pool)
+    found = sum(file.rows for file in draft.committed().values())
+    kind = index.summary["kind"]
+    return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
+
+
+def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSettings]:
+    """The pool `name`, held to the index that it answers from now, and the settings of the same search by that index."""
+    from raydense.retrieval.pool import SearchPool
+
+    pool = SearchPool.connect(name, pinned=True)
+    plan = pool.plan
+    if settings.index and Artifact.open(settings.index, "index").fingerprint != plan.fingerprint:
+        what = f"the pool {name!r} answers from another index, {plan.index}"
+        raise InputError(what, settings.index, f"leave it out, or turn the pool to it with `raydense pool swap --name {name}`")
+    return pool, settings.model_copy(update={"index": settings.index or plan.index, "search_params": plan.search_params})
+
+
+def _finished(settings: SearchSettings) -> Artifact | None:
+    """The run that a pool made before, and is closed or turned by now; InputError where it was made from other things than are given."""
+    manifest = read_manifest(settings.output)
+    if manifest is None:
+        return None
+    return Draft.open(settings.output, "run", provenance_of(manifest["made_from"], "search", settings)).done
+
+
+def _search_blocks(
+    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, starts: list[int], pool: SearchPool | None
+) -> None:
+    from raydense.retrieval.pool import SearchPool
+
+    ids, block = PassageIds(index), settings.block
+    # as many as asked, beside the query itself
+    k, own = settings.k + settings.drop_identical, _judged_own(settings)
+    if pool is None:
+        pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
+    with pool:
+        prepare = query_encoder(settings.model, settings.background) if settings.model else list
+        stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
+        done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
+        with Progress("search", len(queries), "queries", done) as progress:
+            for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
+                table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
+                if settings.drop_identical:
+                    table = without_identical(table, own, settings.k)
+                commit_table(draft, _run_file(at // block), table)
+                progress.add(len(rows))
+
+
+def _run_file(number: int) -> str:
+    return f"run-{number:05d}.parquet"
+
+
+def check_model(model: str | None, index: Artifact) -> None:
+    """InputError unless `model` is the retriever whose vectors `index` holds, or None for a BM25 index."""
+    if index.summary["kind"] == "bm25":
+        if model:
+            raise InputError("a BM25 index needs no model", "model", "leave it out, or give an index of kind faiss")
+        return
+    if not model:
+        raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
+    here, wanted = fingerprint_of(model), index.summary["model"]
+    if here != wanted:
+        what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
+        raise InputError(what, model, "give that model, or encode and index with this one")
+
+
+def _queries(settings: SearchSettings) -> pa.Table:
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    if settings.qrels:
+        judged = pc.unique(read_table(settings.qrels, "qrels", ["query_id"])["query_id"])
+        queries = queries.take(pa.array(np.sort(query_positions(judged, queries, settings.qrels))))
+    if not len(queries):
+        raise InputError("no queries", settings.qrels or settings.queries, "give some")
+    return queries.combine_chunks()
+
+
+def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
+    """The queries that are judged with a passage of their own id: an accident of how ids were given, and no reason to drop it."""
+    if not (settings.qrels and settings.drop_identical):
+        return pa.chunked_array([], pa.string())
+    qrels = read_table(settings.qrels, "qrels", ["query_id", "passage_id"])
+    return qrels.filter(pc.equal(qrels["query_id"], qrels["passage_id"]))["query_id"]
+
+
+def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
+    """The first k of each query in a run, its ranks anew, without passages of the query's own id; those of the queries `but` stay."""
+    same = pc.and_(pc.equal(run["query_id"], run["passage_id"]), pc.invert(pc.is_in(run["query_id"], value_set=but)))
+    run = run.filter(pc.invert(same))
+    starts = query_starts(run["query_id"])
+    rank = np.arange(1, len(run) + 1) - np.repeat(starts[:-1], np.diff(starts))
+    return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
+
+
+def query_encoder(model: str, background: bool = False) -> Callable[[list[str]], NDArray[np.float32]]:
+    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one.
+
+    In the background it leaves that to others.
+    """
+    import torch
+
+    from raydense.models.dual_encoder import DualEncoder
+    from raydense.models.tokens import batches_by_token_budget
+
+    device = "cuda" if torch.cuda.is_available() and not background else "cpu"
+    encoder = DualEncoder.load(model).to(device).eval()
+
+    def encode(texts: list[str]) -> NDArray[np.float32]:
+        tokens = encoder.tokenize_queries(texts)
+        vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
+        with torch.inference_mode():
+            for batch in batches_by_token_budget(tokens.lengths, _TOKEN_BUDGET):
+                vectors[batch] = encoder.encode_queries(tokens.select(batch).pad(encoder.tokenizer.pad_id, device)).cpu().numpy()
+        return vectors
+
+    return encode
+
+
+class PassageIds:
+    """The passage ids of an index by row, memory-mapped."""
+
+    def __init__(self, index: Artifact) -> None:
+        reader = pa.ipc.open_file(pa.memory_map(str(index.path / "passage_ids.arrow")))
+        self._batches = [reader.get_batch(i).column("passage_id") for i in range(reader.num_record_batches)]
+        self._starts = np.cumsum([0, *map(len, self._batches)])
+
+    def take(self, rows: NDArray[np.int64]) -> pa.Array:
+        """The ids at `rows` (int64 [n], each known), in their order."""
+        if len(rows) == 0:
+            return pa.array([], pa.string())
+        used, back = np.unique(rows, return_inverse=True)
+        cuts = np.searchsorted(used, self._starts)
+        cut = zip(self._batches, self._starts, cuts, cuts[1:], strict=False)
+        parts = [ids.take(pa.array(used[low:high] - first)) for ids, first, low, high in cut if low < high]
+        return pa.concat_arrays(parts).take(pa.array(back))
+
+
+def run_table(query_ids: pa.ChunkedArray, scores: NDArray[np.float32], rows: NDArray[np.int64], ids: PassageIds) -> pa.Table:
+    """Hits [n, k] as rows of a run, ranks from 1; where there is no passage (-1) there is no row."""
+    found = rows >= 0
+    query, place = np.nonzero(found)
+    return pa.table(
+        {
+            "query_id": query_ids.take(pa.array(query)),
+            "passage_id": ids.take(rows[found]),
+            "rank": pa.array((place + 1).astype(np.int32)),
+            "score": pa.array(scores[found]),
+        }
+    )

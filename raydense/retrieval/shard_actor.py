@@ -1,0 +1,162 @@
+"""The actor that holds one shard of one index, for as long as it lives; small searches of several callers are put together in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raydense.errors import InputError
+from raydense.retrieval.batching import Batching, join_vectors, join_words
+from raydense.retrieval.merge import Hits
+from raydense.runtime.metrics import show, time_taken
+from raydense.runtime.session import physical_cpus
+from raydense.storage.artifact import Artifact
+
+NAMESPACE = "raydense"
+BUSY, RETIRED = "busy", "retired"
+_WAITING = 32  # searches that wait in an actor; whoever comes then is told that it is busy, and comes again
+_SLIVER = 0.001
+_GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """What every actor of a pool knows of it, so that a name is enough to connect."""
+
+    index: str
+    fingerprint: str
+    replicas: int
+    threads: int
+    gpu: bool
+    search_params: str
+    neighbours: int
+
+    def open(self) -> Artifact:
+        """The index; InputError where another one lies in its folder by now."""
+        index = Artifact.open(self.index, "index")
+        if index.fingerprint != self.fingerprint:
+            what = f"was made anew (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
+            raise InputError(what, self.index, "close the pool and start it again")
+        return index
+
+
+class ShardActor:
+    """Holds one shard: `search` asks it, and `settle` asks what a block's ties still need while the next block is searched."""
+
+    def __init__(self, plan: PoolPlan, shard: int) -> None:
+        self.plan = plan
+        self._inside = self._answered = 0
+        self._counting, self._last, self._retired = threading.Lock(), time.monotonic(), False
+        self._tags = {"index": plan.fingerprint[:12], "shard": str(shard)}
+        index = plan.open()
+        start, stop = index.summary["shards"][shard]
+        if index.summary["kind"] == "bm25":
+            from raydense.retrieval.bm25_shard import Bm25Shard
+
+            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
+            join: Any = join_words
+        else:
+            from raydense.retrieval.faiss_shard import FaissShard
+
+            threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
+            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
+            join = join_vectors if index.summary.get("largest_norm") is not None else None
+        self._batching = Batching(self.shard.nearest, join)
+
+    @ray.method(concurrency_group="search")
+    def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
+        """The shard's hits, searched as `how` says: k, and whether they are rescored.
+
+        Or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors.
+        """
+        with self._counted():
+            if self._retired:
+                return RETIRED
+            if self._inside > _WAITING:
+                return BUSY
+            begun = time.monotonic()
+            hits = self._batching.ask(queries, len(queries[0]) if len(queries) == 1 else len(queries[1]) - 1, *how)
+            time_taken("shard_seconds", time.monotonic() - begun, **self._tags)
+            with self._counting:
+                self._answered += 1
+            return hits
+
+    @ray.method(concurrency_group="settle")
+    def settle(self, method: str, *args: Any) -> Any:
+        with self._counted():
+            return getattr(self.shard, method)(*args)
+
+    @ray.method(concurrency_group="state")
+    def describe(self) -> tuple[PoolPlan, int]:
+        """The pool's plan, and the id of the process that holds this shard."""
+        return self.plan, os.getpid()
+
+    @ray.method(concurrency_group="state")
+    def retire(self) -> None:
+        """Answer no new search; those at work are ended, and settled."""
+        self._retired = True
+
+    @ray.method(concurrency_group="state")
+    def health(self) -> dict[str, Any]:
+        """Where this actor is, the calls at work in it, the searches that it answered, and the seconds since the last call."""
+        node = ray.get_runtime_context().get_node_id()
+        idle = 0.0 if self._inside else time.monotonic() - self._last
+        return {"node": node, "pid": os.getpid(), "at_work": self._inside, "answered": self._answered, "idle_s": round(idle, 1)}
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._inside += more
+            self._last = time.monotonic()
+            show("searches_waiting", self._inside, **self._tags)
+
+
+def shard_nodes(gpu: bool) -> list[dict[str, Any]]:
+    """The nodes that take shard actors, as Ray knows them."""
+    return [node for node in ray.nodes() if _takes(node, gpu)]
+
+
+def _takes(node: dict[str, Any], gpu: bool) -> bool:
+    """Whether it is alive and has CPUs (a head without takes no work), or GPUs where the pool needs them."""
+    return node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0
+
+
+def claims(gpu: bool, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What an actor claims beside memory: of a CPU only a sliver, and only where a node has none, which is to be kept free.
+
+    Elsewhere none: others that have claimed all CPUs may be the very ones that wait for the pool.
+    """
+    kept_free = any(node["Alive"] and not _takes(node, False) for node in nodes)
+    return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": 1 if gpu else 0}
+
+
+def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
+    """Start the actor of a shard: detached where it has a `name`, on `node` where one is given and has room, else spread.
+
+    A call is tried once: who asks tries again elsewhere, which is quicker than to wait for an actor to come back.
+    """
+    options: dict[str, Any] = {
+        **claims(plan.gpu, ray.nodes()),
+        "memory": memory,
+        "max_restarts": -1,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD",
+        "concurrency_groups": _GROUPS,
+    }
+    if name:
+        options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+    return ray.remote(**options)(ShardActor).remote(plan, shard)

@@ -1,0 +1,54 @@
+"""Runs one Ray task per shard, a bounded number at once, and says where the first of them wait for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
+
+from raydense.runtime.session import joins_cluster
+from raydense.runtime.waiting import Waiting
+
+
+def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
+    """`rows` cut into `shards` ranges [start, stop) whose lengths differ by at most one."""
+    cuts = [rows * i // shards for i in range(shards + 1)]
+    return list(pairwise(cuts))
+
+
+def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0) -> Iterator[Any]:
+    """Call `function` with each tuple of arguments as a Ray task of one CPU, for `stage`; yields results as they come, in no order.
+
+    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. What a task raises is
+    raised here.
+    """
+    limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
+    task = ray.remote(num_cpus=1)(_begin).options(name=function.__name__)
+    begun = f"raydense-begun-{uuid4().hex}"
+    waiting = list(reversed(calls))
+    running: list[Any] = []
+    try:
+        with Waiting(stage, lambda: not _internal_kv_exists(begun)):
+            while waiting or running:
+                while waiting and len(running) < limit:
+                    running.append(task.remote(begun, function, *waiting.pop()))
+                done, running = ray.wait(running, num_returns=1)
+                yield ray.get(done[0])
+    finally:
+        with suppress(Exception):  # the head is away: a few bytes are left there
+            _internal_kv_del(begun)
+
+
+def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    _internal_kv_put(begun, b"")
+    return function(*arguments)
+
+
+def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
+    """How many tasks are submitted at once: a cluster grows only for those that wait, and its head may have no CPU itself."""
+    return at_once or max(1, calls if joined else cpus)

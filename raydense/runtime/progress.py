@@ -1,0 +1,115 @@
+"""One live line with done, rate and time left: rewritten on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Self
+
+from raydense.runtime.metrics import show
+
+_PLAIN_EVERY_S = 10.0
+_LIVE_EVERY_S = 0.2
+
+
+_QUIET = ContextVar("quiet", default=False)
+
+
+def say(line: str) -> None:
+    """A plain line for the person who waits; results go to standard output, this does not."""
+    if not _QUIET.get():
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is said or shown of what this thread does in the block: another one has the line. Other threads speak, as `Waiting`'s."""
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 48s, 3m20s, 2h05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def size(count: int) -> str:
+    """Bytes as a person says them: 120 MiB, 1.4 GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+class Progress:
+    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` is what an earlier run had committed."""
+
+    def __init__(self, name: str, total: int, unit: str, done_before: int = 0) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done = self.before = done_before
+        self._first: tuple[float, int] | None = None  # when something had first been done: workers take long to start
+        self.note = ""
+        self.start = self._shown = self._told = time.monotonic()
+        self._quiet = _QUIET.get()  # here: others' threads call `set`
+        self._live = sys.stderr.isatty() and not self._quiet
+
+    def __enter__(self) -> Self:
+        if self.before:
+            say(f"{self.name}: continues after {self.before:,} of {self.total:,} {self.unit}")
+        return self
+
+    def add(self, n: int, note: str = "") -> None:
+        """Count `n` more, and show it when it is time to."""
+        self.set(self.done + n, note)
+
+    def set(self, done: int, note: str = "") -> None:
+        """As `add`, with the whole count."""
+        self.done = done
+        self.note = note or self.note
+        now = time.monotonic()
+        if self._first is None and done > self.before:
+            self._first = now, done
+        if now - self._told >= _LIVE_EVERY_S or done == self.total:
+            self._told = now
+            self._tell()
+        if now - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
+            self._shown = now
+            self._show(self._line(now))
+
+    def _tell(self) -> None:
+        show("done", self.done, stage=self.name, unit=self.unit)
+        show("total", self.total, stage=self.name, unit=self.unit)
+
+    def _line(self, now: float) -> str:
+        begun, before = self._first or (now, self.done)
+        rate = (self.done - before) / max(now - begun, 1e-9)
+        said = f", {rate:,.1f}/s" if rate > 0 else ""
+        note = f", {self.note}" if self.note else ""
+        if not self.total:  # how many there are is not known
+            return f"{self.name}: {self.done:,} {self.unit}{said}{note}"
+        left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
+        share = f" ({100 * self.done / self.total:.0f}%)"
+        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}{said}{left}{note}"
+
+    def _show(self, line: str) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+        elif not self._quiet:
+            say(line)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")
+        if kind is None and self.done > self.before:
+            passed = time.monotonic() - self.start
+            done = self.done - self.before
+            say(f"{self.name}: {done:,} {self.unit} in {duration(passed)}, {done / max(passed, 1e-9):,.1f}/s")

@@ -1,0 +1,64 @@
+"""Whether a cluster has room for the workers of a training: refused where it never will have; and whether they wait for it."""
+
+from __future__ import annotations
+
+import time
+
+from raydense.errors import InputError
+from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
+from raydense.settings import Training, TrainSettings
+
+_BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
+_COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again
+
+
+def require_room(settings: Training) -> bool:
+    """Whether workers get a GPU each. InputError where no node comes by itself and there is no room for the workers, or they cannot train so."""
+    ensure_ray()
+    import ray
+
+    asked = settings.gpus_per_worker
+    gpu = asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
+    if settings.precision == "fp16" and not gpu:
+        raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
+    if not lack(settings, gpu, _nodes()) or (joins_cluster() and autoscales()):
+        return gpu
+    end = time.monotonic() + (_COMES_BACK_S if joins_cluster() else 0)
+    while lacking := lack(settings, gpu, _nodes()):
+        if time.monotonic() >= end:
+            raise lacking
+        time.sleep(1)
+    return gpu
+
+
+def _nodes() -> list[dict[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def lack(settings: Training, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:
+    """The fault where nodes of these resources are too few for the workers, and for what finds negatives beside them."""
+    workers, each = settings.workers, {"CPU": settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
+    beside = isinstance(settings, TrainSettings) and settings.refresh_every is not None and settings.refresh_mode == "async"
+    for name, amount in each.items():
+        there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _BESIDE_CPUS, "GPU": 1.0}[name]
+        if workers * amount + more * beside > there:
+            finds = f", and {more:g} for what finds negatives meanwhile," if beside else ""
+            less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"
+            fix = f"give fewer workers, or {less}" + (", or --refresh-mode sync" if beside else "")
+            return InputError(f"{workers} workers x {amount:g} {name}{finds} is more than the {there:g} here", "workers", fix)
+    fit = sum(min(int(node.get(name, 0.0) / amount) for name, amount in each.items()) for node in nodes)
+    if fit < workers:
+        claims = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
+        what = f"{workers} workers, each with {claims} of one node: the {len(nodes)} here have room for {fit}"
+        return InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
+    return None
+
+
+def workers_wait(job: str) -> bool:
+    """Whether the job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
+    import ray
+
+    asked = ray.util.placement_group_table()
+    return any(one["state"] in ("PENDING", "RESCHEDULING") for name, one in asked.items() if name.endswith(job))

@@ -1,0 +1,69 @@
+"""Has the generations of hard negatives made that the workers hand weights over for: between their segments, or in a thread beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from raydense.errors import StorageError
+from raydense.runtime.progress import quiet, say
+from raydense.settings import Training
+from raydense.training.generations import Generations
+
+
+class MakeGeneration(Protocol):
+    """Makes generation `number`, whole, of the weights that were handed over; `start` is the folder that the training began from."""
+
+    def __call__(self, settings: Training, start: str | Path, generations: Generations, number: int) -> None: ...
+
+
+class GenerationBuilder:
+    """`with GenerationBuilder(...) as maker`: in mode async a thread makes what is handed over, while the block runs."""
+
+    def __init__(self, make: MakeGeneration | None, settings: Training, start: str, generations: Generations) -> None:
+        self._make, self._settings, self._start, self._generations = make, settings, start, generations
+        self._left = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="refresh", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._generations.begin()
+        if self._generations.last and self._generations.behind:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._left.set()
+        if error is not None and self._thread.is_alive():
+            with suppress(StorageError):
+                self._generations.give_up("the training was stopped")
+
+    def make_open(self) -> float:
+        """Make all generations that were handed over and are not there yet; returns the seconds."""
+        begun = time.monotonic()
+        for number in self._generations.open():
+            assert self._make is not None, "a training with refresh is started by raydense.refresh.refresh"
+            self._make(self._settings, self._start, self._generations, number)
+        return time.monotonic() - begun
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread; the workers that wait for it end."""
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while not self._left.wait(self._generations.look_every_s):
+            try:
+                with quiet():
+                    self.make_open()
+            except StorageError as error:  # the workers wait, or end where the store is gone for them too
+                say(f"train: new negatives are tried again: {error}")
+            except BaseException as error:  # raised again by check(), in the main thread
+                self._error = error
+                with suppress(StorageError):
+                    self._generations.give_up(str(error))
+                return

@@ -1,0 +1,179 @@
+"""Submitting: names, command lines, what travels, and what is refused before anything is sent. The rest is in tests/cluster."""
+
+import shlex
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+import raydense
+from raydense.cli import main, submit
+from raydense.errors import InputError
+from raydense.recipes.recipe import Recipe, Stage
+from raydense.recipes.sweep import Sweep
+from raydense.settings import EvaluateSettings, ImportSettings, IndexSettings, SearchSettings, TrainSettings
+
+PACKAGE = Path(raydense.__file__).parent
+RECIPES = PACKAGE.parent / "jobs" / "recipes"
+
+
+def index(**values):
+    return submit.verb_work("index", IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", **values}))
+
+
+def test_the_name_is_that_of_what_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = submit.submission_name(index())
+    assert name == submit.submission_name(index(corpus=str(tmp_path / "c"), output="./o"))
+    assert name.startswith("raydense-index-")
+    assert len(name) == len("raydense-index-") + 12
+    others = [index(shards=2), index(corpus="d"), index(output="p")]
+    assert len({name, *(submit.submission_name(work) for work in others)}) == 4
+    train = {"objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "x", "output": "o"}
+    alone, spread = (submit.verb_work("train", TrainSettings.read({**train, "workers": workers})) for workers in (1, 8))
+    assert submit.submission_name(alone) == submit.submission_name(spread)
+    assert alone.words != spread.words
+
+
+def test_other_code_has_another_digest(tmp_path):
+    copy = tmp_path / "raydense"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__" / "cli.pyc").write_bytes(b"kept by Python")
+    assert submit.code_digest(copy) == submit.code_digest()
+    (copy / "settings.py").write_text((copy / "settings.py").read_text() + "\n")
+    assert submit.code_digest(copy) != submit.code_digest()
+
+
+def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
+    folder = tmp_path / "it's mine; $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    settings = EvaluateSettings.read({"run": ["one=runs/a", "runs/b"], "qrels": "q", "answer_k": [1, 5], "title": "a b", "output": "o"})
+    work = submit.verb_work("evaluate", settings)
+    assert shlex.split(submit.entrypoint(work, "python")) == [
+        *("python", "-m", "raydense", "evaluate", "--output", f"{folder}/o", "--run", f"one={folder}/runs/a", "--run", f"{folder}/runs/b"),
+        *("--qrels", f"{folder}/q", "--answer-k", "1", "--answer-k", "5", "--title", "a b"),
+    ]
+    dataset = submit.verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
+    assert "beir/scifact" in dataset.words
+    assert submit.needed(dataset.stages) == []
+
+
+def test_a_recipe_travels_with_its_base(tmp_path):
+    sweep = Sweep.read(RECIPES / "quickstart-sweep.yaml", tmp_path / "out")
+    stages = [stage for trial in sweep.trials for stage in trial.recipe.stages]
+    work = submit.recipe_work(str(RECIPES / "quickstart-sweep.yaml"), str(tmp_path / "out"), stages, ["--set", "data.passages=700"])
+    assert len(work.stages) < len(stages)
+    assert submit.needed(work.stages) == []
+    with submit.packed(work) as folder:
+        there = sorted(path.name for path in folder.iterdir())
+        assert there == ["quickstart-sweep.yaml", "raydense"]
+        assert "base" not in yaml.safe_load((folder / "quickstart-sweep.yaml").read_text())
+        again = Sweep.read(folder / "quickstart-sweep.yaml", tmp_path / "out")
+        assert [trial.recipe.stages for trial in again.trials] == [trial.recipe.stages for trial in sweep.trials]
+        assert submit.code_digest(folder / "raydense") == submit.code_digest()
+        assert sum(path.stat().st_size for path in folder.rglob("*")) < 4 * 2**20
+
+
+def test_a_relative_input_of_a_recipe_is_refused(tmp_path):
+    file = RECIPES / "scifact.yaml"
+    recipe = Recipe.read(file, tmp_path, ("encoder=/shared/e",))
+    with pytest.raises(InputError, match=r"scifact.yaml: stages.data.input: '../shared/data/scifact' is a relative path"):
+        submit.recipe_work(str(file), str(tmp_path), recipe.stages, [])
+    recipe = Recipe.read(file, tmp_path, ("encoder=/shared/e", "source=/shared/s"))
+    assert sorted(submit.needed(recipe.stages)) == ["/shared/e", "/shared/s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "Did you mean one of: 'pretrain', 'train'?"),
+        (["train", "--lrr", "1"], "Did you mean '--lr'?"),
+        (["index", "--kind", "fais", "--output", "o"], "--kind: input should be 'faiss' or 'bm25' (given: 'fais')"),
+        (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
+        (["sample", "--output", "/shared/o"], "--address: missing; give that of the cluster's dashboard"),
+        (["sample", "--output", "/shared/o", "--address", "head:8265"], "--address head:8265: is no http address"),
+        (["sample", "--output", "o", "--address", "http://192.0.2.1:8265"], "o: lies on a disk of this machine"),
+        (["status", "x", "--address", "http://127.0.0.1:1"], "http://127.0.0.1:1: no dashboard of Ray answers"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # `connect` sets it: so it is put back
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["submit", *words])
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out) == (2, "")
+    assert said in err.splitlines()[-1]
+
+
+def test_ray_address_is_the_default_where_it_is_a_dashboard(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265/")
+    assert submit.dashboard(None) == "http://head:8265"
+    assert submit.dashboard("https://other:443") == "https://other:443"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(InputError, match=r"RAY_ADDRESS 10.0.0.1:6379: is no http address"):
+        submit.dashboard(None)
+
+
+def test_a_proxy_gets_the_headers_of_the_environment(monkeypatch):
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Authorization"])
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("RAY_JOB_HEADERS", '{"Authorization": "Basic abc"}')
+    with pytest.raises(InputError, match=address):
+        submit.connect(address)
+    server.shutdown()
+    assert set(asked) == {"Basic abc"}
+    monkeypatch.setenv("RAY_JOB_HEADERS", "Basic abc")
+    with pytest.raises(InputError, match="RAY_JOB_HEADERS: is no JSON object") as refused:
+        submit.connect(address)
+    assert "abc" not in str(refused.value)
+
+
+def test_nothing_is_looked_at_outside_a_submission(monkeypatch):
+    monkeypatch.delenv("RAYDENSE_SUBMISSION", raising=False)
+    submit.refuse_unseen([Stage("index", "index", IndexSettings.read({"kind": "bm25", "corpus": "/nowhere", "output": "o"}), ())])
+
+
+def test_a_log_that_is_read_again_is_handed_on_once():
+    unread = submit.Unread()
+    said = []
+    for pieces in (["one\ntw"], ["one\n", "two\n", "three\n"], [], ["one\ntwo\nthree\n", "four\n"]):
+        unread.again()
+        said += [unread.of(piece) for piece in pieces]
+    assert "".join(said) == "one\ntwo\nthree\nfour\n"
+
+
+def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
+    (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
+    assert stopped.value.code == 2
+    assert "evaluate: holds what flags cannot say" in capsys.readouterr().err
+
+
+def test_what_lies_in_a_bucket_is_seen_by_every_node():
+    settings = SearchSettings(index="s3://b/ix", queries="gs://b/q", output="s3://b/run")
+    work = submit.verb_work("search", settings)
+    assert work.words == ("search", *submit.words_of(settings))
+    assert {"s3://b/ix", "gs://b/q", "s3://b/run"} <= set(work.words)
+    assert submit.needed(work.stages) == []
+    submit.refuse_local(work, "http://head.example:8265")

@@ -1,0 +1,152 @@
+"""What a plan tells of stages: from the recipe alone, from what is there, and held against what stages then make."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pytest
+from embeddings import write_embeddings
+
+from raydense import settings as s
+from raydense.data.sample import make_sample
+from raydense.data.store import PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.mining.mine import mine
+from raydense.recipes.planning import needs_of
+from raydense.recipes.recipe import Recipe, plan, recipe_file
+from raydense.storage.artifact import Artifact, Draft
+from raydense.training.batches import Sampler, read_examples
+
+
+def needs(recipe: str, output: Path, *changes: str) -> dict[str, str]:
+    """What the stages need, the memory of training apart."""
+    return {row["stage"]: without_memory(row["needs"]) for row in plan(Recipe.read(recipe_file(recipe), output, changes))}
+
+
+def without_memory(need: str) -> str:
+    return re.sub(r", about [0-9.]+ GiB a worker \(.*\)$", "", need)
+
+
+def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
+    assert needs("quickstart", tmp_path, "data.train_queries=1000", "data.passages=2000", "retriever-2.max_steps=7") == {
+        "data": "about 2,000 passages and 1,800 queries to make",
+        "words": "about 2,000 passages to count words of",
+        "bm25": "1,800 queries x 100",
+        "negatives-1": "at most 1,000 queries x 8 negatives",
+        "retriever-1": "at most 22 steps of 64 queries, 1 worker(s)",
+        "vectors-1": "about 2,000 passages to encode",
+        "dense-1": "about 2,000 vectors over 1 shard(s)",
+        "found-1": "1,800 queries x 100",
+        "negatives-2": "at most 1,000 queries x 8 negatives",
+        "retriever-2": "7 steps of 64 queries, 1 worker(s)",
+        "vectors-2": "about 2,000 passages to encode",
+        "dense-2": "about 2,000 vectors over 2 shard(s)",
+        "found-2": "1,800 queries x 100",
+        "negatives-3": "at most 1,000 queries x 8 negatives",
+        "reranker-1": "at most 62 steps of 32 queries, 1 worker(s)",
+        "negatives-4": "at most 1,000 queries x 24 negatives",
+        "reranker": "at most 124 steps of 32 queries, 1 worker(s)",
+        "found-2-test": "at most 500 queries x 100",
+        "reranked": "at most 500 queries x 20 pairs to score",
+        "report": "4 run(s) over 500 queries",
+    }
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
+    told = needs("scifact", tmp_path, "reranker.max_steps=9")
+    assert told.pop("data") == "what it holds shows when it has run"
+    assert told.pop("reranker") == "9 steps of 16 queries, 1 worker(s)"
+    assert set(told.values()) == {""}
+
+
+def test_a_split_tells_its_documents_but_not_its_passages(tmp_path: Path) -> None:
+    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
+    passages = s.SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
+    words = s.IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
+    assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", ""]
+
+
+def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_path: Path) -> None:
+    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
+    corpus = f"{sample.output}/corpus"
+    generated = s.GenerateSettings(output=str(tmp_path / "generated"), model="g", corpus=corpus)
+    kept = s.FilterSettings(output=str(tmp_path / "kept"), generated=generated.output, corpus=corpus, index="i", k=7)
+    given = {"model": "tiny", "corpus": corpus, "batch_size": 32, "epochs": 2, "output": "e"}
+    query = s.PretrainSettings.read({**given, "method": "cotmae", "context": "query", "generated": kept.output})
+    stages = [sample, generated, kept, query, s.PretrainSettings.read({**given, "method": "mlm"})]
+    assert list(map(without_memory, needs_of(stages)))[1:] == [
+        "about 300 passages x 5 queries",
+        "the queries of about 300 passages x 7",
+        "at most 18 steps of 32 passages, 1 worker(s)",
+        "about 18 steps of 32 passages, 1 worker(s)",
+    ]
+
+
+def test_the_memory_of_training_is_told_where_the_start_model_is_there(tmp_path: Path) -> None:
+    told = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
+    assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", told["retriever-1"])
+    assert "GiB a worker" not in told["reranker-1"], "it starts from a retriever that is not made yet"
+
+
+def test_fewer_examples_than_a_batch(tmp_path: Path) -> None:
+    assert needs("quickstart", tmp_path, "data.train_queries=50")["retriever-1"] == "at most 50 examples, fewer than one batch of 64"
+
+
+def write_run(folder: Path, queries: pa.Table, store: PassageStore, depth: int) -> None:
+    """A run that gives each query the first passages of the corpus, with no count of its queries, as an imported one."""
+    draft = Draft.open(folder, "run", {"test": depth})
+    ids = store.take(np.arange(depth), ["passage_id"])["passage_id"].to_pylist() * queries.num_rows
+    ranks = np.tile(np.arange(1, depth + 1), queries.num_rows)
+    asked = np.repeat(queries["query_id"].to_numpy(zero_copy_only=False), depth)
+    commit_table(draft, "run.parquet", pa.table({"query_id": asked, "passage_id": ids, "rank": ranks, "score": -ranks.astype(float)}))
+    draft.finish(len(ids))
+
+
+def test_what_was_told_holds_for_what_is_made(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    inputs = {"corpus": str(data / "corpus"), "queries": str(data / "queries")}
+    wanted: dict[str, int] = {"passages": 300, "train_queries": 90, "dev_queries": 10, "test_queries": 20}
+    sample = s.SampleSettings(output=str(data), **wanted)  # type: ignore[arg-type]
+    mining = s.MineSettings(output=str(tmp_path / "ex"), run=str(tmp_path / "run"), qrels=str(data / "qrels/train"), **inputs)
+    training = {"output": str(tmp_path / "m"), "objective": "retriever", "model": "tiny", "examples": mining.output, **inputs}
+    train = s.TrainSettings.read({**training, "batch_size": 8, "epochs": 2.5})
+    encode = s.EncodeSettings(output=str(tmp_path / "v"), model=train.output, corpus=inputs["corpus"])
+    stages: list[s.Settings] = [sample, mining, train, encode]
+    assert list(map(without_memory, needs_of(stages))) == [
+        "about 300 passages and 120 queries to make",
+        "at most 90 queries x 8 negatives",
+        "at most 27 steps of 8 queries, 1 worker(s)",
+        "about 300 passages to encode",
+    ]
+
+    make_sample(sample)
+    store, queries = PassageStore(inputs["corpus"]), read_table(inputs["queries"], "queries")
+    assert queries.num_rows == 120
+    write_run(tmp_path / "run", queries.slice(0, 60), store, depth=20)
+    found = mine(mining)
+    assert found.rows <= 90
+    sampler = Sampler(read_examples(found.path, queries, store, train.negatives), train)
+    steps = sampler.steps(train.epochs, train.max_steps)
+    assert steps < 27
+    judged: Any = Artifact.open(data / "qrels/train").rows
+    assert list(map(without_memory, needs_of(stages)))[1:] == [
+        f"at most {min(120, judged)} queries x 8 negatives",
+        f"{steps} steps of 8 queries, 1 worker(s)",
+        f"{len(store)} passages to encode",
+    ]
+
+
+@pytest.mark.parametrize(("factory", "dtype"), [("Flat", np.float16), ("Flat", np.float32), ("SQfp16", np.float32)])
+def test_the_memory_of_an_index_is_that_of_faiss(tmp_path: Path, factory: str, dtype: type) -> None:
+    vectors = np.random.default_rng(0).standard_normal((30_000, 64)).astype(dtype)
+    write_embeddings(tmp_path / "v", vectors)
+    index = faiss.index_factory(64, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors.astype(np.float32))
+    index.add(vectors.astype(np.float32))
+    size = round(len(faiss.serialize_index(index)) / 2**20)
+    settings = s.IndexSettings(kind="faiss", embeddings=str(tmp_path / "v"), factory=factory, output=str(tmp_path / "i"))
+    assert list(needs_of([settings])) == [f"30,000 vectors over 1 shard(s), about {size} MiB of memory and as much disk"]

@@ -1,0 +1,222 @@
+"""Recipes: references, seeds, changes, and the faults that a person makes in them."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+from raydense.evaluation.evaluate import evaluate
+from raydense.recipes.recipe import Recipe, Stage, plan, recipe_file, state
+from raydense.retrieval.search import search
+from raydense.settings import EvaluateSettings, SearchSettings
+from raydense.storage.artifact import Draft, provenance
+
+RECIPES = recipe_file("quickstart").parent
+RECIPE = """
+seed: 7
+given:
+  tau: 0.05
+stages:
+  data:
+    do: sample
+    passages: 200
+  words:
+    do: index
+    kind: bm25
+    corpus: $data/corpus
+  train:
+    do: train
+    objective: retriever
+    model: tiny
+    corpus: $data/corpus
+    queries: $data/queries
+    examples: mine
+    temperature: $tau
+  report:
+    do: evaluate
+    run: [BM25=$words, other/run]
+    qrels: $data/qrels/test
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE)
+    return file
+
+
+def test_names_become_folders_and_seeds_are_shared(recipe):
+    read = Recipe.read(recipe, "out")
+    data, words, train, report = read.stages
+    assert data.settings.seed == 7
+    assert words.settings.corpus == "out/data/corpus"
+    assert words.needs == ("data",)
+    assert train.settings.temperature == 0.05
+    assert report.settings.run == ["BM25=out/words", "other/run"]
+
+
+def test_changes_from_the_command_line(recipe):
+    read = Recipe.read(recipe, "out", ("seed=3", "train.lr=1e-4", "tau=0.1", "data.passages=300"))
+    assert (read.stages[0].settings.seed, read.stages[0].settings.passages) == (3, 300)
+    assert (read.stages[2].settings.lr, read.stages[2].settings.temperature) == (1e-4, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("do: sample", "do: smaple", "stages.data.do: unknown verb 'smaple'; did you mean 'sample'?"),
+        ("do: sample", "do: export", "stages.data.do: its output is a plain file"),
+        ("passages: 200", "passages: many", "stages.data.passages: input should be a valid integer"),
+        ("passages: 200", "pasages: 200", "stages.data.pasages: unknown key; did you mean 'passages'?"),
+        ("$data/corpus\n  train", "$dta/corpus\n  train", "stages.words: $dta is no earlier stage and not given; did you mean 'data'?"),
+        ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
+        ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
+        (
+            "do: index\n    kind: bm25\n    corpus: $data/corpus",
+            "do: search\n    pool: nq\n    queries: q",
+            "stages.words.index: a recipe says which index",
+        ),
+        ("stages:", "stages: [", "not YAML"),
+    ],
+)
+def test_a_fault_names_file_and_key(recipe, old, new, said):
+    assert old in RECIPE
+    recipe.write_text(RECIPE.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        Recipe.read(recipe, "out")
+    assert said in str(caught.value)
+    assert str(recipe) in str(caught.value)
+
+
+def test_a_twin_is_its_base_with_other_values(recipe, tmp_path):
+    (tmp_path / "twins").mkdir()
+    twin = tmp_path / "twins" / "small.yaml"
+    twin.write_text("""
+base: ../recipe.yaml
+given: {tau: 0.2}
+stages:
+  data: {passages: 300}
+  words: {do: sample, passages: 100}
+  train: {max_steps: 5, temperature: null}
+  report: null
+  more: {do: sample, passages: 150}
+""")
+    data, words, train, more = Recipe.read(twin, "out").stages
+    assert (data.settings.passages, data.settings.seed) == (300, 7)
+    assert (words.verb, words.settings.passages) == ("sample", 100)
+    assert (train.settings.max_steps, train.settings.model, train.settings.temperature) == (5, "tiny", 1.0)
+    assert (more.name, more.settings.passages) == ("more", 150)
+    assert len(Recipe.read(recipe, "out").stages) == 4
+
+
+def test_a_new_stage_comes_before_the_first_that_names_it(recipe, tmp_path):
+    twin = tmp_path / "twin.yaml"
+    twin.write_text("""
+base: recipe.yaml
+stages:
+  last: {do: sample, passages: 100}
+  first: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: x}
+  second: {do: train, objective: retriever, model: $first, corpus: $data/corpus, queries: $data/queries, examples: x}
+  train: {model: $second}
+  ran: {do: search, index: $words, queries: $data/queries}
+  report: {run: [BM25=$words, dense=$ran]}
+  later: {do: sample, passages: 100}
+""")
+    names = [stage.name for stage in Recipe.read(twin, "out").stages]
+    assert names == ["data", "words", "first", "second", "train", "ran", "report", "last", "later"]
+
+
+@pytest.mark.parametrize(
+    ("base", "said"), [("small.yaml", "small.yaml: base: is no other recipe's file"), ("3", "no other"), ("no.yaml", "no such file")]
+)
+def test_a_base_must_be_another_recipe(tmp_path, base, said):
+    twin = tmp_path / "small.yaml"
+    twin.write_text(f"base: {base}\nstages: {{}}\n")
+    with pytest.raises(InputError) as caught:
+        Recipe.read(twin, "out")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
+def test_a_change_of_what_is_not_there_is_refused(recipe, change):
+    with pytest.raises(InputError):
+        Recipe.read(recipe, "out", (change,))
+
+
+def test_state_follows_the_folder(recipe, tmp_path):
+    read = Recipe.read(recipe, tmp_path / "out")
+    data, words = read.stages[:2]
+    assert state(data) == ("ready", "")
+    assert state(words)[0] == "waits"
+    draft = Draft.open(data.settings.output, "dataset", provenance("sample", data.settings))
+    assert state(data) == ("ready", "")
+    draft.commit("one", lambda path: path.write_text("one"), 0)
+    assert state(data) == ("begun", "1 files committed")
+    draft.finish(0)
+    assert state(data)[0] == "done"
+    changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
+    status, words_ = state(changed)
+    assert status == "changed"
+    assert "settings.passages: 200 -> 999" in words_
+    assert [row["state"] for row in plan(read)][:2] == ["done", "waits"]
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_recipe_of_ours_is_valid(file):
+    read = Recipe.read(file, "out")
+    assert read.description
+    assert recipe_file(file.stem).samefile(file)
+
+
+def test_a_report_that_is_done_stays_done(tmp_path):
+    run, qrels = Draft.open(tmp_path / "bm25", "run", {}), Draft.open(tmp_path / "qrels", "qrels", {})
+    hit = {"query_id": ["q"], "passage_id": ["p"]}
+    commit_table(run, "run.parquet", pa.table({**hit, "rank": [1], "score": [1.0]}))
+    commit_table(qrels, "qrels.parquet", pa.table({**hit, "relevance": [1]}))
+    run.finish(1), qrels.finish(1)
+    settings = EvaluateSettings(run=[f"BM25={tmp_path}/bm25"], qrels=str(tmp_path / "qrels"), output=str(tmp_path / "out"))
+    evaluate(settings)
+    assert state(Stage("report", "evaluate", settings, ())) == ("done", "1 rows")
+    renamed = settings.model_copy(update={"run": [f"other={tmp_path}/bm25"]})
+    assert state(Stage("report", "evaluate", renamed, ()))[0] == "changed"
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path) -> None:
+    recipe = Recipe.read(file, tmp_path)
+    assert [row["stage"] for row in plan(recipe)] == [stage.name for stage in recipe.stages]
+    assert recipe.description
+
+
+def test_a_run_by_a_pool_is_known_by_what_the_pool_searched_with(tmp_path, monkeypatch):
+    """Its search parameters are the pool's, which a recipe does not say; the pool is closed by now."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for kind in ("index", "queries"):
+        Draft.open(tmp_path / kind, kind, {}).finish(0)
+    inputs = {name: str(tmp_path / name) for name in ("index", "queries")}
+    made = provenance("search", SearchSettings(output="o", search_params="nprobe=32", **inputs))
+    stage = f"{{do: search, pool: nq, index: {inputs['index']}, queries: {inputs['queries']}}}"
+    (tmp_path / "recipe.yaml").write_text(f"stages:\n  run: {stage}\n")
+
+    def stages(*changes):
+        return Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out", changes).stages
+
+    draft = Draft.open(tmp_path / "out" / "run", "run", made)
+    draft.commit("run-00000.parquet", lambda path: path.write_text("a block"), 1)
+    draft.close()
+    assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["begun", "changed"]
+    with pytest.raises(InputError, match="a pool with a name"):  # what is half done needs it
+        search(stages()[0].settings)
+    run = Draft.open(tmp_path / "out" / "run", "run", made).finish(1)
+    assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["done", "changed"]
+    assert run.manifest["made_from"]["settings"]["search_params"] == "nprobe=32"
+    for given in (inputs, {"queries": inputs["queries"]}):
+        again = search(SearchSettings(pool="nq", output=str(tmp_path / "out" / "run"), **given))
+        assert again.fingerprint == run.fingerprint
+    with pytest.raises(InputError, match=r"settings\.k: 100 -> 7"):
+        search(SearchSettings(pool="nq", output=str(tmp_path / "out" / "run"), k=7, **inputs))
+    with pytest.raises(InputError, match=r"settings\.search_params: nprobe=32 -> "):
+        search(SearchSettings(output=str(tmp_path / "out" / "run"), **inputs))

@@ -1,0 +1,268 @@
+"""Sweeps: the grid, variants, which stages trials share, and the faults that a person makes in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from raydense.cli import main
+from raydense.errors import InputError
+from raydense.evaluation.sweep_chart import chart_svg
+from raydense.evaluation.trials import markdown_table, summarise, text_table
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.sweep import Sweep, plan_sweep
+from raydense.storage.artifact import Artifact, Draft
+
+RECIPE = """
+given: {tau: 0.05, base: tiny}
+stages:
+  data: {do: sample, passages: 200, seed: 1}
+  train: {do: train, objective: pair, model: $base, corpus: $data/corpus, queries: $data/queries, examples: mine, temperature: $tau}
+  vectors: {do: encode, model: $train, corpus: $data/corpus}
+  dense: {do: index, kind: faiss, embeddings: $vectors}
+  found: {do: search, index: $dense, model: $train, queries: $data/queries}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  bm25: {do: search, index: $words, queries: $data/queries}
+  report: {do: evaluate, run: [$bm25, dense=$found], qrels: $data/qrels/test}
+sweep:
+  seed: [1, 2]
+  variants:
+    complete: {}
+    without passage-centric: {train.alpha: 0}
+"""
+
+
+SWEPT = [file for file in (Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml") if "\nsweep:" in file.read_text()]
+
+
+def write(folder: Path, text: str = RECIPE) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(text)
+    return file
+
+
+def read(file: Path, output: str | Path = "out", changes: tuple[str, ...] = ()) -> Sweep:
+    sweep = Sweep.read(file, output, changes)
+    assert sweep is not None
+    return sweep
+
+
+def folders(sweep: Sweep) -> list[dict[str, str]]:
+    return [{stage.name: stage.settings.output for stage in trial.recipe.stages} for trial in sweep.trials]
+
+
+def with_sweep(text: str) -> str:
+    return RECIPE[: RECIPE.index("sweep:")] + text
+
+
+def test_variants_are_crossed_with_the_grid_and_seeds(tmp_path):
+    sweep = read(write(tmp_path, RECIPE + "  tau: [0.05, 1]\n"))
+    names = [trial.name for trial in sweep.trials]
+    assert len(names) == 8
+    assert names[:3] == ["complete, tau=0.05, seed=1", "complete, tau=0.05, seed=2", "complete, tau=1, seed=1"]
+    assert {trial.variant for trial in sweep.trials[:2]} == {"complete, tau=0.05"}
+    found = {(train.alpha, train.temperature, train.seed) for t in sweep.trials for train in [t.recipe.stages[1].settings]}
+    assert found == {(a, tau, seed) for a in (0.1, 0) for tau in (0.05, 1) for seed in (1, 2)}
+
+
+def test_a_variant_leaves_a_key_out_and_names_other_stages(tmp_path):
+    recipe = RECIPE.replace("temperature: $tau", "temperature: $tau, alpha: 0.2")
+    change = "without passage-centric: {train.objective: retriever, train.alpha: null}\n    zero-shot: {vectors.model: $base}"
+    trials = read(write(tmp_path, recipe.replace("without passage-centric: {train.alpha: 0}", change))).trials
+    settings = [{stage.name: stage.settings for stage in trial.recipe.stages} for trial in trials]
+    assert [(s["train"].objective, s["train"].alpha) for s in settings[::2]] == [("pair", 0.2), ("retriever", 0.1), ("pair", 0.2)]
+    assert settings[4]["vectors"].model == "tiny"
+    assert settings[4]["train"] == settings[0]["train"]
+
+
+def test_a_grid_alone_and_seeds_alone(tmp_path):
+    names = [t.name for t in read(write(tmp_path, with_sweep("sweep: {train.alpha: [0, 0.5], data.passages: [200]}"))).trials]
+    assert names == ["train.alpha=0, data.passages=200", "train.alpha=0.5, data.passages=200"]
+    seeds = read(write(tmp_path, with_sweep("sweep: {train.seed: [3, 4]}"))).trials
+    assert [(t.variant, t.seed) for t in seeds] == [("recipe", "train.seed=3"), ("recipe", "train.seed=4")]
+
+
+def test_a_sweep_of_one_number_has_an_axis(tmp_path):
+    def axis(text):
+        return read(write(tmp_path, with_sweep(f"sweep: {text}"))).axis
+
+    assert axis("{train.alpha: [0, 0.5], seed: [1, 2]}") == ("train.alpha", {"train.alpha=0": 0, "train.alpha=0.5": 0.5})
+    assert axis("{train.alpha: [0, 0.5], train.temperature: [1, 2]}") is None
+    assert axis("{train.alpha: [0.5], seed: [1, 2]}") is None
+    assert axis("{train.precision: [fp32, bf16]}") is None
+    assert axis("{train.alpha: [0, 0.5], variants: {a: {}, b: {train.lr: 1}}}") is None
+    assert axis("{train.alpha: [0, 0.5], variants: {a: {}}}") is None
+
+
+def test_the_chart_has_the_mean_and_spread_of_each_run(tmp_path):
+    def row(mean, spread):
+        return {"metrics": {"RR@10": {"mean": mean, "spread": spread}, "R@50": {"mean": 1.0, "spread": None}}}
+
+    runs = {"joint retriever": {"four": row(0.2, 0.05), "sixteen": row(0.4, None)}, "joint re-ranker": {"four": row(0.3, 0.1)}}
+    svg = chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+    root = ElementTree.fromstring(svg)
+    words = {e.text.strip() for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text}
+    assert {"joint.negatives", "RR@10", "joint retriever", "joint re-ranker", "3", "15"} <= words
+    assert "R@50" not in words
+    assert svg == chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+
+
+def test_what_is_the_same_is_shared(tmp_path):
+    one, two, three, four = folders(read(write(tmp_path)))
+    every = [one, two, three, four]
+    assert [len({f[name] for f in every}) for name in one] == [1, 4, 4, 4, 4, 1, 1, 4]  # no seed shapes bm25's index
+    assert all(Path(folder).name == name and Path(folder).parts[:2] == ("out", "stages") for f in every for name, folder in f.items())
+    assert one["words"] == two["words"] == three["words"]
+
+
+def test_identity_is_of_what_shapes_a_stage(tmp_path):
+    (tmp_path / "other").mkdir()
+    first = folders(read(write(tmp_path)))
+    assert first == folders(read(write(tmp_path, RECIPE + "  train.workers: [2]\n"))), "workers share out the work only"
+    assert first == folders(read(write(tmp_path, RECIPE.replace("{train.alpha: 0}", "{train.alpha: 0.0, train.zero: 1}"))))
+    grown = folders(read(write(tmp_path, RECIPE.replace("[1, 2]", "[1, 2, 3]"))))
+    assert [f for f in grown if f in first] == first, "a grid that grows keeps what is there"
+    moved = folders(read(write(tmp_path), tmp_path / "ä other"))
+    assert [{n: Path(f).parent.name for n, f in one.items()} for one in moved] == [
+        {n: Path(f).parent.name for n, f in one.items()} for one in first
+    ]
+    changed = folders(read(write(tmp_path), changes=("train.epochs=2",)))
+    assert {name for name in first[0] if first[0][name] != changed[0][name]} == {"train", "vectors", "dense", "found", "report"}
+
+
+def test_a_trial_reads_what_it_shares(tmp_path):
+    for trial, of in zip((sweep := read(write(tmp_path))).trials, folders(sweep), strict=True):
+        stages = {stage.name: stage.settings for stage in trial.recipe.stages}
+        assert stages["words"].corpus == f"{of['data']}/corpus"
+        assert stages["report"].run == [of["bm25"], f"dense={of['found']}"]
+
+
+def test_the_plan_has_each_distinct_stage_once(tmp_path):
+    rows = plan_sweep(read(write(tmp_path), tmp_path / "out"))
+    assert [row["trials"] for row in rows if row["stage"] == "data"] == [[1, 2, 3, 4]]
+    assert [row["trials"] for row in rows if row["stage"] == "words"] == [[1, 2, 3, 4]]
+    assert [row["state"] for row in rows if row["stage"] in ("data", "train")] == ["ready", *["waits"] * 4]
+    assert len(rows) == 3 + 4 * 5
+    assert not (tmp_path / "out").exists(), "a plan makes nothing"
+
+
+def test_the_plan_of_the_command_line(tmp_path, capsys):
+    command = ["plan", str(write(tmp_path)), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="0"):
+        main(command)
+    said = capsys.readouterr().out
+    assert "without passage-centric, seed=2: 0 of 8 stages done" in said
+    assert "23 stages for all 4 trials" in said
+    assert "bm25     search      1 for 4: 1 waits; each 5,600 queries x 100" in said
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["trials"]), len(found["stages"])) == (4, 23)
+
+
+@pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
+def test_every_sweep_of_ours_is_valid(file):
+    assert len(read(file).trials) > 1
+
+
+def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp_path):
+    assert len(Recipe.read(write(tmp_path), "out").stages) == 8
+    assert Sweep.read(write(tmp_path, with_sweep("")), "out") is None
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("sweep: {}", "sweep: is empty; give KEY: [VALUES] lines"),
+        ("sweep: [1]", "sweep: is empty"),
+        ("sweep: {train.alpha: []}", "sweep.train.alpha: holds no values"),
+        ("sweep: {train.alpha: 0.1}", "sweep.train.alpha: holds no values; give a list"),
+        ("sweep: {train.alhpa: [0.1]}", "sweep.train.alhpa: unknown key; did you mean 'alpha'?"),
+        ("sweep: {trian.alpha: [0.1]}", "sweep.trian.alpha: no stage 'trian'; did you mean 'train'?"),
+        ("sweep: {sed: [1]}", "sweep.sed: the recipe is given no 'sed'; did you mean 'seed'?"),
+        ("sweep: {variants: {}}", "sweep.variants: holds no variants"),
+        ("sweep: {variants: {one: 3}}", "sweep.variants.one: holds no keys"),
+        ("sweep: {variants: {one: {train.alhpa: 3}}}", "sweep.variants.one.train.alhpa: unknown key; did you mean 'alpha'?"),
+        ("sweep: {train.alpha: [0.1, 3]}", "stages.train.alpha: input should be less than or equal to 1 (given: 3)"),
+        ("sweep: {seed: [1, 1]}", "sweep: (recipe, seed=1) makes the same as (recipe, seed=1)"),
+        ("sweep: {variants: {one: {}, two: {train.alpha: 0.1}}}", "sweep: (two) makes the same as (one)"),
+        ("sweep: {variants: {a b: {}, a/b: {train.alpha: 0}}}", "sweep: two trials are called 'a-b'"),
+        ("sweep: {data.output: [a]}", "stages.data.output: stages of a sweep are given their folders"),
+        ("sweeep: {seed: [1]}", "sweeep: unknown key; did you mean 'sweep'?"),
+    ],
+)
+def test_a_fault_is_one_line_with_file_and_key(tmp_path, sweep, said):
+    file = write(tmp_path, with_sweep(sweep))
+    with pytest.raises(InputError) as caught:
+        Sweep.read(file, "out")
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_swept_recipe_needs_a_report_and_no_change_of_what_is_swept(tmp_path):
+    with pytest.raises(InputError, match="has no evaluate stage"):
+        read(write(tmp_path, "stages: {data: {do: sample}}\nsweep: {seed: [1]}"))
+    with pytest.raises(InputError, match="--set seed=3: is swept"):
+        read(write(tmp_path), changes=("seed=3",))
+
+
+QUERIES = [f"q{i}" for i in range(40)]
+
+
+def report(folder: Path, values: dict[str, np.ndarray]) -> Artifact:
+    """A report artifact with the per-query RR@10 of runs."""
+    draft = Draft.open(folder, "report", {"names": list(values)})
+    tables = [pa.table({"run": [run] * len(QUERIES), "query_id": QUERIES, "RR@10": of}) for run, of in values.items()]
+    draft.commit("per_query.parquet", lambda path: pq.write_table(pa.concat_tables(tables), path), 0)
+    each = {run: {"metrics": {"RR@10": float(of.mean())}} for run, of in values.items()}
+    return draft.finish(0, result={"runs": each} if len(each) > 1 else next(iter(each.values())))
+
+
+def test_mean_spread_and_significance_over_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    first = rng.random((3, 40))
+    better = np.clip(first + rng.normal(0.1, 0.15, (3, 40)), 0, 1)
+    bm25 = rng.random(40)
+    reports = {
+        name: {f"seed={seed}": report(tmp_path / f"{name}{seed}", {"bm25": bm25, "dense": of[seed]}) for seed in range(3)}
+        for name, of in (("complete", first), ("better", better))
+    }
+    summary = summarise(reports)
+    rows = summary["runs"]["dense"]
+    assert rows["better"]["seeds"] == ["seed=0", "seed=1", "seed=2"]
+    measured = rows["better"]["metrics"]["RR@10"]
+    assert measured["values"] == better.mean(axis=1).tolist()
+    assert (measured["mean"], measured["spread"]) == pytest.approx((better.mean(), better.mean(axis=1).std(ddof=1)))
+    assert "significance" not in rows["complete"]
+    found = rows["better"]["significance"]["RR@10"]
+    assert found["difference"] == pytest.approx((better - first).mean())
+    assert found["wins"] + found["ties"] + found["losses"] == 40, "a pair a query, not a pair a query and seed"
+    gaps = (better - first).mean(axis=0)
+    assert found["p_t_test"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert found["p_randomisation"] == pytest.approx(
+        stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=9_999, random_state=1).pvalue, abs=0.01
+    )
+    assert summary["runs"]["bm25"]["better"]["significance"]["RR@10"]["p_randomisation"] == 1
+    table = text_table(summary, {"bm25"})
+    assert f"better    3      {measured['mean']:.4f} ± {measured['spread']:.4f} ▲▲" in table
+    assert table.count("(all)") == 1
+    assert "| better | 3 |" in markdown_table(summary, set())
+    json.dumps(summary, allow_nan=False)
+
+
+def test_one_seed_has_no_spread_and_only_shared_seeds_are_compared(tmp_path):
+    values = np.linspace(0, 1, 40)
+    one = report(tmp_path / "one", {"dense": values})
+    two = report(tmp_path / "two", {"dense": values[::-1] * 0.5})
+    rows = summarise({"first": {"s1": one}, "second": {"s1": two, "s2": one}, "third": {"s2": two}, "none": {}})["runs"]["dense"]
+    assert rows["first"]["metrics"]["RR@10"]["spread"] is None
+    assert rows["second"]["significance"]["RR@10"]["difference"] == pytest.approx(-0.25)
+    assert rows["third"]["significance"] == {}
+    assert "none" not in rows

@@ -1,0 +1,34 @@
+"""Which nodes take shard actors, and what an actor claims so that Ray's scheduler thinks alike; without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydense.retrieval import shard_actor
+
+
+def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": alive, "Resources": {"memory": 8.0 * 2**30, **resources}}
+
+
+HEAD, WORKER, V100, LOST = node("head"), node("worker", CPU=4), node("v100", CPU=8, GPU=1), node("lost", alive=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpu", "names", "claims"),
+    [
+        ([HEAD, WORKER, V100, LOST], False, ["worker", "v100"], (0.001, 0)),
+        ([HEAD, WORKER, V100, LOST], True, ["v100"], (0, 1)),
+        ([HEAD], False, [], (0.001, 0)),
+        ([WORKER, V100, LOST], False, ["worker", "v100"], (0, 0)),  # all CPUs may be claimed by those that wait for the pool
+    ],
+)
+def test_a_head_without_cpus_takes_no_shard(
+    nodes: list[dict[str, Any]], gpu: bool, names: list[str], claims: tuple[float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert [one["NodeID"] for one in shard_actor.shard_nodes(gpu)] == names
+    claimed = shard_actor.claims(gpu, nodes)
+    assert (claimed["num_cpus"], claimed["num_gpus"]) == claims

@@ -1,0 +1,313 @@
+"""An artifact appears whole or not at all, continues, and is refused when stale, damaged, foreign or in use."""
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydense import storage
+from raydense.errors import InputError, fixable
+from raydense.storage.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json
+
+
+def put(draft: Draft, name: str, text: str = "text") -> None:
+    draft.commit(name, lambda path: path.write_text(text), rows=1)
+
+
+def make(folder: Path, kind: str = "run", made_from: dict | None = None) -> Artifact:
+    draft = Draft.open(folder, kind, made_from or {"a": 1})
+    put(draft, "one.txt")
+    put(draft, "deep/two.txt", "two")
+    return draft.finish(2, said="so")
+
+
+def test_made_and_opened(tmp_path: Path) -> None:
+    made = make(tmp_path / "x")
+    there = Artifact.open(tmp_path / "x", "run")
+    assert (there.rows, there.summary, there.fingerprint) == (2, {"said": "so"}, made.fingerprint)
+    assert [p.read_text() for p in there.parts(".txt")] == ["two", "text"]
+    assert sorted(p.name for p in (tmp_path / "x").iterdir()) == ["deep", "manifest.json", "one.txt"]
+
+
+def test_fingerprint_follows_content_and_origin(tmp_path: Path) -> None:
+    same, again, other = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c", made_from={"a": 2})
+    assert same.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_finished_is_found_done_and_stale_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "x", made_from={"settings": {"k": 5}, "inputs": {}})
+    assert Draft.open(tmp_path / "x", "run", {"settings": {"k": 5}, "inputs": {}}).done
+    with pytest.raises(InputError, match=r"made from something else \(settings\.k: 5 -> 6\); give another --output"):
+        Draft.open(tmp_path / "x", "run", {"settings": {"k": 6}, "inputs": {}})
+    with pytest.raises(InputError, match="kind: run"):
+        Draft.open(tmp_path / "x", "corpus", {"settings": {"k": 5}, "inputs": {}})
+
+
+def test_unfinished_continues_and_is_not_an_artifact(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(draft, "one.txt")
+    with pytest.raises(InputError, match="unfinished"):
+        Artifact.open(tmp_path / "x")
+    draft.close()
+    again = Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert again.done is None
+    assert list(again.committed()) == ["one.txt"]
+
+
+def test_what_made_nothing_yet_may_begin_from_something_else(tmp_path: Path) -> None:
+    """A stage that refused its settings can be run with better ones; once something is committed it cannot."""
+    Draft.open(tmp_path / "x", "run", {"a": 1}).close()
+    draft = Draft.open(tmp_path / "x", "run", {"a": 2})
+    put(draft, "one.txt")
+    draft.close()
+    with pytest.raises(InputError, match="a: 2 -> 3"):
+        Draft.open(tmp_path / "x", "run", {"a": 3})
+
+
+def test_a_manifest_of_another_tool_is_none(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"files": []}')
+    with pytest.raises(InputError, match="no manifest"):
+        Artifact.open(tmp_path, "corpus")
+    assert fingerprint_of(tmp_path)
+
+
+def test_a_worker_finds_the_folder_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(Draft.open("x", "run", {}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    put(pickle.loads(sent), "one.txt")
+    assert (tmp_path / "x" / "one.txt").is_file()
+
+
+def test_a_stage_that_failed_may_run_again_in_the_same_process(tmp_path: Path) -> None:
+    failed = Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(failed, "one.txt")
+    again = Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert list(again.committed()) == ["one.txt"]
+    assert again.finish(1).rows == 1
+
+
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {})
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        draft.commit("one.txt", fail, 1)
+    assert not draft.committed()
+    assert not list((tmp_path / "x").rglob("one.txt"))
+
+
+def test_truncated_missing_and_unreadable_are_refused(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    os.truncate(tmp_path / "x" / "one.txt", 2)
+    with pytest.raises(InputError, match=r"x/one.txt: missing, or not of the size"):
+        Artifact.open(tmp_path / "x")
+    with pytest.raises(InputError, match="not of the size"):
+        Draft.open(tmp_path / "x", "run", {"a": 1})
+    (tmp_path / "x" / "one.txt").unlink()
+    with pytest.raises(InputError, match="missing"):
+        Artifact.open(tmp_path / "x")
+    os.truncate(tmp_path / "x" / "manifest.json", 50)
+    with pytest.raises(InputError, match="not readable as JSON"):
+        Artifact.open(tmp_path / "x")
+
+
+def test_other_kind_no_folder_no_manifest_and_newer_format(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(InputError, match="holds run, not corpus"):
+        Artifact.open(tmp_path / "x", "corpus")
+    with pytest.raises(InputError, match="no such folder"):
+        Artifact.open(tmp_path / "none")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        Artifact.open(tmp_path / "plain")
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    (tmp_path / "x" / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(InputError, match="format version 99"):
+        Artifact.open(tmp_path / "x")
+
+
+def test_a_foreign_folder_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("dear")
+    with pytest.raises(InputError, match="is not an artifact of raydense"):
+        Draft.open(tmp_path, "run", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_workers_commit_through_a_pickled_draft(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {})
+    put(pickle.loads(pickle.dumps(draft)), "one.txt")
+    assert list(draft.committed()) == ["one.txt"]
+
+
+def test_read_only_folder_has_a_mend() -> None:
+    script = (
+        "import os, sys\n"
+        "from raydense.storage.artifact import Draft; from raydense.errors import fixable\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
+        "try: Draft.open(sys.argv[1] + '/x', 'run', {})\n"
+        "except OSError as error: print(*fixable(error))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        run = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+        assert run.stdout == f"2 {folder}/x: permission denied; choose a folder that you may write\n", run.stderr
+        assert not os.listdir(folder)
+
+
+def test_killed_before_any_touch_of_a_file_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:
+    """kill -9 at the n-th event that Python audits within the folder, for every n until none is left."""
+    make(tmp_path / "whole")
+    for nth in itertools.count(1):
+        folder = tmp_path / str(nth)
+        child = os.fork()
+        if not child:
+            sys.addaudithook(killer(str(folder), nth))
+            try:
+                make(folder)
+            finally:
+                os._exit(0)
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        make_again(folder)
+        assert files_of(folder) == files_of(tmp_path / "whole"), nth
+        if not killed:
+            break
+    assert nth > 30
+
+
+def killer(folder: str, nth: int) -> Callable[[str, tuple], None]:
+    left = itertools.count(nth - 1, -1)
+
+    def hook(event: str, given: tuple) -> None:
+        if any(str(part).startswith(folder) for part in given) and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def make_again(folder: Path) -> None:
+    if not Draft.open(folder, "run", {"a": 1}).done:
+        make(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
+    script = (
+        "import resource, signal, sys\n"
+        "from raydense.storage.artifact import Draft\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "draft = Draft.open(sys.argv[1], 'run', {})\n"
+        "draft.commit('small.bin', lambda p: p.write_bytes(b'x' * 1000), 1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: draft.commit('large.bin', lambda p: p.write_bytes(b'x' * 100_000), 1)\n"
+        "except OSError as error: print(error.errno)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == errno.EFBIG
+    draft = Draft.open(tmp_path / "x", "run", {})
+    assert list(draft.committed()) == ["small.bin"]
+    assert not list((tmp_path / "x").rglob("large.bin"))
+
+
+def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [lambda text: storage.write(tmp_path / "table.md", text.encode()), lambda text: write_json(tmp_path / "table.json", text)]
+    for write in writers:
+        write("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    for write in writers:
+        with pytest.raises(OSError, match="No space"):
+            write("new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.md": "old", "table.json": '"old"'}
+
+
+def test_no_space_is_said_in_one_line() -> None:
+    assert fixable(OSError(errno.ENOSPC, "No space left on device", "/d/f")) == (
+        1,
+        "/d/f: no space left; free some and run again, what was committed is kept",
+    )
+
+
+def test_fingerprint_of_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "w").write_text("1")
+    before = fingerprint_of(tmp_path / "d")
+    assert before == fingerprint_of(str(tmp_path / "d"))
+    (tmp_path / "d" / "w").write_text("2")
+    assert fingerprint_of(tmp_path / "d") != before
+    with pytest.raises(InputError, match="no such file or folder"):
+        fingerprint_of(tmp_path / "none")
+
+
+def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "f").write_text("a")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "inner").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "back").symlink_to(tmp_path / "d")
+    before = fingerprint_of(tmp_path / "d")
+    (tmp_path / "real" / "f").write_text("b")
+    assert fingerprint_of(tmp_path / "d") != before
+
+
+@pytest.mark.parametrize("kind", ["model", "joint"])
+def test_weights_trained_on_in_place_are_refused_though_they_are_as_large(tmp_path: Path, kind: str) -> None:
+    made = make(tmp_path / "m", kind)
+    assert fingerprint_of(tmp_path / "m") == made.fingerprint
+    (tmp_path / "m" / "one.txt").write_text("TEXT")
+    with pytest.raises(InputError, match=r"one\.txt: was written to after raydense made it; make the model again"):
+        fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # the other fix
+    foreign = fingerprint_of(tmp_path / "m")
+    (tmp_path / "m" / "one.txt").write_text("tExt")
+    assert made.fingerprint != foreign != fingerprint_of(tmp_path / "m")
+
+
+def test_a_file_that_stays_as_it_is_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "m", "model")
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: hashed.append(stream.name) or digest(stream, kind))
+    assert fingerprint_of(tmp_path / "m") == fingerprint_of(tmp_path / "m")
+    assert sorted(Path(name).name for name in hashed) == ["one.txt", "two.txt"]
+
+
+def test_differences_names_keys() -> None:
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == "a.c: 2 -> 3, d: None -> 4"
+
+
+def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: Path) -> None:
+    made_from = {"stage": "test"}
+    Draft.open(tmp_path / "begun", "run", made_from)
+    discard_untouched(tmp_path / "begun")
+    assert not (tmp_path / "begun").exists()
+    committed = Draft.open(tmp_path / "committed", "run", made_from)
+    committed.commit("part", lambda path: path.write_text("x"), 1)
+    kept = Draft.open(tmp_path / "kept", "run", made_from)
+    kept.keep("spill", lambda path: path.write_text("x"))
+    elsewhere = Draft.open(tmp_path / "elsewhere", "run", made_from)
+    elsewhere.close()  # as another process's, which this one has no lock of
+    (tmp_path / "own").mkdir()
+    for draft in (committed, kept, elsewhere):
+        discard_untouched(draft.folder)
+        assert draft.folder.is_dir()
+    discard_untouched(tmp_path / "own")
+    discard_untouched(tmp_path / "nowhere")
+    assert (tmp_path / "own").is_dir()
+    assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"

@@ -1,0 +1,361 @@
+"""The objectives on one process, against NumPy's reading of the equations; the dev metric against ir-measures."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ir_measures
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from training_data import TrainingData, make_training_data
+
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.joint import JointModel
+from raydense.models.losses import listwise
+from raydense.settings import TrainSettings
+from raydense.storage.artifact import Draft
+from raydense.training.batches import Part, Ragged
+from raydense.training.dev import METRIC, OF_RERANKER, mrr_at_10, read_dev_sets
+from raydense.training.engine import TorchEngine
+from raydense.training.methods import Batch, Objective, Texts, objective_of
+from raydense.training.methods.joint import JointTraining
+from raydense.training.methods.multi_positive import MultiPositive
+from raydense.training.methods.pair import Pair
+from raydense.training.methods.reranker import Reranker, of_list
+from raydense.training.methods.retriever import Retriever
+from raydense.training.step import run
+
+# Rows 0 and 5 have the same text.
+PASSAGES = ["the red fox", "cold winter rivers", "old bridges of stone", "a fever", "no one home", "the red fox"]
+PART = Part(
+    query=np.array([0, 1, 2]),
+    positives=np.array([[0], [1], [2]]),
+    negatives=np.array([[3, 4], [5, 3], [1, 0]]),
+    known=Ragged(np.array([0, 1, 3, 2]), np.array([0, 1, 3, 4])),  # query 1 has two: 1 and 3
+)
+ROWS = [0, 1, 2, 3, 4, 5, 3, 1, 0]
+# Columns: positives 0 1 2, then 3 4 | 5 3 | 1 0. What is a known positive of each query, by row or by text:
+KNOWN = np.array([[1, 0, 0, 0, 0, 1, 0, 0, 1], [0, 1, 0, 1, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0, 0, 0, 0]], bool)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    draft = Draft.open(tmp_path_factory.mktemp("corpus") / "corpus", "corpus", {})
+    writer = CorpusWriter(draft, 4)
+    ids = [f"p{i}" for i in range(len(PASSAGES))]
+    writer.add(pa.table({"passage_id": ids, "title": [""] * len(ids), "text": PASSAGES}))
+    queries = pa.table({"query_id": ["a", "b", "c"], "text": ["what fox", "when do rivers freeze", "who carries stone"]})
+    return Texts(queries, PassageStore(writer.finish().path))
+
+
+def settings(**changes: Any) -> TrainSettings:
+    values = {"objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e", "output": "o", "batch_size": 3}
+    return TrainSettings(**{**values, **changes})
+
+
+def loss_of(objective: Objective, part: Part = PART) -> tuple[torch.Tensor, dict[str, torch.Tensor], Batch]:
+    """The loss and metrics of a part, as the loop gets them, and the batch behind them."""
+    batch = objective.prepare(part)
+    engine = TorchEngine(objective.model, objective.settings, torch.device("cpu"), "fp32")
+    loss, metrics = objective.loss(run(engine, {name: value for name, value in batch.items() if isinstance(value, dict)}), batch)
+    return loss, metrics, batch
+
+
+def vectors(model: DualEncoder, texts: Texts, part: Part, rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Float64 vectors of a part's queries, and of the passages at `rows`."""
+    with torch.no_grad():
+        q = model.encode_queries(model.tokenize_queries(texts.queries(part.query)).pad(0)).double().numpy()
+        p = model.encode_passages(model.tokenize_passages(texts.passages(np.array(rows))).pad(0)).double().numpy()
+    return q, p
+
+
+def log_softmax_loss(scores: np.ndarray, positive: int, allowed: np.ndarray) -> float:
+    """-log of the positive's share among what is allowed, and itself."""
+    allowed = allowed.copy()
+    allowed[positive] = True
+    exponentials = np.exp(scores - scores[allowed].max())
+    return -float(np.log(exponentials[positive] / exponentials[allowed].sum()))
+
+
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_retriever_is_the_query_centric_loss_without_known_positives(tiny_folder: Path, three: Texts, in_batch: bool) -> None:
+    model = DualEncoder.load(tiny_folder)
+    objective = Retriever(settings(negatives=2, temperature=0.5, in_batch=in_batch), model, three, 0, 1)
+    loss, metrics, _ = loss_of(objective)
+    q, p = vectors(model, three, PART, ROWS)
+    own = np.array([[1, 0, 0, 1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 1, 1]], bool)
+    allowed = ~KNOWN & (True if in_batch else own)
+    each = [log_softmax_loss(q[i] @ p.T / 0.5, i, allowed[i]) for i in range(3)]
+    assert loss.item() == pytest.approx(np.mean(each), rel=1e-5)
+    best = [max(s for j, s in enumerate(q[i] @ p.T) if allowed[i, j] and j != i) for i in range(3)]
+    assert float(metrics["accuracy"]) == pytest.approx(np.mean([q[i] @ p[i] > best[i] for i in range(3)]))
+
+
+def test_masking_is_by_row_and_by_text(tiny_folder: Path, three: Texts) -> None:
+    objective = Retriever(settings(negatives=2), DualEncoder.load(tiny_folder), three, 0, 1)
+    assert np.array_equal(objective.prepare(PART)["known"].numpy(), KNOWN)
+
+
+def test_workers_see_the_masks_of_one(tiny_folder: Path, three: Texts) -> None:
+    """Cross-batch: a worker's columns are all workers' passages, worker by worker."""
+    part = Part(PART.query[[0, 1]], PART.positives[[0, 1]], PART.negatives[[0, 1]], PART.known.take(np.array([0, 1])))
+    model = DualEncoder.load(tiny_folder)
+    one = Retriever(settings(batch_size=2, negatives=2), model, three, 0, 1).prepare(part)
+    columns = [0, 2, 3, 1, 4, 5]  # of one worker's 0 1 | 3 4 5 3, in the order of two workers: 0 3 4 | 1 5 3
+    for rank in (0, 1):
+        mine = Retriever(settings(batch_size=2, workers=2, negatives=2), model, three, rank, 2).prepare(part)
+        assert np.array_equal(mine["known"].numpy()[0], one["known"].numpy()[rank][columns])
+        assert mine["positive"].tolist() == [rank * 3]
+
+
+@pytest.mark.parametrize("loss_name", ["listwise", "pointwise"])
+def test_reranker_losses(tiny_folder: Path, three: Texts, loss_name: str) -> None:
+    torch.manual_seed(0)
+    model = CrossEncoder.load(tiny_folder)
+    objective = Reranker(settings(objective="reranker", loss=loss_name, negatives=2), model, three, 0, 1)
+    loss, _, _ = loss_of(objective)
+
+    rows = np.concatenate([PART.positives, PART.negatives], axis=1)
+    known = np.array([[1, 0, 0], [1, 0, 1], [1, 0, 0]], bool)  # row 3 is a second positive of query 1
+    with torch.no_grad():
+        pairs = model.tokenize_pairs(np.repeat(three.queries(PART.query), 3).tolist(), three.passages(rows.ravel()))
+        scores = model(pairs.pad(0)).double().numpy().reshape(3, 3)
+    if loss_name == "listwise":
+        expected = np.mean([log_softmax_loss(scores[i], 0, ~known[i]) for i in range(3)])
+    else:
+        probability = 1 / (1 + np.exp(-scores))
+        expected = -np.mean(np.where(known, np.log(probability), np.log(1 - probability)))
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("in_batch_queries", [False, True])
+def test_pair_is_both_losses(tiny_folder: Path, three: Texts, in_batch_queries: bool) -> None:
+    """PAIR eq. 6 with its denominators written out: s(p+, p-) of the query's own and the in-batch negatives."""
+    model = DualEncoder.load(tiny_folder)
+    loss, metrics, _ = loss_of(
+        Pair(settings(objective="pair", negatives=2, temperature=0.5, alpha=0.3, in_batch_queries=in_batch_queries), model, three, 0, 1)
+    )
+    q, p = vectors(model, three, PART, ROWS)
+    query_centric = np.mean([log_softmax_loss(q[i] @ p.T / 0.5, i, ~KNOWN[i]) for i in range(3)])
+    each = []
+    for i in range(3):
+        scores, allowed = p[i] @ p.T, ~KNOWN[i]
+        scores[i] = q[i] @ p[i]
+        if in_batch_queries:  # row 1 is query 1's positive alone, 0 query 0's, 2 query 2's: no query is answered by another's
+            scores, allowed = np.append(scores, p[i] @ q.T), np.append(allowed, np.arange(3) != i)
+        each.append(log_softmax_loss(scores / 0.5, i, allowed))
+    assert float(metrics["query_centric"]) == pytest.approx(query_centric, rel=1e-5)
+    assert float(metrics["passage_centric"]) == pytest.approx(np.mean(each), rel=1e-5)
+    assert loss.item() == pytest.approx(0.7 * query_centric + 0.3 * np.mean(each), rel=1e-5)
+
+
+@pytest.mark.parametrize("asked", [{"objective": "pair"}, {"shared": True}])
+def test_one_encoder_is_not_made_of_two(tiny_folder: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
+    DualEncoder.load(tiny_folder, shared=False).save(tmp_path)
+    for read in (Retriever.check, Retriever.load):
+        with pytest.raises(InputError, match="holds two separate encoders"):
+            read(settings(**asked), str(tmp_path))
+    assert Retriever.load(settings(), str(tmp_path)).query_encoder is not None
+
+
+def test_a_query_that_the_positive_answers_is_not_pushed_from_it(tiny_folder: Path, three: Texts) -> None:
+    part = Part(PART.query, np.array([[0], [1], [5]]), PART.negatives, Ragged(np.array([0, 1, 3, 5]), np.array([0, 1, 3, 4])))
+    batch = Pair(settings(objective="pair", negatives=2, in_batch_queries=True), DualEncoder.load(tiny_folder), three, 0, 1).prepare(part)
+    assert batch["answered"].tolist() == [[True, False, True], [False, True, False], [True, False, True]]  # 0 and 5 have one text
+
+
+def test_several_positives_and_fewer(tiny_folder: Path, three: Texts) -> None:
+    """Multiple positives eq. 3: query 1 has two positives, the others one; the places that fill up count nowhere."""
+    part = Part(PART.query, np.array([[0, -1], [3, 1], [2, -1]]), PART.negatives[:, :1], PART.known)
+    model = DualEncoder.load(tiny_folder)
+    loss, _, batch = loss_of(
+        MultiPositive(settings(objective="multi-positive", positives=2, negatives=1, temperature=0.5), model, three, 0, 1), part
+    )
+    rows = [0, 3, 1, 2, 3, 5, 1]  # what is there: positives 0 | 3 1 | 2, then negatives 3 5 1
+    relevant = np.array([[1, 0, 0, 0, 0, 1, 0], [0, 1, 1, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0, 0]], bool)
+    q, p = vectors(model, three, part, rows)
+    total = 0.0
+    for i in range(3):
+        share = np.exp(q[i] @ p.T / 0.5) / np.exp(q[i] @ p.T / 0.5).sum()
+        sigmoid = 1 / (1 + np.exp(-share))
+        total -= np.log(sigmoid[relevant[i]]).sum() + np.log(1 - sigmoid[~relevant[i]]).sum()
+    assert loss.item() == pytest.approx(total / 3, rel=1e-5)
+    assert batch["out"][0].tolist() == [False, True, False, False, False, True, False, False, False]
+    assert batch["positive"].tolist() == [0, 2, 4]
+
+
+def in_float64(model: JointModel, texts: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What `JointModel.forward` gives, without its last step to float32, which finite differences could not see through."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not model.frozen):
+        scores = model.reranker.model(**texts["pairs"]).logits.squeeze(-1)
+    sides = []
+    for name in ("queries", "passages"):
+        states, mask = model.retriever.encoder(**texts[name]).last_hidden_state, texts[name]["attention_mask"].unsqueeze(-1)
+        sides.append((states * mask).sum(dim=1) / mask.sum(dim=1))
+    return (*sides, scores)
+
+
+def joint(tiny_folder: Path, texts: Texts, **changes: Any) -> JointTraining:
+    wanted = settings(objective="joint", reranker=str(tiny_folder), negatives=2, temperature=0.5, **changes)
+    torch.manual_seed(3)
+    return JointTraining(wanted, JointTraining.load(wanted, str(tiny_folder)), texts, 0, 1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"direction": "ce_de"}, {"loss": "pointwise"}, {"teacher": "static"}, {"in_batch": True}])
+def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, changes: dict[str, Any]) -> None:
+    objective = joint(tiny_folder, three, **changes)
+    loss, _, _ = loss_of(objective)
+
+    lists = [[0, 3, 4], [1, 5, 3], [2, 1, 0]]
+    if changes.get("in_batch"):
+        lists = [[*own, *(i for i in range(3) if i != at)] for at, own in enumerate(lists)]
+    known = np.array([[row in {0: (0, 5), 1: (1, 3), 2: (2,)}[i] for row in rows] for i, rows in enumerate(lists)])
+    distilled, labelled = [], []
+    for i, rows in enumerate(lists):
+        q, p = vectors(objective.model.retriever, three, PART, rows)
+        with torch.no_grad():
+            pairs = objective.model.reranker.tokenize_pairs([three.queries(PART.query)[i]] * len(rows), three.passages(np.array(rows)))
+            ce = objective.model.reranker(pairs.pad(0)).double().numpy()
+        kept = ~known[i] | (np.arange(len(rows)) == 0)
+        shares = [np.exp(s[kept]) / np.exp(s[kept]).sum() for s in (q[i] @ p.T / 0.5, ce)]
+        first, second = shares if objective.settings.direction == "de_ce" else shares[::-1]
+        distilled.append((first * np.log(first / second)).sum())
+        sigmoid = 1 / (1 + np.exp(-ce))
+        pointwise = -np.where(known[i], np.log(sigmoid), np.log(1 - sigmoid)).mean()
+        labelled.append(pointwise if changes.get("loss") == "pointwise" else -np.log(shares[1][0]))
+    expected = np.mean(distilled) + (0 if changes.get("teacher") else np.mean(labelled))
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_dynamic_teacher_learns_from_the_retriever_and_a_static_one_does_not(tiny_folder: Path, three: Texts) -> None:
+    """The gradient of L_KL alone, by finite differences, along a random direction through each model's weights."""
+    for teacher in ("dynamic", "static"):
+        objective = joint(tiny_folder, three, teacher=teacher)
+        model = objective.model.double().train()
+        batch = objective.prepare(PART)
+
+        def distilled(objective: JointTraining = objective, batch: Batch = batch) -> torch.Tensor:
+            texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
+            outputs, relevant = in_float64(objective.model, texts), batch["relevant"]
+            whole = objective.loss(outputs, batch)[0]
+            return whole if objective.model.frozen else whole - listwise(outputs[2].view(relevant.shape), of_list(relevant))
+
+        distilled().backward()
+        for part, learns in ((model.retriever, True), (model.reranker, teacher == "dynamic")):
+            weights = [w for w in part.parameters() if w.grad is not None]
+            assert bool(weights) == learns
+            if learns:
+                generator = torch.Generator().manual_seed(5)
+                way = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in weights]
+                along = sum(float((w.grad * v).sum()) for w, v in zip(weights, way, strict=True) if w.grad is not None)
+                moved = []
+                for sign in (1, -1):
+                    with torch.no_grad():
+                        for w, v in zip(weights, way, strict=True):
+                            w.add_(v, alpha=sign * 1e-6)
+                        moved.append(float(distilled()))
+                        for w, v in zip(weights, way, strict=True):
+                            w.sub_(v, alpha=sign * 1e-6)
+                assert along == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-4)
+                assert abs(along) > 1e-6
+
+
+def test_mrr_equals_ir_measures() -> None:
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=(40, 30)).astype(np.float32)
+    relevant = rng.random((40, 30)) < 0.05
+    qrels = [ir_measures.Qrel(str(q), str(p), int(relevant[q, p])) for q in range(40) for p in range(30)]
+    run = [ir_measures.ScoredDoc(str(q), str(p), float(scores[q, p])) for q in range(40) for p in range(30)]
+    expected = ir_measures.calc_aggregate([ir_measures.RR @ 10], qrels, run)[ir_measures.RR @ 10]
+    assert mrr_at_10(scores, relevant) == pytest.approx(expected)
+
+
+def test_mrr_ties_go_to_the_earlier_and_absent_ones_count_nothing() -> None:
+    scores = np.array([[1, 1, 0], [0, 0, 2], [-np.inf, 3, 1]], np.float32)
+    relevant = np.array([[False, True, False], [False, False, True], [False, False, False]])
+    assert mrr_at_10(scores, relevant) == pytest.approx((1 / 2 + 1 + 0) / 3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("training"))
+
+
+def write_dev_run(data: TrainingData, folder: Path, depth: int) -> str:
+    """Each dev query's first positive at its rank 2, others from the corpus's start."""
+    qrels = read_table(data.root / "sample/qrels/dev", "qrels").to_pandas().drop_duplicates("query_id")
+    ids = PassageStore(data.root / "sample/corpus").ids(np.arange(depth)).to_pylist()
+    rows = []
+    for query, positive in zip(qrels["query_id"], qrels["passage_id"], strict=True):
+        others = [i for i in ids if i != positive]
+        rows += [(query, p, rank, -float(rank)) for rank, p in enumerate([others[0], positive, *others[1:]][:depth], 1)]
+    columns = dict(zip(["query_id", "passage_id", "rank", "score"], zip(*rows, strict=True), strict=True))
+    draft = Draft.open(folder, "run", {})
+    commit_table(draft, "run.parquet", pa.table({k: list(v) for k, v in columns.items()}))
+    draft.finish(len(rows))
+    return str(folder)
+
+
+def test_dev_sets_hold_all_positives_and_the_runs_first(data: TrainingData, tmp_path: Path) -> None:
+    queries, store = read_table(data.root / "sample/queries", "queries"), PassageStore(data.root / "sample/corpus")
+    qrels = read_table(data.root / "sample/qrels/dev", "qrels")
+    run = write_dev_run(data, tmp_path / "run", 5)
+    wanted = data.settings(tmp_path / "o", dev_qrels=str(data.root / "sample/qrels/dev"), dev_run=run, dev_passages=60)
+    dev = read_dev_sets(wanted, queries, store)[METRIC]
+    positives = set(store.rows_of(qrels["passage_id"]).tolist())
+    assert len(dev.rows) == 60
+    assert len(set(dev.rows.tolist())) == 60
+    assert positives | {0, 1, 2} <= set(dev.rows.tolist())
+    assert int(dev.relevant.sum()) == qrels.num_rows
+
+    again = read_dev_sets(wanted.model_copy(update={"objective": "reranker", "dev_passages": 1_000}), queries, store)[METRIC]
+    assert again.absent is not None
+    assert again.rows.shape == (16, 20)
+    assert again.relevant[:, 1].all()
+    assert again.absent.sum() == 16 * 15
+    few = read_dev_sets(wanted.model_copy(update={"objective": "reranker", "dev_passages": 100}), queries, store)[METRIC]
+    assert len(few.query) == 5
+    both = read_dev_sets(wanted.model_copy(update={"objective": "joint"}), queries, store)
+    assert list(both) == [METRIC, OF_RERANKER]
+    assert np.array_equal(both[METRIC].rows, dev.rows)
+
+
+def test_dev_settings_that_do_not_fit(data: TrainingData, tmp_path: Path) -> None:
+    queries, store = read_table(data.root / "sample/queries", "queries"), PassageStore(data.root / "sample/corpus")
+    qrels = str(data.root / "sample/qrels/dev")
+    with pytest.raises(InputError, match="needs candidates to order"):
+        read_dev_sets(data.settings(tmp_path / "o", objective="reranker", dev_qrels=qrels), queries, store)
+    with pytest.raises(InputError, match="of no use without dev_qrels"):
+        read_dev_sets(data.settings(tmp_path / "o", dev_run=qrels), queries, store)
+    assert read_dev_sets(data.settings(tmp_path / "o"), queries, store) == {}
+
+
+@pytest.mark.parametrize(("objective", "length"), [("retriever", "passage_length"), ("reranker", "pair_length")])
+def test_a_model_folder_is_looked_at_before_the_workers_start(tiny_folder: Path, tmp_path: Path, objective: str, length: str) -> None:
+    def check(folder: Path, **changes: Any) -> None:
+        asked = settings(objective=objective, **changes)
+        objective_of(asked).check(asked, str(folder))
+
+    check(tiny_folder)
+    with pytest.raises(InputError, match="1000 is more than the 512 positions"):
+        check(tiny_folder, **{length: 1000})
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="no weights"):
+        check(tmp_path / "model")
+
+
+def test_a_static_teacher_must_be_trained(tiny_folder: Path, tmp_path: Path) -> None:
+    static = settings(objective="joint", reranker=str(tiny_folder), teacher="static")
+    with pytest.raises(InputError, match="no trained re-ranker"):
+        JointTraining.check(static, str(tiny_folder))
+    CrossEncoder.load(tiny_folder).save(tmp_path)
+    JointTraining.check(static.model_copy(update={"reranker": str(tmp_path)}), str(tiny_folder))
