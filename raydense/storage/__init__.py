@@ -474,6 +474,16 @@ def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> Non
         aside.unlink(missing_ok=True)
 
 
+def follow_umask(file: Path) -> None:
+    """Give a file the permissions of any new file next to it: some libraries, as safetensors, make files that only their owner can read."""
+    fresh = file.with_name(f".{uuid.uuid4().hex}.aside")
+    fresh.touch()
+    try:
+        os.chmod(file, fresh.stat().st_mode & 0o777)
+    finally:
+        fresh.unlink()
+
+
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

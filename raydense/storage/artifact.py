@@ -47,7 +47,7 @@ class File:
     note: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artifact:
     """A finished folder, opened by `Artifact.open`; stands wherever the path of a folder is wanted.
 
@@ -58,8 +58,11 @@ class Artifact:
     manifest: dict[str, Any]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], kind: str | None = None) -> Artifact:
-        """The artifact at `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another")."""
+    def open(cls, path: str | os.PathLike[str], kind: str | None = None, fingerprint: str | None = None) -> Artifact:
+        """The artifact at `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another").
+
+        With `fingerprint`, InputError too if another artifact lies there by now than the one that a stage began with.
+        """
         folder = storage.place_of(path)
         wanted = f"a folder of kind {kind}" if kind else "an artifact folder"
         if isinstance(folder, Path) and not folder.is_dir():
@@ -76,8 +79,13 @@ class Artifact:
         if manifest["format_version"] != FORMAT_VERSION:
             raise InputError(f"format version {manifest['format_version']}, this raydense reads {FORMAT_VERSION}", folder, "make it again")
         opened = cls(folder, manifest)
+        if fingerprint is not None and opened.fingerprint != fingerprint:
+            raise _replaced(folder, fingerprint, opened.fingerprint)
         opened._check_files()
         return opened
+
+    def __repr__(self) -> str:
+        return f"Artifact(kind={self.kind!r}, rows={self.rows}, place={str(self.place)!r})"
 
     def _check_files(self) -> None:
         for file in self.manifest["files"]:
@@ -263,6 +271,7 @@ class Draft:
         """Write one file of the work folder, for a later step of the stage: it appears under its name only when whole."""
         with self._aside() as aside:
             write(aside / name)
+            storage.follow_umask(aside / name)
             os.replace(aside / name, self.work / name)
 
     def kept(self, name: str) -> Path | None:
@@ -279,6 +288,7 @@ class Draft:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _place(self, aside: Path, path: str, rows: int, note: dict[str, Any]) -> File:
+        storage.follow_umask(aside)
         with open(aside, "rb") as stream:
             os.fsync(stream.fileno())
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -398,6 +408,22 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
     else:
         raise InputError("no such file or folder", source, "check the path")
     return digest_of([[str(file.relative_to(source)), _sha256(file)] for file in files])
+
+
+def check_unchanged(path: str | os.PathLike[str], fingerprint: str) -> None:
+    """Raise InputError unless `path` (an artifact, or any file or folder) still has the fingerprint that a stage began with.
+
+    An actor calls it after it has loaded a model: what was loaded is then what the stage was asked for. A file that a process has
+    hashed once is not read again while its size and times stay as they are.
+    """
+    now = fingerprint_of(path)
+    if now != fingerprint:
+        raise _replaced(storage.place_of(path), fingerprint, now)
+
+
+def _replaced(place: Path | str, begun: str, now: str) -> InputError:
+    what = f"was replaced while a stage was reading it (fingerprint {begun[:8]} at the start, {now[:8]} now)"
+    return InputError(what, place, "leave inputs as they are while a stage runs; give a new --output, and run the stage again")
 
 
 def _refuse_rewritten(found: Artifact) -> None:

@@ -82,6 +82,7 @@ class Shared:
         aside.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
+            storage.follow_umask(aside)
             if isinstance(place, str):
                 storage.put_file(place, aside)
             else:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from raydense import storage
 from raydense.errors import InputError, fixable
-from raydense.storage.artifact import Artifact, Draft, differences, discard_untouched, fingerprint_of, write_json
+from raydense.storage.artifact import Artifact, Draft, check_unchanged, differences, discard_untouched, fingerprint_of, write_json
+from raydense.storage.shared import Shared
 
 
 def put(draft: Draft, name: str, text: str = "text") -> None:
@@ -286,6 +290,46 @@ def test_a_file_that_stays_as_it_is_is_hashed_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: hashed.append(stream.name) or digest(stream, kind))
     assert fingerprint_of(tmp_path / "m") == fingerprint_of(tmp_path / "m")
     assert sorted(Path(name).name for name in hashed) == ["one.txt", "two.txt"]
+
+
+def test_an_input_that_was_replaced_is_refused_where_it_is_opened(tmp_path: Path) -> None:
+    begun = make(tmp_path / "x")
+    assert Artifact.open(tmp_path / "x", "run", fingerprint=begun.fingerprint).rows == 2
+    shutil.rmtree(tmp_path / "x")
+    make(tmp_path / "x", made_from={"a": 2})
+    line = r"x: was replaced while a stage was reading it \(fingerprint \w{8} at the start, \w{8} now\); leave inputs as they are"
+    with pytest.raises(InputError, match=line):
+        Artifact.open(tmp_path / "x", "run", fingerprint=begun.fingerprint)
+    with pytest.raises(InputError, match=line):
+        check_unchanged(tmp_path / "x", begun.fingerprint)
+
+
+def test_a_model_from_elsewhere_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("1")
+    begun = fingerprint_of(tmp_path)
+    check_unchanged(tmp_path, begun)
+    (tmp_path / "model.safetensors").write_text("2")
+    with pytest.raises(InputError, match="was replaced while a stage was reading it"):
+        check_unchanged(tmp_path, begun)
+
+
+def test_a_repr_says_what_and_where(tmp_path: Path) -> None:
+    assert repr(make(tmp_path / "x")) == f"Artifact(kind='run', rows=2, place='{tmp_path}/x')"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        draft = Draft.open(tmp_path / "m", "model", {})
+        draft.commit_tree(lambda folder: save_file({"w": np.ones(2, np.float32)}, folder / "model.safetensors"))
+        draft.keep("kept", lambda path: save_file({"w": np.ones(2, np.float32)}, path))
+        with Shared(draft.shared).writing("shared") as path:
+            save_file({"w": np.ones(2, np.float32)}, path)
+        files = [draft.folder / "model.safetensors", draft.work / "kept", draft.work / "shared"]
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~umask}
+    finally:
+        os.umask(before)
 
 
 def test_differences_names_keys() -> None:
