@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -104,6 +105,8 @@ def is_cross_encoder(config: PretrainedConfig) -> bool:
 def save_weights(model: PreTrainedModel, folder: Path) -> None:
     """Write config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed here, which else prints that it found no GPU
     with _quiet():
         model.save_pretrained(str(folder))
 
