@@ -25,8 +25,8 @@ from sentence_transformers import SentenceTransformer
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.settings import EncodeSettings
 from raydense.storage.artifact import Artifact, Draft
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,10 +23,10 @@ from transformers import AutoModelForSeq2SeqLM
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.generate import generate
+from raydense.inference.settings import GenerateSettings
 from raydense.models.generator import Generator, decode
 from raydense.models.tokens import batches_by_token_budget
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.settings import GenerateSettings
 from raydense.storage.artifact import Draft
 
 EACH = 5

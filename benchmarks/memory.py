@@ -65,7 +65,7 @@ _WIDTHS = {
 
 
 def settings_of(name: str, root: Path) -> Any:
-    from raydense.settings import PretrainSettings, TrainSettings
+    from raydense.training.settings import PretrainSettings, TrainSettings
 
     values: dict[str, Any] = {"engine": "ddp", "output": str(root / "o"), "corpus": str(root / "corpus"), **SETTINGS[name]}
     if "method" in values:

@@ -26,8 +26,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLan
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
 from raydense.runtime.session import physical_cpus
-from raydense.settings import PretrainSettings
 from raydense.training.engine import learning_rate, make_optimizer
+from raydense.training.settings import PretrainSettings
 from raydense.training.train import train
 
 

@@ -77,7 +77,7 @@ def one(job: dict[str, Any]) -> None:
     if job["cores"]:  # before Ray starts, whose processes inherit it
         os.sched_setaffinity(0, job["cores"])
     from raydense.refresh.refresh import train as stage
-    from raydense.settings import TrainSettings
+    from raydense.training.settings import TrainSettings
 
     stage(TrainSettings.read(job["settings"]))
 

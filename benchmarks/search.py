@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.settings import IndexSettings
 from raydense.storage.artifact import Draft
 
 

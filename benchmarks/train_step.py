@@ -26,11 +26,11 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
-from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.engine import learning_rate, make_engine, make_optimizer
 from raydense.training.methods import Batch, Texts
 from raydense.training.methods.retriever import Retriever
+from raydense.training.settings import TrainSettings
 from raydense.training.step import forward_and_backward
 
 Step = Callable[[int, Batch], float]

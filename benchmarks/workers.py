@@ -23,11 +23,11 @@ from training_data import TrainingData, make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
-from raydense.settings import TrainSettings
 from raydense.training.batches import Sampler
 from raydense.training.engine import Precision, learning_rate, make_engine
 from raydense.training.loop import read_data
 from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import TrainSettings
 from raydense.training.step import forward_and_backward
 
 CPU = torch.device("cpu")

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import VERBS
-from raydense.settings import BaseSettings, ServeSettings, SuiteSettings
+from raydense.serving.settings import ServeSettings
+from raydense.settings import BaseSettings
 
 _HEAD = """# Reference of the stages
 
-Made from `raydense/settings.py` by `make docs`. A key here is a key of a recipe and a flag of the command line
+Made from the settings of the stages (`settings.py` of each package) by `make docs`. A key here is a key of a recipe and a flag of the command line
 (`passage_length` is `--passage-length`). *Input*: a folder; its fingerprint is part of the output's. *Spread*: how the work is
 shared out; the output is the same whatever it is. Everything else shapes the output: with another value the stage refuses
 to go on in the same folder. `evaluate --suite` is no stage but many: only the command line has it. `serve` makes nothing: its keys are also the `args` of an app in

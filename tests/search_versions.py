@@ -19,7 +19,7 @@ from ray import cloudpickle
 from raydense.retrieval.asking import Answer
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
-from raydense.settings import IndexSettings
+from raydense.retrieval.settings import IndexSettings
 from raydense.storage.artifact import Artifact
 
 DIMENSION, K = 24, 10

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.sample import make_sample
+from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
-from raydense.settings import SampleSettings, TrainSettings
 from raydense.storage.artifact import Artifact, Draft
+from raydense.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from raydense.cli.pools import pool_group
 from raydense.cli.serving import serve_command
 from raydense.cli.submissions import submissions_of
 from raydense.errors import fixable, why
+from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table
 from raydense.recipes.recipe import VERBS, Recipe, Stage, Verb, plan, recipe_file, run, seconds_behind
 from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
 from raydense.runtime.progress import duration, say
-from raydense.settings import EvaluateSettings, SuiteSettings
 from raydense.storage.artifact import named_folder
 
 

@@ -10,9 +10,10 @@ import click
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputError
+from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.recipes.recipe import Recipe, Stage, load_yaml
 from raydense.recipes.sweep import Sweep
-from raydense.settings import BaseSettings, EvaluateSettings, SuiteSettings
+from raydense.settings import BaseSettings
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from raydense.cli.flags import join
+from raydense.retrieval.settings import Pool
 from raydense.runtime.progress import duration, say
-from raydense.settings import Pool
 
 
 @click.group("pool")

@@ -12,7 +12,7 @@ import click
 
 from raydense.cli.flags import Command, Flag, flags_of, join, read
 from raydense.runtime.progress import say
-from raydense.settings import ServeSettings
+from raydense.serving.settings import ServeSettings
 
 
 def serve_command() -> click.Command:

@@ -12,8 +12,8 @@ from pathlib import Path
 from raydense import storage
 from raydense.data.formats import beir, dpr, flagembedding, msmarco, pyserini, tevatron, trec
 from raydense.data.formats.outlet import Outlet
+from raydense.data.settings import ExportSettings
 from raydense.errors import InputError
-from raydense.settings import ExportSettings
 
 _WRITE: dict[str, Callable[[Outlet], None]] = {
     "beir": beir.write,

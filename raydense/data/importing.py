@@ -11,8 +11,8 @@ from raydense import storage
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import beir, dpr, flagembedding, irdatasets, msmarco, tevatron, trec
 from raydense.data.formats.intake import Intake, Passages, write_corpus
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError, did_you_mean
-from raydense.settings import ImportSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 _READ: dict[str, Callable[[Path, Intake], None]] = {

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from raydense.data.dataset import DatasetDraft
 from raydense.data.sample_world import ASIDES, ENDS, KINDS, ONSETS, RHYMES, WORDS, WRAPS
+from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
-from raydense.settings import SampleSettings
 from raydense.storage.artifact import Artifact, provenance
 
 FACTS = 6

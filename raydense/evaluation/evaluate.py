@@ -20,10 +20,10 @@ from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, trec_order
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.runtime.progress import say
-from raydense.settings import EvaluateSettings
 from raydense.storage.artifact import Artifact, Draft, named_folder, provenance
 
 _COLUMNS = ["query_id", "passage_id", "rank", "score"]

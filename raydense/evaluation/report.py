@@ -15,7 +15,7 @@ from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
 from raydense.evaluation.runs import Asked, MeasuredRun
-from raydense.settings import EvaluateSettings
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.storage.artifact import fingerprint_of, read_manifest
 
 _DEEPEST = 12

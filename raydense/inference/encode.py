@@ -23,8 +23,8 @@ from raydense.inference.pipeline import (
     tokens_of,
     unpack,
 )
+from raydense.inference.settings import EncodeSettings
 from raydense.inference.tokenising import tokenise_shard
-from raydense.settings import EncodeSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 if TYPE_CHECKING:

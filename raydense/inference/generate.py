@@ -12,8 +12,8 @@ import pyarrow as pa
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_shards, tokens_of, unpack
+from raydense.inference.settings import GenerateSettings
 from raydense.inference.tokenising import tokenise_shard
-from raydense.settings import GenerateSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, fixable
+from raydense.inference.settings import Spread
 from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.runtime.waiting import Waiting
-from raydense.settings import Spread
 from raydense.storage import local
 from raydense.storage.artifact import Draft, File
 

@@ -32,8 +32,8 @@ from raydense.inference.pipeline import (
     tokens_of,
     unpack,
 )
+from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
-from raydense.settings import RerankSettings
 from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
 
 if TYPE_CHECKING:

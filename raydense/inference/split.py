@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore
+from raydense.inference.settings import SplitSettings
 from raydense.runtime.progress import Progress, say
-from raydense.settings import SplitSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 _ROWS = 8_192  # whose lengths are looked at together

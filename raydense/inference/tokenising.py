@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raydense.data.store import store_of
 from raydense.inference.pipeline import pack, token_columns
-from raydense.settings import EncodeSettings, GenerateSettings
+from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.storage.artifact import Draft
 
 Changes = tuple[tuple[str, Any], ...]

@@ -24,9 +24,9 @@ from raydense.errors import InputError
 from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
+from raydense.mining.settings import FilterSettings
 from raydense.retrieval.search import check_model, query_encoder
 from raydense.runtime.progress import Progress, say
-from raydense.settings import FilterSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 if TYPE_CHECKING:

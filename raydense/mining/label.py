@@ -20,14 +20,15 @@ from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, rerank
+from raydense.inference.settings import RerankSettings
 from raydense.mining.blocks import BLOCK_ROWS, Judged, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
+from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say
-from raydense.settings import LabelSettings, RerankSettings
 from raydense.storage.artifact import WORK, Artifact, Draft, provenance
 
 BINS = 20

@@ -14,7 +14,7 @@ from raydense.data.store import PassageStore, hash_strings
 from raydense.data.tables import query_positions, read_table
 from raydense.mining.negatives import draw
 from raydense.mining.report_page import bars, shown, table, write_page
-from raydense.settings import LabelSettings
+from raydense.mining.settings import LabelSettings
 
 SAMPLE = 30
 

@@ -17,9 +17,9 @@ from raydense.mining.blocks import BLOCK_ROWS, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.hybrid import HybridMiner
 from raydense.mining.miner import Miner
+from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
-from raydense.settings import MineSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 

@@ -19,7 +19,7 @@ from raydense.models.encoder_folder import OWN_FILE, EncoderConfig, positions, r
 from raydense.models.tokenizer import TextTokenizer, read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
-from raydense.settings import GenerateSettings, TrainSettings
+from raydense.settings import BaseSettings
 from raydense.storage import local
 
 Batch = dict[str, Tensor]
@@ -91,7 +91,7 @@ class Generator(nn.Module):
         return list(map(int, found)) if isinstance(found, list) else [int(found)]
 
 
-def changes(settings: GenerateSettings | TrainSettings) -> dict[str, Any]:
+def changes(settings: BaseSettings) -> dict[str, Any]:
     """What the settings change of a generator's folder; None leaves it as it is."""
     return {f.name: getattr(settings, f.name) for f in fields(GeneratorConfig)}
 

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydense import settings as s
+from raydense.data.settings import ImportSettings, SampleSettings
+from raydense.evaluation.settings import EvaluateSettings
+from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
+from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import size
+from raydense.settings import Settings
 from raydense.storage.artifact import read_manifest
+from raydense.training.settings import PretrainSettings, Training, TrainSettings
 
 _BYTES = {"Flat": 4, "SQfp16": 2}
 
@@ -32,7 +38,7 @@ class Count:
 Of = Callable[[str | None], Count | None]
 
 
-def needs_of(stages: Iterable[s.Settings]) -> Iterator[str]:
+def needs_of(stages: Iterable[Settings]) -> Iterator[str]:
     """What each stage will need, in words; empty where only its inputs, once they are made, can tell."""
     expected: dict[Path, Count] = {}
 
@@ -57,71 +63,71 @@ def _fewest(*counts: Count | None) -> Count | None:
     return Count(min(known), "at most") if (known := [count.number for count in counts if count]) else None
 
 
-def _queries(settings: s.SearchSettings | s.MineSettings | s.LabelSettings | s.RerankSettings, of: Of) -> Count | None:
+def _queries(settings: SearchSettings | MineSettings | LabelSettings | RerankSettings, of: Of) -> Count | None:
     """The queries that a stage takes."""
     match settings:
-        case s.SearchSettings(qrels=None):
+        case SearchSettings(qrels=None):
             return of(settings.queries)
-        case s.SearchSettings():
+        case SearchSettings():
             return _fewest(of(settings.queries), of(settings.qrels))
-        case s.MineSettings():
+        case MineSettings():
             return _fewest(of(settings.run), of(settings.queries), of(settings.qrels))
     return _fewest(of(settings.run), of(settings.queries))
 
 
-def _makes(settings: s.Settings, of: Of) -> dict[str, Count | None]:
+def _makes(settings: Settings, of: Of) -> dict[str, Count | None]:
     """What the folders of a stage's output will hold."""
     output = settings.output
     match settings:
-        case s.SampleSettings(train_queries=train, dev_queries=dev, test_queries=test):
+        case SampleSettings(train_queries=train, dev_queries=dev, test_queries=test):
             splits = {f"{output}/qrels/{split}": Count(n) for split, n in (("train", train), ("dev", dev), ("test", test))}
             return {f"{output}/corpus": Count(settings.passages, "about"), f"{output}/queries": Count(train + dev + test), **splits}
-        case s.EncodeSettings() | s.GenerateSettings() | s.FilterSettings() | s.IndexSettings(kind="bm25"):
+        case EncodeSettings() | GenerateSettings() | FilterSettings() | IndexSettings(kind="bm25"):
             return {output: of(settings.corpus)}
-        case s.IndexSettings():
+        case IndexSettings():
             return {output: of(settings.embeddings)}
-        case s.SearchSettings() | s.MineSettings() | s.LabelSettings() | s.RerankSettings():
+        case SearchSettings() | MineSettings() | LabelSettings() | RerankSettings():
             return {output: _fewest(_queries(settings, of))}
     return {}
 
 
-def _need(settings: s.Settings, of: Of) -> str:
+def _need(settings: Settings, of: Of) -> str:
     match settings:
-        case s.SampleSettings():
+        case SampleSettings():
             made = _makes(settings, of)
             return f"{made[f'{settings.output}/corpus']} passages and {made[f'{settings.output}/queries']} queries to make"
-        case s.ImportSettings():
+        case ImportSettings():
             return "what it holds shows when it has run"
-        case s.SplitSettings() if documents := of(settings.corpus):
+        case SplitSettings() if documents := of(settings.corpus):
             return f"{documents} documents to split"
-        case s.EncodeSettings() if passages := of(settings.corpus):
+        case EncodeSettings() if passages := of(settings.corpus):
             return f"{passages} passages to encode"
-        case s.GenerateSettings() if passages := of(settings.corpus):
+        case GenerateSettings() if passages := of(settings.corpus):
             return f"{passages} passages x {settings.queries_each} queries"
-        case s.IndexSettings(kind="bm25") if passages := of(settings.corpus):
+        case IndexSettings(kind="bm25") if passages := of(settings.corpus):
             return f"{passages} passages to count words of"
-        case s.IndexSettings() if vectors := of(settings.embeddings):
+        case IndexSettings() if vectors := of(settings.embeddings):
             return f"{vectors} vectors over {settings.shards} shard(s){_memory(settings)}"
-        case s.SearchSettings() if queries := _queries(settings, of):
+        case SearchSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.k}"
-        case s.FilterSettings() if passages := of(settings.generated):
+        case FilterSettings() if passages := of(settings.generated):
             return f"the queries of {passages} passages x {settings.k}"
-        case s.MineSettings() if queries := _queries(settings, of):
+        case MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
-        case s.PretrainSettings() | s.TrainSettings():
+        case PretrainSettings() | TrainSettings():
             return ", ".join(part for part in (_steps(settings, _examples(settings, of)), _worker(settings)) if part)
-        case s.LabelSettings(model=None) if queries := _queries(settings, of):
+        case LabelSettings(model=None) if queries := _queries(settings, of):
             return f"{queries} queries to label"
-        case s.LabelSettings() | s.RerankSettings() if queries := _queries(settings, of):
+        case LabelSettings() | RerankSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.depth} pairs to score"
-        case s.EvaluateSettings() if queries := of(settings.qrels) or _fewest(of(settings.queries)):
+        case EvaluateSettings() if queries := of(settings.qrels) or _fewest(of(settings.queries)):
             return f"{len(settings.run)} run(s) over {queries} queries"
     return ""
 
 
-def _examples(settings: s.Training, of: Of) -> Count | None:
+def _examples(settings: Training, of: Of) -> Count | None:
     """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
-    if isinstance(settings, s.TrainSettings):
+    if isinstance(settings, TrainSettings):
         found = [of(path) for path in (settings.examples, settings.more_examples) if path]
         return (
             Count(sum(one.number for one in found if one), next((one.word for one in found if one and one.word), ""))
@@ -133,7 +139,7 @@ def _examples(settings: s.Training, of: Of) -> Count | None:
     return of(settings.corpus) if settings.context is None else None
 
 
-def _steps(settings: s.Training, examples: Count | None) -> str:
+def _steps(settings: Training, examples: Count | None) -> str:
     """The steps of a training, as its sampler counts them: an epoch leaves out its last, incomplete batch."""
     batch = settings.batch_size
     if examples and examples.number < batch:
@@ -144,11 +150,11 @@ def _steps(settings: s.Training, examples: Count | None) -> str:
         steps = Count(max(1, int(settings.epochs * (examples.number // batch))), examples.word)
     else:
         return ""
-    each = "queries" if isinstance(settings, s.TrainSettings) else "passages"
+    each = "queries" if isinstance(settings, TrainSettings) else "passages"
     return f"{steps} steps of {batch:,} {each}, {settings.workers} worker(s)"
 
 
-def _worker(settings: s.Training) -> str:
+def _worker(settings: Training) -> str:
     """The memory of a training's worker, where its start models are there."""
     if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, getattr(settings, "reranker", None))):
         return ""
@@ -157,7 +163,7 @@ def _worker(settings: s.Training) -> str:
     return told(settings)
 
 
-def _memory(settings: s.IndexSettings) -> str:
+def _memory(settings: IndexSettings) -> str:
     """The memory of an index whose vectors are there, and whose factory stores each as it is."""
     manifest = read_manifest(Path(str(settings.embeddings)))
     if manifest is None or settings.factory not in _BYTES:

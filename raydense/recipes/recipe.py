@@ -25,11 +25,16 @@ from typing import Any
 
 import yaml
 
-from raydense import settings as s
 from raydense import storage
+from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
 from raydense.errors import InputError, did_you_mean
+from raydense.evaluation.settings import EvaluateSettings
+from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
+from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.recipes.planning import needs_of
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import duration, say
+from raydense.settings import Settings
 from raydense.storage.artifact import (
     Artifact,
     begun_from,
@@ -40,6 +45,7 @@ from raydense.storage.artifact import (
     provenance_of,
     read_manifest,
 )
+from raydense.training.settings import PretrainSettings, TrainSettings
 
 _TOOK = "seconds.json"
 
@@ -48,10 +54,10 @@ _TOOK = "seconds.json"
 class Verb:
     """A stage that the command line and recipes know: its settings, and where its function lives (imported when run)."""
 
-    settings: type[s.Settings]
+    settings: type[Settings]
     home: str
 
-    def run(self, settings: s.Settings) -> Any:
+    def run(self, settings: Settings) -> Any:
         module, function = self.home.split(":")
         try:
             return getattr(import_module(module), function)(settings)
@@ -61,21 +67,21 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "sample": Verb(s.SampleSettings, "raydense.data.sample:make_sample"),
-    "import": Verb(s.ImportSettings, "raydense.data.importing:import_dataset"),
-    "split": Verb(s.SplitSettings, "raydense.inference.split:split"),
-    "export": Verb(s.ExportSettings, "raydense.data.exporting:export"),
-    "train": Verb(s.TrainSettings, "raydense.refresh.refresh:train"),
-    "generate": Verb(s.GenerateSettings, "raydense.inference.generate:generate"),
-    "pretrain": Verb(s.PretrainSettings, "raydense.training.train:train"),
-    "encode": Verb(s.EncodeSettings, "raydense.inference.encode:encode"),
-    "index": Verb(s.IndexSettings, "raydense.retrieval.index:index"),
-    "search": Verb(s.SearchSettings, "raydense.retrieval.search:search"),
-    "filter": Verb(s.FilterSettings, "raydense.mining.consistency:filter_queries"),
-    "mine": Verb(s.MineSettings, "raydense.mining.mine:mine"),
-    "label": Verb(s.LabelSettings, "raydense.mining.label:label"),
-    "rerank": Verb(s.RerankSettings, "raydense.inference.rerank:rerank"),
-    "evaluate": Verb(s.EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
+    "sample": Verb(SampleSettings, "raydense.data.sample:make_sample"),
+    "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
+    "split": Verb(SplitSettings, "raydense.inference.split:split"),
+    "export": Verb(ExportSettings, "raydense.data.exporting:export"),
+    "train": Verb(TrainSettings, "raydense.refresh.refresh:train"),
+    "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
+    "pretrain": Verb(PretrainSettings, "raydense.training.train:train"),
+    "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
+    "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
+    "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
+    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter_queries"),
+    "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
+    "label": Verb(LabelSettings, "raydense.mining.label:label"),
+    "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
+    "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 _REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
 _KEYS = {"seed", "description", "given", "stages", "sweep"}
@@ -87,7 +93,7 @@ class Stage:
 
     name: str
     verb: str
-    settings: s.Settings
+    settings: Settings
     needs: tuple[str, ...]
 
     def run(self) -> Any:
@@ -264,14 +270,14 @@ def _stage(
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     values.setdefault("output", str(storage.join(output, name)))
     settings = VERBS[verb].settings.read(values, f"{where}.")
-    if isinstance(settings, s.SearchSettings) and not settings.index:
+    if isinstance(settings, SearchSettings) and not settings.index:
         raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
     if shared:
         settings = settings.model_copy(update={"output": str(storage.join(shared, _identity(verb, settings, shared), name))})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
 
 
-def _identity(verb: str, settings: s.Settings, shared: Path | str) -> str:
+def _identity(verb: str, settings: Settings, shared: Path | str) -> str:
     """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
     given = {key: getattr(settings, key) for key in settings.inputs()}
     given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}

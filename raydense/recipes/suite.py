@@ -17,10 +17,10 @@ from typing import Any
 from raydense import storage
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
+from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import Recipe, Stage, open_stages, run_stage, state
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray
-from raydense.settings import SuiteSettings
 from raydense.storage.artifact import WORK, Artifact, read_manifest
 
 

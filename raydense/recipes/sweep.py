@@ -26,10 +26,10 @@ from typing import Any
 
 from raydense import storage
 from raydense.errors import InputError, StorageError, did_you_mean, why
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.recipe import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
-from raydense.settings import EvaluateSettings
 from raydense.storage import join
 from raydense.storage.artifact import Artifact, named_folder
 from raydense.storage.shared import Shared

@@ -18,23 +18,26 @@ from safetensors.torch import load_file
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.mining.negatives import Flags
+from raydense.mining.settings import LabelSettings, MineSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.refresh.changed import changed, standing
 from raydense.refresh.renewed import renewed, share_new
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
-from raydense.settings import EncodeSettings, IndexSettings, LabelSettings, MineSettings, SearchSettings, Training, TrainSettings
 from raydense.storage import forget_mirrors, mirrors_of
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
 from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import Training, TrainSettings
 from raydense.training.train import train as train_on
 
 _FORGETS_S = 60.0  # a machine that does not answer keeps what it has

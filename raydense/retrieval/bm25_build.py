@@ -22,10 +22,10 @@ from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
+from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.words import Words
 from raydense.runtime.progress import Progress
-from raydense.settings import IndexSettings
 from raydense.storage.artifact import Artifact, Draft
 
 VOCABULARY = "vocabulary.arrow"

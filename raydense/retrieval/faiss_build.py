@@ -9,10 +9,10 @@ import faiss
 import numpy as np
 
 from raydense.errors import InputError
+from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.settings import IndexSettings
 from raydense.storage.artifact import Artifact, Draft
 
 EMPTY = "empty.faiss"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.session import ensure_ray
-from raydense.settings import IndexSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 

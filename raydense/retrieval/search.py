@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
+from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress
-from raydense.settings import SearchSettings
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of, provenance, provenance_of, read_manifest
 
 if TYPE_CHECKING:

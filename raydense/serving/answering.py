@@ -26,7 +26,7 @@ from raydense.retrieval.named import pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import PassageIds, check_model, query_encoder
 from raydense.serving.question import Question
-from raydense.settings import ServeSettings
+from raydense.serving.settings import ServeSettings
 from raydense.storage.artifact import Artifact
 
 _IDLE_S = 600.0  # after which a pool ends that was started for an app whose processes are all gone

@@ -17,7 +17,7 @@ from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering, Reply, Unavailable
 from raydense.serving.port import keep_port_inside
 from raydense.serving.question import Question
-from raydense.settings import ServeSettings
+from raydense.serving.settings import ServeSettings
 
 _BATCH = 64  # requests whose queries are encoded together
 _AT_ONCE = 2  # batches: one is encoded while the other is searched

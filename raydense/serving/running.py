@@ -19,7 +19,7 @@ from raydense.retrieval.search import check_model
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
-from raydense.settings import ServeSettings
+from raydense.serving.settings import ServeSettings
 from raydense.storage.artifact import Artifact
 
 

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.settings import Training
 from raydense.storage import write_whole
 from raydense.storage.shared import Shared
 from raydense.training.engine import Engine, Precision, tied
+from raydense.training.settings import Training
 
 RUN = "run"
 _STATE = "state.json"

@@ -15,8 +15,8 @@ from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, Rows, hash_strings
 from raydense.errors import InputError
 from raydense.runtime.progress import say
-from raydense.settings import PretrainSettings
 from raydense.training.batches import Examples, Ragged
+from raydense.training.settings import PretrainSettings
 
 
 class Contexts:

@@ -24,9 +24,9 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.tokens import Tokens
-from raydense.settings import TrainSettings
 from raydense.training.engine import Engine
 from raydense.training.methods import Texts, pad
+from raydense.training.settings import TrainSettings
 
 METRIC, OF_RERANKER = "mrr@10", "reranker mrr@10"
 _DEPTH = 20

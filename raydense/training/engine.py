@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
-from raydense.settings import Training
 from raydense.training.lamb import Lamb
+from raydense.training.settings import Training
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

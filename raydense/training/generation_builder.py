@@ -11,8 +11,8 @@ from typing import Protocol, Self
 
 from raydense.errors import StorageError
 from raydense.runtime.progress import quiet, say
-from raydense.settings import Training
 from raydense.training.generations import Generations
+from raydense.training.settings import Training
 
 
 class MakeGeneration(Protocol):

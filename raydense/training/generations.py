@@ -15,12 +15,12 @@ from pathlib import Path
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.settings import Training, TrainSettings
 from raydense.storage import exists, join
 from raydense.storage.artifact import MANIFEST, WORK
 from raydense.storage.shared import Shared
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import write_weights
+from raydense.training.settings import Training, TrainSettings
 
 _WEIGHTS, _RUN = "weights.safetensors", "run"
 _FAULT, _EXAMPLES = "refresh-fault.txt", "refresh"

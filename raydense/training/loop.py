@@ -16,7 +16,6 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.runtime.session import physical_cpus
-from raydense.settings import PretrainSettings, Training
 from raydense.storage.shared import Shared
 from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
@@ -28,6 +27,7 @@ from raydense.training.history import History, Line
 from raydense.training.methods import Batch, Texts, load_model, objective_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.prefetch import prefetched
+from raydense.training.settings import PretrainSettings, Training
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
 FOUND = "micro_batch.txt"

@@ -29,9 +29,9 @@ from raydense.models.generator import Generator
 from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.models.weights import without_reading
-from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import DTYPES, choose_precision
 from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import PretrainSettings, Training
 from raydense.training.step import checkpoint_activations, pieces_of, texts_of
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.

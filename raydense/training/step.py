@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from raydense.errors import InputError
-from raydense.settings import PretrainSettings, Training
 from raydense.training.engine import Engine
 from raydense.training.methods import Batch, Metrics, Objective, Outputs
+from raydense.training.settings import PretrainSettings, Training
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]

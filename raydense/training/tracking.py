@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.settings import Training
 from raydense.training.history import Line
+from raydense.training.settings import Training
 
 Send = Callable[[Line], None]
 

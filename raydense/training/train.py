@@ -24,7 +24,6 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
 from raydense.runtime.waiting import Waiting
-from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.storage import join
 from raydense.storage.artifact import MANIFEST, Artifact, Draft, provenance
 from raydense.storage.shared import Shared
@@ -45,6 +44,7 @@ from raydense.training.history import EVENTS, HISTORY, Follower, read_history
 from raydense.training.loop import FOUND, Job, read_data, train_worker
 from raydense.training.methods import load_model, objective_of
 from raydense.training.micro_batch import refuse_too_little
+from raydense.training.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.tracking import Send, tracking
 
 _RESULT, _TINY = "result.json", "tiny-model"

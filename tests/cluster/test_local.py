@@ -18,10 +18,10 @@ from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
 
 from raydense.inference.generate import generate
+from raydense.inference.settings import GenerateSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_generator
 from raydense.retrieval.vectors import Vectors
-from raydense.settings import GenerateSettings
 from raydense.storage.artifact import Artifact
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,8 @@ from raydense.inference.encode import encode
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.vectors import Vectors
-from raydense.settings import EncodeSettings, IndexSettings
+from raydense.inference.settings import EncodeSettings
+from raydense.retrieval.settings import IndexSettings
 
 nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32")))
 made = index(IndexSettings(kind="faiss", embeddings=output, output=output + "-index"))
@@ -76,7 +77,7 @@ except InputError as error:
 """
 GENERATE = """
 from raydense.inference.generate import generate
-from raydense.settings import GenerateSettings
+from raydense.inference.settings import GenerateSettings
 
 nodes_while(lambda: generate(GenerateSettings(model=model, corpus=corpus, output=output)))
 """

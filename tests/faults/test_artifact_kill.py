@@ -83,7 +83,7 @@ def test_import_killed_anywhere_gives_the_same_data_set(tmp_path: Path) -> None:
     pairs = "".join(f"q{i}\tp{i * 7}\t1\n" for i in range(2_000))
     (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
     script = (
-        "import sys; from raydense.data.importing import import_dataset; from raydense.settings import ImportSettings\n"
+        "import sys; from raydense.data.importing import import_dataset; from raydense.data.settings import ImportSettings\n"
         "import_dataset(ImportSettings(format='beir', input=sys.argv[1], output=sys.argv[2], shard_rows=1000))"
     )
 

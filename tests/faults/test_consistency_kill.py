@@ -12,8 +12,9 @@ import pytest
 
 from raydense.data.generated import commit_queries
 from raydense.mining.consistency import filter_queries
+from raydense.mining.settings import FilterSettings
 from raydense.retrieval.index import index
-from raydense.settings import FilterSettings, IndexSettings
+from raydense.retrieval.settings import IndexSettings
 from raydense.storage.artifact import Draft, fingerprint_of
 from tests.inference_world import file_bytes, make_corpus
 from tests.killing import kill_once_committed
@@ -22,7 +23,7 @@ FILES, ROWS = 60, 25
 FILTER = """
 import json, sys
 from raydense.mining.consistency import filter_queries
-from raydense.settings import FilterSettings
+from raydense.mining.settings import FilterSettings
 filter_queries(FilterSettings(**json.loads(sys.argv[1])))
 """
 pytestmark = pytest.mark.usefixtures("own_ray")

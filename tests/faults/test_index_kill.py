@@ -16,7 +16,7 @@ SHARDS = 40
 _JOB = """
 import json, sys
 from raydense.retrieval.index import index
-from raydense.settings import IndexSettings
+from raydense.retrieval.settings import IndexSettings
 for settings in json.loads(sys.argv[1]):
     index(IndexSettings.read(settings))
 """

@@ -18,8 +18,8 @@ import pytest
 
 from raydense.inference.encode import encode
 from raydense.inference.generate import generate
+from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.models.tiny import make_tiny_generator
-from raydense.settings import EncodeSettings, GenerateSettings
 from raydense.storage.artifact import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 

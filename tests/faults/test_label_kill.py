@@ -14,8 +14,8 @@ import torch
 import raydense.mining.label as labelling
 from raydense.data.store import PassageStore
 from raydense.mining.label import label
+from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import CrossEncoder
-from raydense.settings import LabelSettings
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 from tests.killing import kill_once_committed
 
@@ -25,7 +25,7 @@ import sys
 from raydense.data.store import PassageStore
 from raydense.mining.label import label
 from raydense.models.cross_encoder import CrossEncoder
-from raydense.settings import LabelSettings
+from raydense.mining.settings import LabelSettings
 folder, output, middle = sys.argv[1:]
 inputs = {name: f"{folder}/{name}" for name in ("run", "model", "corpus", "queries")}
 label(LabelSettings(output=output, s_pos=float(middle), s_neg=float(middle) - 1e-6, depth=30, block=4, **inputs))

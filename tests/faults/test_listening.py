@@ -16,7 +16,7 @@ from killing import heeds_ctrl_c
 from nodes import free_ports
 
 from raydense.retrieval.index import index
-from raydense.settings import IndexSettings
+from raydense.retrieval.settings import IndexSettings
 from tests.s3_server import with_environment
 
 LOOK = """

@@ -17,14 +17,14 @@ import pytest
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.mining.mine import mine
-from raydense.settings import MineSettings
+from raydense.mining.settings import MineSettings
 from raydense.storage.artifact import Artifact, Draft
 
 QUERIES, DEPTH, PASSAGES = 12_000, 100, 3_000
 MINE = """
 import sys
 from raydense.mining.mine import mine
-from raydense.settings import MineSettings
+from raydense.mining.settings import MineSettings
 folder, output = sys.argv[1:]
 names = ("run", "corpus", "queries", "qrels")
 mine(MineSettings(output=output, **{name: f"{folder}/{name}" for name in names}))

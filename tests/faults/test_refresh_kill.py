@@ -14,7 +14,7 @@ from training_data import TrainingData, make_training_data
 from raydense.storage.artifact import Artifact
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys, json; from raydense.settings import TrainSettings; from raydense.refresh.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 
 
 def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes]:

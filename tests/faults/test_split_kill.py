@@ -12,15 +12,15 @@ import pytest
 
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
+from raydense.inference.settings import SplitSettings
 from raydense.inference.split import split
-from raydense.settings import SplitSettings
 from raydense.storage.artifact import Artifact, Draft
 
 DOCUMENTS = 20_000
 SPLIT = """
 import sys
 from raydense.inference.split import split
-from raydense.settings import SplitSettings
+from raydense.inference.settings import SplitSettings
 split(SplitSettings(corpus=sys.argv[1], unit="words", length=5, shard_rows=1_000, output=sys.argv[2]))
 """
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from raydense import storage
+from raydense.evaluation.settings import SuiteSettings
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.recipes.recipe import Recipe, run
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep
 from raydense.recipes.sweep import write_tables as write_sweep
-from raydense.settings import EncodeSettings, SuiteSettings
 from raydense.storage.artifact import Artifact
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, s3_server, with_environment

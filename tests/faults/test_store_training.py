@@ -25,7 +25,7 @@ EVERY, STEPS = 8, 24
 RUN = """
 import json, sys
 from raydense.refresh.refresh import train
-from raydense.settings import TrainSettings
+from raydense.training.settings import TrainSettings
 train(TrainSettings(**json.loads(sys.argv[1])))
 """
 RAY = {"RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms": "0"}

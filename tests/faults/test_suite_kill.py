@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from beir_sets import make_set
 
+from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.suite import Suite, run_suite, write_tables
-from raydense.settings import SuiteSettings
 
 
 def finished(root: Path, output: Path) -> Suite:

@@ -16,7 +16,7 @@ from raydense.storage.artifact import Artifact
 from raydense.training.history import Follower
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys, json; from raydense.settings import TrainSettings; from raydense.training.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.training.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 STEPS = 60
 
 

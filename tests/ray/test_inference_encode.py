@@ -14,8 +14,8 @@ from ray.data import DataContext
 
 from raydense.errors import InputError
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
-from raydense.settings import EncodeSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_reranker, make_retriever
 

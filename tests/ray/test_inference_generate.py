@@ -12,10 +12,10 @@ from raydense.data.generated import Generated
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.generate import generate
+from raydense.inference.settings import GenerateSettings
 from raydense.models.generator import Generator, decode
 from raydense.models.sampling import mixed, sample_queries
 from raydense.models.tiny import make_tiny_generator
-from raydense.settings import GenerateSettings
 from raydense.storage.artifact import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 

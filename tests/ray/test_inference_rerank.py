@@ -12,8 +12,8 @@ import torch
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import RunReader, ordered, rerank
+from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
-from raydense.settings import RerankSettings
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 QUERIES, K, DEPTH, PASSAGES = 11, 9, 6, 120

@@ -12,16 +12,19 @@ import pytest
 
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.sample import make_sample
+from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.consistency import filter_queries
+from raydense.mining.settings import FilterSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.search import query_encoder, search
-from raydense.settings import FilterSettings, IndexSettings, PretrainSettings, SampleSettings, SearchSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 from raydense.training.contexts import Contexts
+from raydense.training.settings import PretrainSettings
 from tests.embeddings import write_corpus, write_embeddings
 from tests.inference_world import file_bytes, write_table
 

@@ -11,9 +11,10 @@ import pytest
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import rerank
+from raydense.inference.settings import RerankSettings
 from raydense.mining.label import label
 from raydense.mining.mine import mine
-from raydense.settings import LabelSettings, MineSettings, RerankSettings
+from raydense.mining.settings import LabelSettings, MineSettings
 from raydense.storage.artifact import Artifact
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 

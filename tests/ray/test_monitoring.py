@@ -15,10 +15,11 @@ from inference_world import make_corpus, make_retriever
 from search_versions import until
 
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.metrics import GAUGES, TIMES, show
-from raydense.settings import EncodeSettings, IndexSettings
 
 
 def scraped(wanted: str) -> dict[str, float]:

@@ -19,19 +19,19 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh.refresh import make_generation, train
-from raydense.settings import TrainSettings
 from raydense.storage.artifact import Artifact, fingerprint_of
 from raydense.training import train as training
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
 from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import TrainSettings
 from tests.s3_server import BUCKET, environment, s3_server, with_environment
 
 STEPS, EVERY, DEPTH = 24, 8, 20
 RUN = """
 import json, sys
 from raydense.refresh.refresh import train
-from raydense.settings import TrainSettings
+from raydense.training.settings import TrainSettings
 train(TrainSettings(**json.loads(sys.argv[1])))
 """
 

@@ -21,7 +21,7 @@ from raydense.errors import InputError
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
-from raydense.settings import IndexSettings, SearchSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Draft
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

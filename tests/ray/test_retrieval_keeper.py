@@ -25,8 +25,8 @@ from raydense.retrieval.keeper import keeper_name
 from raydense.retrieval.named import pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.retrieval.shard_actor import NAMESPACE
-from raydense.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Draft
 
 

@@ -23,9 +23,9 @@ from raydense.retrieval.index import index
 from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.merge import first_share
 from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.shard_actor import PoolPlan, start_actor
 from raydense.retrieval.tasks import shard_ranges
-from raydense.settings import IndexSettings
 from raydense.storage.artifact import Artifact
 
 ROWS, K, DIMENSION = 3_000, 20, 385

@@ -16,7 +16,7 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import query_encoder, search
-from raydense.settings import IndexSettings, SearchSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Draft, fingerprint_of, provenance
 
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) for i in range(60)]

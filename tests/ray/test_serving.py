@@ -29,9 +29,10 @@ from raydense.retrieval.index import index
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import query_encoder
+from raydense.retrieval.settings import IndexSettings
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
-from raydense.settings import IndexSettings, ServeSettings
+from raydense.serving.settings import ServeSettings
 from raydense.storage.artifact import Artifact, fingerprint_of
 
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) + f" {i}" for i in range(200)]

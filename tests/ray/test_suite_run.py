@@ -12,14 +12,15 @@ from beir_sets import make_set
 from inference_world import make_retriever, write_table
 
 from raydense.data.importing import import_dataset
+from raydense.data.settings import ImportSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
+from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.search import query_encoder
-from raydense.settings import EvaluateSettings, ImportSettings, SuiteSettings
 
 METRICS = ["nDCG@10", "RR(rel=2)@10", "R(rel=2)@20"]
 

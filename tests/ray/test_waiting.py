@@ -8,9 +8,10 @@ import pytest
 import ray
 
 from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.index import index
+from raydense.retrieval.settings import IndexSettings
 from raydense.runtime import waiting
-from raydense.settings import EncodeSettings, IndexSettings
 from tests.inference_world import make_corpus, make_retriever
 
 LINE = ": waits for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)"

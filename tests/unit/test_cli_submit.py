@@ -11,10 +11,13 @@ import yaml
 
 import raydense
 from raydense.cli import main, submit
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.recipe import Recipe, Stage
 from raydense.recipes.sweep import Sweep
-from raydense.settings import EvaluateSettings, ImportSettings, IndexSettings, SearchSettings, TrainSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.training.settings import TrainSettings
 
 PACKAGE = Path(raydense.__file__).parent
 RECIPES = PACKAGE.parent / "jobs" / "recipes"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from raydense.data.importing import import_dataset
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
-from raydense.settings import ImportSettings
 from raydense.storage.artifact import Artifact
 
 PASSAGE = {"docid": "p1", "title": "T", "text": "good"}

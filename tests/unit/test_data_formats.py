@@ -17,10 +17,10 @@ from raydense.data.formats import msmarco as msmarco_format
 from raydense.data.formats import texts as texts_format
 from raydense.data.formats.intake import Intake
 from raydense.data.importing import import_corpus, import_dataset
+from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore, hash_strings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.settings import ExportSettings, ImportSettings
 from raydense.storage.artifact import Artifact, Draft
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -91,7 +91,7 @@ def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:
     """With the library itself, its home empty and every address sent to a port that nobody listens on."""
     pytest.importorskip("ir_datasets")
     from raydense.data.importing import import_dataset
-    from raydense.settings import ImportSettings
+    from raydense.data.settings import ImportSettings
 
     monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IR_DATASETS_DL_TRIES", "1")

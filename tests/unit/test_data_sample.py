@@ -13,10 +13,10 @@ import pytest
 import Stemmer
 
 from raydense.data.sample import FACTS, World, make_sample
+from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.settings import SampleSettings
 from raydense.storage.artifact import Artifact
 
 SMALL = {"passages": 700, "train_queries": 300, "dev_queries": 20, "test_queries": 40}
@@ -149,7 +149,7 @@ def test_too_few_facts_for_the_queries(tmp_path: Path) -> None:
 def test_a_hundred_thousand_passages_in_flat_memory(tmp_path: Path) -> None:
     peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     script = (
-        "import sys; from raydense.data.sample import make_sample; from raydense.settings import SampleSettings;"
+        "import sys; from raydense.data.sample import make_sample; from raydense.data.settings import SampleSettings;"
         "print(make_sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000)).rows);" + peak
     )
     grown = []

@@ -16,8 +16,8 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
-from raydense.settings import EvaluateSettings
 from raydense.storage.artifact import Artifact, Draft
 
 EVIL = "<script>alert('x')</script> & \"more\""

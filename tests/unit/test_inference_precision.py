@@ -12,7 +12,7 @@ from raydense.inference.encode import ShardEncoder
 from raydense.inference.generate import ShardWriter
 from raydense.inference.pipeline import Layout, precision_of
 from raydense.inference.rerank import BlockScorer
-from raydense.settings import EncodeSettings, GenerateSettings, RerankSettings
+from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
 from raydense.storage.artifact import Draft
 
 CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)

@@ -11,11 +11,12 @@ from transformers import AutoTokenizer
 
 from raydense.cli import main
 from raydense.data.sample import make_sample
+from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
+from raydense.inference.settings import SplitSettings
 from raydense.inference.split import split
 from raydense.models.dual_encoder import DualEncoder
-from raydense.settings import SampleSettings, SplitSettings
 from raydense.storage.artifact import Artifact, Draft
 
 DOCUMENTS = [
@@ -176,7 +177,7 @@ def test_bad_input_is_one_line_and_2(
 
 def test_five_times_the_documents_in_flat_memory(tiny_folder: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from raydense.inference.split import split; from raydense.settings import SplitSettings;"
+        "import sys; from raydense.inference.split import split; from raydense.inference.settings import SplitSettings;"
         "made = split(SplitSettings(corpus=sys.argv[1], model=sys.argv[2], output=sys.argv[3], shard_rows=2000));"
         # not ru_maxrss, which begins with what the test's own process holds
         "print(made.rows, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"

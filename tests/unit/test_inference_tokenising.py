@@ -14,9 +14,9 @@ from raydense.data.store import PassageStore, store_of
 from raydense.inference.encode import _load_tokenizer
 from raydense.inference.pipeline import tokens_of, unpack
 from raydense.inference.rerank import tokenise_block
+from raydense.inference.settings import EncodeSettings, RerankSettings
 from raydense.inference.tokenising import tokenise_shard
 from raydense.models.tokenizer import load_tokenizer
-from raydense.settings import EncodeSettings, RerankSettings
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 
 

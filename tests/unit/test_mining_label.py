@@ -17,7 +17,7 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of
 from raydense.mining.label import label
-from raydense.settings import LabelSettings
+from raydense.mining.settings import LabelSettings
 from raydense.storage.artifact import Artifact, Draft
 from tests.mining_world import Run, examples_of, worlds, write_world
 

@@ -30,8 +30,8 @@ from raydense.models.losses import masked_tokens, span_contrastive
 from raydense.models.masking import NOT_MASKED
 from raydense.models.mlm_head import input_embeddings
 from raydense.models.pretraining import Condenser, CotMae, PretrainModel, run_layers
-from raydense.settings import TrainSettings
 from raydense.training.engine import make_engine
+from raydense.training.settings import TrainSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward
 
 KINDS = {"mlm": PretrainModel, "condenser": Condenser, "cotmae": CotMae}

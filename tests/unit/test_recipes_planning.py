@@ -10,15 +10,20 @@ import pyarrow as pa
 import pytest
 from embeddings import write_embeddings
 
-from raydense import settings as s
 from raydense.data.sample import make_sample
+from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
+from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
+from raydense.mining.settings import FilterSettings, MineSettings
 from raydense.recipes.planning import needs_of
 from raydense.recipes.recipe import Recipe, plan, recipe_file
+from raydense.retrieval.settings import IndexSettings
+from raydense.settings import Settings
 from raydense.storage.artifact import Artifact, Draft
 from raydense.training.batches import Sampler, read_examples
+from raydense.training.settings import PretrainSettings, TrainSettings
 
 
 def needs(recipe: str, output: Path, *changes: str) -> dict[str, str]:
@@ -64,20 +69,20 @@ def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
 
 
 def test_a_split_tells_its_documents_but_not_its_passages(tmp_path: Path) -> None:
-    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
-    passages = s.SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
-    words = s.IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
+    sample = SampleSettings(output=str(tmp_path / "data"), passages=300)
+    passages = SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
+    words = IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
     assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", ""]
 
 
 def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_path: Path) -> None:
-    sample = s.SampleSettings(output=str(tmp_path / "data"), passages=300)
+    sample = SampleSettings(output=str(tmp_path / "data"), passages=300)
     corpus = f"{sample.output}/corpus"
-    generated = s.GenerateSettings(output=str(tmp_path / "generated"), model="g", corpus=corpus)
-    kept = s.FilterSettings(output=str(tmp_path / "kept"), generated=generated.output, corpus=corpus, index="i", k=7)
+    generated = GenerateSettings(output=str(tmp_path / "generated"), model="g", corpus=corpus)
+    kept = FilterSettings(output=str(tmp_path / "kept"), generated=generated.output, corpus=corpus, index="i", k=7)
     given = {"model": "tiny", "corpus": corpus, "batch_size": 32, "epochs": 2, "output": "e"}
-    query = s.PretrainSettings.read({**given, "method": "cotmae", "context": "query", "generated": kept.output})
-    stages = [sample, generated, kept, query, s.PretrainSettings.read({**given, "method": "mlm"})]
+    query = PretrainSettings.read({**given, "method": "cotmae", "context": "query", "generated": kept.output})
+    stages = [sample, generated, kept, query, PretrainSettings.read({**given, "method": "mlm"})]
     assert list(map(without_memory, needs_of(stages)))[1:] == [
         "about 300 passages x 5 queries",
         "the queries of about 300 passages x 7",
@@ -110,12 +115,12 @@ def test_what_was_told_holds_for_what_is_made(tmp_path: Path) -> None:
     data = tmp_path / "data"
     inputs = {"corpus": str(data / "corpus"), "queries": str(data / "queries")}
     wanted: dict[str, int] = {"passages": 300, "train_queries": 90, "dev_queries": 10, "test_queries": 20}
-    sample = s.SampleSettings(output=str(data), **wanted)  # type: ignore[arg-type]
-    mining = s.MineSettings(output=str(tmp_path / "ex"), run=str(tmp_path / "run"), qrels=str(data / "qrels/train"), **inputs)
+    sample = SampleSettings(output=str(data), **wanted)  # type: ignore[arg-type]
+    mining = MineSettings(output=str(tmp_path / "ex"), run=str(tmp_path / "run"), qrels=str(data / "qrels/train"), **inputs)
     training = {"output": str(tmp_path / "m"), "objective": "retriever", "model": "tiny", "examples": mining.output, **inputs}
-    train = s.TrainSettings.read({**training, "batch_size": 8, "epochs": 2.5})
-    encode = s.EncodeSettings(output=str(tmp_path / "v"), model=train.output, corpus=inputs["corpus"])
-    stages: list[s.Settings] = [sample, mining, train, encode]
+    train = TrainSettings.read({**training, "batch_size": 8, "epochs": 2.5})
+    encode = EncodeSettings(output=str(tmp_path / "v"), model=train.output, corpus=inputs["corpus"])
+    stages: list[Settings] = [sample, mining, train, encode]
     assert list(map(without_memory, needs_of(stages))) == [
         "about 300 passages and 120 queries to make",
         "at most 90 queries x 8 negatives",
@@ -148,5 +153,5 @@ def test_the_memory_of_an_index_is_that_of_faiss(tmp_path: Path, factory: str, d
     index.train(vectors.astype(np.float32))
     index.add(vectors.astype(np.float32))
     size = round(len(faiss.serialize_index(index)) / 2**20)
-    settings = s.IndexSettings(kind="faiss", embeddings=str(tmp_path / "v"), factory=factory, output=str(tmp_path / "i"))
+    settings = IndexSettings(kind="faiss", embeddings=str(tmp_path / "v"), factory=factory, output=str(tmp_path / "i"))
     assert list(needs_of([settings])) == [f"30,000 vectors over 1 shard(s), about {size} MiB of memory and as much disk"]

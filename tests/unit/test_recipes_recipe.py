@@ -8,9 +8,10 @@ import pytest
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.recipe import Recipe, Stage, plan, recipe_file, state
 from raydense.retrieval.search import search
-from raydense.settings import EvaluateSettings, SearchSettings
+from raydense.retrieval.settings import SearchSettings
 from raydense.storage.artifact import Draft, provenance
 
 RECIPES = recipe_file("quickstart").parent

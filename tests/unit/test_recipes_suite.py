@@ -10,10 +10,11 @@ from beir_sets import make_set
 
 from raydense.cli import main
 from raydense.data.importing import import_dataset
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.evaluation.means import markdown_table, summarise, text_table
+from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.suite import Suite, find_sets, run_suite
-from raydense.settings import ImportSettings, SuiteSettings
 
 
 def read(root: Path, **given: object) -> Suite:

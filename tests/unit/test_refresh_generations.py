@@ -17,10 +17,10 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.refresh.refresh import _positives, _renewed
-from raydense.settings import TrainSettings
 from raydense.storage.artifact import Artifact, Draft
 from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
+from raydense.training.settings import TrainSettings
 
 
 @given(steps=st.integers(1, 300), every=st.integers(1, 80), behind=st.integers(0, 1))

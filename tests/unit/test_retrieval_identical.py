@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydense.retrieval.search import without_identical
-from raydense.settings import SearchSettings
+from raydense.retrieval.settings import SearchSettings
 
 IDS = st.sampled_from("abcdef")
 

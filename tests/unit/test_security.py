@@ -12,9 +12,10 @@ import pytest
 import raydense
 from raydense.cli import main
 from raydense.errors import InputError
+from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.recipe import Recipe
-from raydense.settings import EncodeSettings, SearchSettings
+from raydense.retrieval.settings import SearchSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
 
 PASSWORD = "a-very-secret-word"

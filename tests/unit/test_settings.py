@@ -3,9 +3,12 @@
 import pytest
 
 from raydense.errors import InputError
+from raydense.evaluation.settings import EvaluateSettings
+from raydense.inference.settings import EncodeSettings
 from raydense.recipes.recipe import VERBS
-from raydense.settings import EncodeSettings, EvaluateSettings, IndexSettings, SearchSettings, TrainSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Draft
+from raydense.training.settings import TrainSettings
 
 TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}
 

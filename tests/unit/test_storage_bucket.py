@@ -19,9 +19,11 @@ from raydense import storage
 from raydense.cli.submit import verb_work
 from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
+from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
-from raydense.settings import EvaluateSettings, ExportSettings, ImportSettings, SearchSettings
+from raydense.evaluation.settings import EvaluateSettings
+from raydense.retrieval.settings import SearchSettings
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of, named_folder
 from tests.s3_server import BUCKET, environment, proxy, s3_server
 

@@ -15,10 +15,10 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
 from raydense.training.batches import Examples, Part, Ragged, Sampler, read_examples
 from raydense.training.loop import read_data
 from raydense.training.prefetch import prefetched
+from raydense.training.settings import TrainSettings
 
 
 def sampler_of(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydense.settings import TrainSettings
 from raydense.training.capacity import lack
+from raydense.training.settings import TrainSettings
 
 HEAD, EIGHT, V100 = {"memory": 8.0}, {"CPU": 8.0}, {"CPU": 4.0, "GPU": 1.0}
 

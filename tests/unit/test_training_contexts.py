@@ -11,9 +11,9 @@ import pytest
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
-from raydense.settings import PretrainSettings
 from raydense.storage.artifact import Draft
 from raydense.training.contexts import Contexts
+from raydense.training.settings import PretrainSettings
 
 # Documents of four, one, two and three passages, not all together; a file holds four.
 DOCUMENTS = ["a", "b", "a", "c", "d", "a", "d", "c", "d", "a"]

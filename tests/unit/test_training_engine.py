@@ -10,10 +10,10 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
 from raydense.storage.shared import Shared
 from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, make_optimizer, tied
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
+from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,6 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder
-from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.storage.shared import Shared
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
@@ -27,6 +26,7 @@ from raydense.training.loop import FOUND, Job, Loop, Place
 from raydense.training.memory import Outline, longest_batch, many_words, told
 from raydense.training.methods import load_model, objective_of
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
+from raydense.training.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.step import checkpoint_activations, pieces_of
 
 CPU = torch.device("cpu")

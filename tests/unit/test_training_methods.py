@@ -20,7 +20,6 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.losses import listwise
-from raydense.settings import TrainSettings
 from raydense.storage.artifact import Draft
 from raydense.training.batches import Part, Ragged
 from raydense.training.dev import METRIC, OF_RERANKER, mrr_at_10, read_dev_sets
@@ -31,6 +30,7 @@ from raydense.training.methods.multi_positive import MultiPositive
 from raydense.training.methods.pair import Pair
 from raydense.training.methods.reranker import Reranker, of_list
 from raydense.training.methods.retriever import Retriever
+from raydense.training.settings import TrainSettings
 from raydense.training.step import run
 
 # Rows 0 and 5 have the same text.

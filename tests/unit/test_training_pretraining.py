@@ -11,12 +11,12 @@ import torch
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.models.masking import NOT_MASKED
-from raydense.settings import PretrainSettings
 from raydense.storage.artifact import Draft
 from raydense.training.batches import Part, Ragged
 from raydense.training.contexts import Contexts
 from raydense.training.methods import objective_of
 from raydense.training.methods.method import load_model
+from raydense.training.settings import PretrainSettings
 
 # Documents of two passages each, so that the context of each passage is the other one, and all are in the batch: each text is there twice.
 # Passages 4 and 6, of two documents, have the same text.

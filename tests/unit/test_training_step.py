@@ -19,12 +19,12 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
-from raydense.settings import PretrainSettings, Training, TrainSettings
 from raydense.storage.artifact import Draft
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop import read_data
 from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]

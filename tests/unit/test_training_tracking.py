@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raydense.errors import InputError
-from raydense.settings import TrainSettings
+from raydense.training.settings import TrainSettings
 from raydense.training.tracking import tracking
 
 

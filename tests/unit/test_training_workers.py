@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, multiprocessing, nn
 
-from raydense.settings import TrainSettings
 from raydense.training.engine import DeepSpeedEngine, Engine, Precision, TorchEngine, learning_rate, make_engine
+from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 WORKERS = [4, 2, 1, 2]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
-from raydense.settings import ExportSettings
 from raydense.storage.artifact import Artifact
 
 _STEP = 8_192

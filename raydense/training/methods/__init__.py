@@ -5,7 +5,6 @@ The loop knows an `Objective` and never which paper it is.
 
 from __future__ import annotations
 
-from raydense.settings import Training
 from raydense.training.methods.generator import GeneratorTraining
 from raydense.training.methods.joint import JointTraining
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, Texts, load_model, pad
@@ -14,6 +13,7 @@ from raydense.training.methods.pair import Pair
 from raydense.training.methods.pretraining import CoCondenserTraining, CondenserTraining, CotMaeTraining, Pretraining
 from raydense.training.methods.reranker import Reranker
 from raydense.training.methods.retriever import Retriever
+from raydense.training.settings import Training
 
 __all__ = ["Batch", "Metrics", "Objective", "Outputs", "Texts", "load_model", "objective_of", "pad"]
 

@@ -6,9 +6,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raydense.models.generator import Generator, changes, read_generator_config
-from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, pad
+from raydense.training.settings import TrainSettings
 
 
 class GeneratorTraining(Objective):

@@ -11,11 +11,11 @@ from raydense.models import losses
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
-from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, accuracy, known_positives, pad
 from raydense.training.methods.reranker import Reranker, of_list, supervised
 from raydense.training.methods.retriever import Retriever, changes
+from raydense.training.settings import TrainSettings
 
 
 class JointTraining(Objective):

@@ -15,10 +15,10 @@ from raydense.data.store import hash_strings
 from raydense.models import losses
 from raydense.models.pretraining import Condenser, CotMae, PretrainModel
 from raydense.models.tokenizer import load_tokenizer
-from raydense.settings import PretrainSettings
 from raydense.training.batches import Part
 from raydense.training.contexts import Contexts
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, gather, pad
+from raydense.training.settings import PretrainSettings
 
 
 class Pretraining(Objective):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from raydense.models import losses
 from raydense.models.cross_encoder import CrossEncoder, load_pair_tokenizer
-from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, accuracy, known_positives, pad
+from raydense.training.settings import TrainSettings
 
 
 class Reranker(Objective):

@@ -12,9 +12,9 @@ from torch import Tensor
 from raydense.models import losses
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tokenizer import load_tokenizer
-from raydense.settings import TrainSettings
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, Texts, accuracy, gather, known_positives, pad
+from raydense.training.settings import TrainSettings
 
 _CHANGES = ("pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")
 

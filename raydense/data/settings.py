@@ -1,0 +1,50 @@
+"""The settings of the stages that make, read and write data sets: `sample`, `import` and `export`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from raydense.settings import Settings, artifact, setting
+
+
+class SampleSettings(Settings):
+    """Make a sample data set of any size: an invented world with confusable neighbours, paraphrase and several answers."""
+
+    passages: int = setting(5_000, "passages to make, at least this many up to one entity's worth", ge=100)
+    train_queries: int = setting(4_800, "training queries", ge=1)
+    dev_queries: int = setting(300, "dev queries", ge=1)
+    test_queries: int = setting(500, "test queries", ge=1)
+    seed: int = setting(1, "another seed, another world", ge=0, lt=2**63)
+    notes: int = setting(
+        1, "passages about each entity that say one of its six facts again: with 12, most queries have three positives", ge=0, le=1_000
+    )
+    shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
+
+
+class ImportSettings(Settings):
+    """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
+
+    newer = ("strict",)  # what a strict import takes, the other takes as it is
+
+    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "ir_datasets"] = setting(..., "the family of formats")
+    input: str = artifact("source", "the folder or file to read; for ir_datasets a data set id")
+    corpus: str | None = artifact(
+        "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
+    )
+    shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
+    strict: bool = setting(
+        True,
+        "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
+    )
+
+
+class ExportSettings(Settings):
+    """Write artifacts in another tool's format."""
+
+    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "pyserini"] = setting(..., "the family of formats")
+    run: str | None = artifact("run", "the run to write", None)
+    corpus: str | None = artifact("corpus", "the corpus to write, or to take texts from", None)
+    queries: str | None = artifact("queries", "the queries to write, or to take texts from", None)
+    qrels: str | None = artifact("qrels", "the qrels to write", None)
+    examples: str | None = artifact("examples", "the training examples to write", None)
+    tag: str = setting("raydense", "the name in the last column of a TREC run")

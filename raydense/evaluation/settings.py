@@ -1,0 +1,71 @@
+"""The settings of `evaluate`, of runs and, with --suite, of a retriever on many test sets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from raydense.settings import Settings, Words, artifact, setting, words
+
+
+class EvaluateSettings(Settings):
+    """Measure runs against judgements, or by the answers that they hold (give run and qrels, run and answers, or suite).
+
+    Writes metrics.json and report.html.
+    """
+
+    run: Words = artifact(
+        "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
+    )
+    qrels: str | None = artifact("qrels", "the judgements; without them answers alone are measured, over all queries that have some", None)
+    metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
+    queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
+    corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
+    models: Words = artifact("model", "trained models whose curves the report draws", [])
+    answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
+    answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(words)] = setting(
+        [1, 5, 20, 100], "the k of that measure", min_length=1
+    )
+    title: str = setting("raydense report", "the headline of the report")
+
+    @model_validator(mode="after")
+    def _measures(self) -> Self:
+        if self.qrels is None:
+            if self.answers == "none":
+                raise ValueError("nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus")
+            self._refuse_given(["metrics"], "an evaluation without qrels")
+        return self
+
+
+class SuiteSettings(Settings):
+    """With --suite: measure a retriever, or BM25, on every test set of a folder; one table, and the mean of all.
+
+    Each set is imported, encoded, indexed, searched and measured in a folder of its own; stopped, it goes on where it was.
+    """
+
+    output: str = setting(..., "the folder for the outputs of all sets, and for the table", min_length=1)
+    suite: str = artifact(
+        "suite",
+        "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
+    )
+    model: str | None = artifact("model", "faiss: the retriever", None)
+    reranker: str | None = artifact("model", "orders the first passages of each query anew, and is measured too", None)
+    sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
+    splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
+    kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
+    metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
+    k: int = setting(100, "passages of each query; the query itself, where it stands in the corpus, is none", ge=1)
+    depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
+    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16 or HNSW32")
+    shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind == "bm25":
+            self._refuse_given(["model", "factory"], "kind bm25")
+        elif not self.model:
+            raise ValueError("a suite needs model, the retriever to measure, or kind bm25")
+        if not self.reranker:
+            self._refuse_given(["depth"], "a suite without a reranker")
+        return self

@@ -1,0 +1,88 @@
+"""The settings of `index` and `search`, and of the pool that a search asks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, model_validator
+
+from raydense.settings import Settings, artifact, resource, setting
+
+
+class IndexSettings(Settings):
+    """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
+
+    kind: Literal["faiss", "bm25"] = setting(
+        ..., "faiss for vectors, bm25 for words; of Chinese, Japanese and Korean, each two neighbouring characters"
+    )
+    embeddings: str | None = artifact("embeddings", "faiss: the vectors", None)
+    corpus: str | None = artifact("corpus", "bm25: the passages", None)
+    expand: str | None = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)
+    shards: int = setting(1, "parts, each held by its own actor", ge=1)
+    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
+    train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
+    k1: float = setting(0.9, "bm25: term saturation", ge=0)
+    b: float = setting(0.4, "bm25: length normalisation", ge=0, le=1)
+    stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
+    stopwords: str = setting("en", "bm25: stop words of this language, or none")
+    seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
+    concurrency: int = resource(
+        0, "shards made at once; 0 means as many as there is room for, on a cluster all that are left: it may grow", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        needed, other = ("embeddings", "corpus") if self.kind == "faiss" else ("corpus", "embeddings")
+        if not getattr(self, needed):
+            raise ValueError(f"kind {self.kind} needs {needed}")
+        if getattr(self, other):
+            raise ValueError(f"kind {self.kind} does not take {other}")
+        if self.kind == "faiss":
+            self._refuse_given(["expand"], "kind faiss")
+        others = ("factory", "train_sample") if self.kind == "bm25" else ("k1", "b", "stemmer", "stopwords")
+        self._refuse_given(others, f"kind {self.kind}")
+        return self
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage, but for the seed of bm25: a recipe gives its own to every stage that has one, and nothing is drawn there."""
+        return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
+
+
+class Pool(BaseModel):
+    """How an index is searched by a pool of shard actors; part of the stages that search."""
+
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    replicas: int = resource(1, "actors of each shard", ge=1)
+    threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
+    gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
+
+
+class SearchSettings(Settings, Pool):
+    """Search an index with a pool of shard actors; the best k passages of each query become a run."""
+
+    newer = ("drop_identical",)
+
+    index: str | None = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
+    queries: str = artifact("queries", "the queries")
+    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    qrels: str | None = artifact("qrels", "search only the queries judged here", None)
+    k: int = setting(100, "passages of each query", ge=1)
+    drop_identical: bool = setting(
+        False,
+        "leave out a passage that has the query's own id and is not judged (with qrels), as BEIR does: in ArguAna and Quora it is the query",
+    )
+    block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
+    pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
+    background: bool = resource(False, "encode the queries on the CPU: the GPU of this machine is for other work")
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        if self.pool:
+            self._refuse_given(["search_params", "replicas", "threads", "gpu"], "a search by pool")
+        elif not self.index:
+            raise ValueError("a search needs index, or pool")
+        return self
+
+    def left_open(self) -> set[str]:
+        """What a pool that is asked knows of itself: its search parameters, and its index where none is given."""
+        return {"search_params", *(() if self.index else ("index",))} if self.pool else set()
