@@ -30,20 +30,17 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# In two lanes, side by side: most of their time the tests wait for processes to start. Threads that wait for each other
-# sleep then: they would take the cores from the other lane.
-define lanes
-@$(BIN)/python -m pytest $(1) --durations=20 tests/unit tests/faults >.venv/beside.log 2>&1 & beside=$$!; code=0; \
-for room in ray cluster; do $(BIN)/python -m pytest $(1) --durations=20 tests/$$room || code=1; done; \
-wait $$beside || code=1; cat .venv/beside.log; exit $$code
-endef
+# Two processes, a file of tests at a time: the files that start Ray, and take longest, come first. Threads that wait for each other
+# sleep: they would take the cores from the other process.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+TESTS := tests/integration tests/unit
 
 test test-long: export OMP_WAIT_POLICY := PASSIVE
 test: check
-	$(call lanes)
+	$(PYTEST) $(TESTS)
 
 test-long: setup
-	$(call lanes,-m long)
+	$(PYTEST) -m long $(TESTS)
 
 docs: setup
 	$(BIN)/python docs/make_reference.py

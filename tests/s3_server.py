@@ -26,7 +26,7 @@ _LEFT_OUT = {"connection", "transfer-encoding", "content-length", "date", "serve
 
 @contextmanager
 def s3_server(log: Path) -> Iterator[int]:
-    """The port of a running server with the empty bucket `BUCKET`."""
+    """The port of a running server; `empty` makes its bucket."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -38,14 +38,19 @@ def s3_server(log: Path) -> Iterator[int]:
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < end, "moto did not start in 120 s"
             time.sleep(0.05)
-        from pyarrow import fs
-
-        where = {"endpoint_override": f"127.0.0.1:{port}", "scheme": "http", "region": "us-east-1"}
-        fs.S3FileSystem(access_key=KEY, secret_key=SECRET, allow_bucket_creation=True, **where).create_dir(BUCKET)
         yield port
     finally:
         server.kill()
         server.wait()
+
+
+def empty(port: int) -> None:
+    """Make the server hold nothing but the empty bucket `BUCKET`."""
+    from pyarrow import fs
+
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST"), timeout=60).read()
+    where = {"endpoint_override": f"127.0.0.1:{port}", "scheme": "http", "region": "us-east-1"}
+    fs.S3FileSystem(access_key=KEY, secret_key=SECRET, allow_bucket_creation=True, **where).create_dir(BUCKET)
 
 
 def _answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""Submitting: names, command lines, what travels, and what is refused before anything is sent. The rest is in tests/cluster."""
+"""Submitting: names, command lines, what travels, and what is refused before anything is sent. The rest is in tests/integration."""
 
 import shlex
 import shutil

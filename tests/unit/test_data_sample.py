@@ -1,8 +1,6 @@
 """The sample: same seed same bytes, its promises about queries and qrels, and memory that does not grow with the size."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import bm25s
@@ -144,19 +142,3 @@ def test_smallest_world(tmp_path: Path) -> None:
 def test_too_few_facts_for_the_queries(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train_queries: 100 passages have facts for \d+ train queries only, not 4800"):
         make_sample(SampleSettings(output=str(tmp_path / "s"), passages=100, dev_queries=5, test_queries=5))
-
-
-def test_a_hundred_thousand_passages_in_flat_memory(tmp_path: Path) -> None:
-    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    script = (
-        "import sys; from raydense.data.sample import make_sample; from raydense.data.settings import SampleSettings;"
-        "print(make_sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000)).rows);" + peak
-    )
-    grown = []
-    for count in (20_000, 100_000):
-        run = [sys.executable, "-c", script, str(tmp_path / str(count)), str(count)]
-        rows, rss = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
-        assert int(rows) >= count
-        grown.append(int(rss))
-    # 80,000 more passages are 10 MB of text and, as Python strings, 40 MB; the hashes that are kept are 1.3 MB
-    assert grown[1] - grown[0] < 25_000, f"peak memory {grown} KiB"

@@ -1,8 +1,6 @@
 """The stage `split`: ids, titles and documents of passages, limits by the tokenizer, resume, refusals, and memory that stays flat."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -173,23 +171,3 @@ def test_bad_input_is_one_line_and_2(
     assert said in error
     assert len(error.strip().splitlines()) == 1
     assert not list((tmp_path / "here").iterdir()), "nothing is left of the output"
-
-
-def test_five_times_the_documents_in_flat_memory(tiny_folder: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys; from raydense.inference.split import split; from raydense.inference.settings import SplitSettings;"
-        "made = split(SplitSettings(corpus=sys.argv[1], model=sys.argv[2], output=sys.argv[3], shard_rows=2000));"
-        # not ru_maxrss, which begins with what the test's own process holds
-        "print(made.rows, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
-    )
-    text = DOCUMENTS[0]["text"] * 3
-    grown = []
-    for count in (1_000, 5_000):
-        rows = [{"passage_id": f"d{i}", "title": "", "text": text} for i in range(count)]
-        corpus = corpus_of(rows, tmp_path / f"c{count}")
-        run = [sys.executable, "-c", script, corpus, str(tiny_folder), str(tmp_path / f"m{count}")]
-        made, peak = map(int, subprocess.run(run, check=True, capture_output=True, text=True).stdout.split())
-        assert made >= 3 * count
-        grown.append(peak)
-    # 4,000 more documents have 2 million tokens, 200 MB and more as the tokenizer gives them, and 10 MB of text, which is mapped
-    assert grown[1] - grown[0] < 60_000, f"peak memory {grown} KiB"

@@ -1,4 +1,4 @@
-"""label(): against a slow reading of its rules in plain Python, on runs of a re-ranker (its scoring is tested in tests/ray)."""
+"""label(): against a slow reading of its rules in plain Python, on runs of a re-ranker (its scoring is tested in tests/integration)."""
 
 from __future__ import annotations
 

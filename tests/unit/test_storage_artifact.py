@@ -2,16 +2,10 @@
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -156,78 +150,6 @@ def test_workers_commit_through_a_pickled_draft(tmp_path: Path) -> None:
     draft = Draft.open(tmp_path / "x", "run", {})
     put(pickle.loads(pickle.dumps(draft)), "one.txt")
     assert list(draft.committed()) == ["one.txt"]
-
-
-def test_read_only_folder_has_a_mend() -> None:
-    script = (
-        "import os, sys\n"
-        "from raydense.storage.artifact import Draft; from raydense.errors import fixable\n"
-        "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
-        "try: Draft.open(sys.argv[1] + '/x', 'run', {})\n"
-        "except OSError as error: print(*fixable(error))\n"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o555)
-        run = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
-        assert run.stdout == f"2 {folder}/x: permission denied; choose a folder that you may write\n", run.stderr
-        assert not os.listdir(folder)
-
-
-def test_killed_before_any_touch_of_a_file_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:
-    """kill -9 at the n-th event that Python audits within the folder, for every n until none is left."""
-    make(tmp_path / "whole")
-    for nth in itertools.count(1):
-        folder = tmp_path / str(nth)
-        child = os.fork()
-        if not child:
-            sys.addaudithook(killer(str(folder), nth))
-            try:
-                make(folder)
-            finally:
-                os._exit(0)
-        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        make_again(folder)
-        assert files_of(folder) == files_of(tmp_path / "whole"), nth
-        if not killed:
-            break
-    assert nth > 30
-
-
-def killer(folder: str, nth: int) -> Callable[[str, tuple], None]:
-    left = itertools.count(nth - 1, -1)
-
-    def hook(event: str, given: tuple) -> None:
-        if any(str(part).startswith(folder) for part in given) and next(left) == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return hook
-
-
-def make_again(folder: Path) -> None:
-    if not Draft.open(folder, "run", {"a": 1}).done:
-        make(folder)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
-    script = (
-        "import resource, signal, sys\n"
-        "from raydense.storage.artifact import Draft\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "draft = Draft.open(sys.argv[1], 'run', {})\n"
-        "draft.commit('small.bin', lambda p: p.write_bytes(b'x' * 1000), 1)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: draft.commit('large.bin', lambda p: p.write_bytes(b'x' * 100_000), 1)\n"
-        "except OSError as error: print(error.errno)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True, check=True)
-    assert int(run.stdout) == errno.EFBIG
-    draft = Draft.open(tmp_path / "x", "run", {})
-    assert list(draft.committed()) == ["small.bin"]
-    assert not list((tmp_path / "x").rglob("large.bin"))
 
 
 def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing
 from training_data import TrainingData, make_training_data
 from transformers import BertConfig, BertModel
 
@@ -231,26 +229,6 @@ def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pyt
         refuse_too_little(asked, asked.model)
     assert "micro_batch" in str(caught.value)
     assert "--activation-checkpointing" in str(caught.value)
-
-
-def rank_with_room(rank: int, given: dict[str, Any], folder: str) -> None:
-    """Worker 1 shares its machine with so many others that nothing is left for it."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    asked = TrainSettings(**given)
-    try:
-        find_micro_batch(asked, asked.model, loaded(asked), CPU, 10**9 if rank else 1)
-    except InputError as error:
-        Path(folder, f"refused-{rank}").write_text(str(error))
-    dist.destroy_process_group()
-
-
-def test_workers_agree_on_what_fits_the_one_with_least(data: TrainingData, tmp_path: Path) -> None:
-    given = settings(data, micro_batch="auto", workers=2, batch_size=4).model_dump(exclude_unset=True)
-    given["accumulation"] = 1
-    multiprocessing.spawn(rank_with_room, (given, str(tmp_path)), nprocs=2)
-    refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
-    assert refused[0] == refused[1]
 
 
 def test_plan_tells_it(data: TrainingData) -> None:

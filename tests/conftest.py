@@ -1,0 +1,32 @@
+"""Shared by all tests: one thread, no deadline for hypothesis (CI machines are slow and shared), a tiny encoder on disk."""
+
+import os
+from pathlib import Path
+
+# Tiny models gain nothing from threads, and two processes of tests share the cores; must be set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("raydense", deadline=None)
+settings.load_profile("raydense")
+
+SENTENCE = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home"
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Fifty texts of 1 to 99 words."""
+    words = SENTENCE.split()
+    return [" ".join(words[(i * 7 + j * j) % len(words)] for j in range(1 + i * 2)) for i in range(50)]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """The folder of a tiny encoder made from `texts`; not to be written to."""
+    from raydense.models.tiny import make_tiny_encoder
+
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny_encoder(texts, folder, seed=3)
+    return folder

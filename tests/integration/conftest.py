@@ -1,0 +1,27 @@
+"""Shared by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+from s3_server import empty, s3_server
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> None:
+    """A Ray of this process with four logical CPUs, started by the first module that uses it; it ends with the process."""
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture(scope="session")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with s3_server(tmp_path_factory.mktemp("moto") / "log") as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def port(_server: int) -> int:
+    """The port of an S3 server whose bucket is empty when the module starts."""
+    empty(_server)
+    return _server

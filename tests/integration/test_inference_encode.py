@@ -1,0 +1,132 @@
+"""Encoding on Ray Data against the encoder called in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from ray.data import DataContext
+
+from raydense.errors import InputError
+from raydense.inference.encode import encode
+from raydense.inference.settings import EncodeSettings
+from raydense.models.dual_encoder import DualEncoder
+from raydense.storage.artifact import Artifact, Draft, provenance
+from tests.inference_world import file_bytes, make_corpus, make_reranker, make_retriever
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+PASSAGES = 330
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("encode")
+    make_retriever(root / "model")
+    make_corpus(root / "corpus", PASSAGES, shard_rows=100)
+    return root
+
+
+def settings(world: Path, output: Path, **more: object) -> EncodeSettings:
+    return EncodeSettings.read({"output": str(output), "model": str(world / "model"), "corpus": str(world / "corpus"), **more})
+
+
+@pytest.fixture(scope="module")
+def embeddings(world: Path) -> Artifact:
+    return encode(settings(world, world / "emb", concurrency=(1, 1)))
+
+
+def in_this_process(model: DualEncoder, texts: list[str]) -> np.ndarray:
+    """One text a batch: no padding, no order, no batching of ours."""
+    with torch.inference_mode():
+        return np.concatenate([model.encode_passages(model.tokenize_passages([t]).pad(model.tokenizer.pad_id)).numpy() for t in texts])
+
+
+def read(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def test_rows_and_vectors_are_those_of_the_encoder(world: Path, embeddings: Artifact) -> None:
+    from raydense.data.store import PassageStore
+
+    store = PassageStore(world / "corpus")
+    tables = [read(part) for part in embeddings.parts(".arrow", "embeddings-")]
+    assert [t.num_rows for t in tables] == [100, 100, 100, 30]
+    assert np.concatenate([t["row"].to_numpy() for t in tables]).tolist() == list(range(PASSAGES))
+    found = np.concatenate([t["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, 128) for t in tables])
+    expected = in_this_process(DualEncoder.load(world / "model"), store.passages(np.arange(PASSAGES)))
+    np.testing.assert_allclose(found.astype(np.float32), expected, rtol=1e-3, atol=1e-4)
+    ids = read(world / "emb" / "passage_ids.arrow")["passage_id"].to_pylist()
+    assert ids == [f"p{i}" for i in range(PASSAGES)]
+    assert embeddings.summary["dimension"] == 128
+    assert embeddings.summary["corpus"] == store.artifact.fingerprint
+    assert 0 <= embeddings.summary["padding_share"] < 0.35
+
+
+def test_several_actors_write_the_same_bytes_and_half_precision_reads_without_a_copy(
+    world: Path, embeddings: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many actors as CPUs are asked for, which would leave none to tokenise; and each takes longer than Ray Data would wait by itself."""
+    monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.2)
+    several = encode(settings(world, world / "several", concurrency=(4, 4)))
+    assert file_bytes(several.path) == file_bytes(embeddings.path)
+    assert several.fingerprint == embeddings.fingerprint
+    column = read(several.path / "embeddings-00000.arrow")["embedding"]
+    assert column.type == pa.list_(pa.float16(), 128)
+    assert column.num_chunks == 1
+    view = column.chunk(0).flatten().to_numpy(zero_copy_only=True)
+    assert view.dtype == np.float16
+    assert not view.flags.owndata
+
+
+def test_is_done_once_and_refused_when_the_model_changed(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
+    before = (world / "emb" / "manifest.json").stat().st_mtime_ns
+    assert encode(settings(world, world / "emb")).fingerprint == embeddings.fingerprint
+    assert (world / "emb" / "manifest.json").stat().st_mtime_ns == before
+    other = make_retriever(tmp_path / "other", seed=4)
+    with pytest.raises(InputError, match=r"made from something else \(inputs.model"):
+        encode(settings(world, world / "emb", model=str(other)))
+    with pytest.raises(InputError, match=r"settings.dtype: float16 -> float32"):
+        encode(settings(world, world / "emb", dtype="float32"))
+
+
+def test_says_its_precision_and_does_not_go_on_in_another(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
+    assert embeddings.summary["precision"] == embeddings.files[0].note["precision"] == "fp32"
+    asked = settings(world, tmp_path / "out")
+    draft = Draft.open(asked.output, "embeddings", provenance("encode", asked))
+    part = embeddings.path / "embeddings-00000.arrow"
+    draft.commit(part.name, lambda path: shutil.copy(part, path), 100, **{**embeddings.files[0].note, "precision": "bf16"})
+    draft.close()
+    with pytest.raises(InputError, match=r"out: what is there was computed in bf16, and on this device it would go on in fp32"):
+        encode(asked)
+
+
+def test_refuses_a_reranker_and_a_folder_without_weights(world: Path, tmp_path: Path) -> None:
+    reranker = make_reranker(tmp_path / "reranker", world / "model")
+    with pytest.raises(InputError, match="holds a re-ranker"):
+        encode(settings(world, tmp_path / "out", model=str(reranker)))
+    bare = shutil.copytree(world / "model", tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="no weights"):
+        encode(settings(world, tmp_path / "out", model=str(bare)))
+    assert not (tmp_path / "out").exists()
+    for claimed in ("gpus_per_actor", "cpus_per_actor"):
+        with pytest.raises(InputError, match=f"{claimed}: an actor is to have 64 [CG]PUs, and of 1 nodes none has more than [04]; give"):
+            encode(settings(world, tmp_path / "out", **{claimed: 64}))
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "tokenizer.json"])
+def test_an_error_in_a_worker_is_one_line_and_ends_the_run(world: Path, tmp_path: Path, broken: str) -> None:
+    model = shutil.copytree(world / "model", tmp_path / "model")
+    (model / broken).write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"cannot be (loaded|read)") as caught:
+        encode(settings(world, tmp_path / "out", model=str(model)))
+    assert str(model) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert json.loads((tmp_path / "out" / ".work" / "made_from.json").read_text())["stage"] == "encode"
+    assert not (tmp_path / "out" / "manifest.json").exists()

@@ -1,0 +1,102 @@
+"""The whole of `label` on a tiny re-ranker: the teacher's scores are those of `rerank`, and the labels follow from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.inference.rerank import rerank
+from raydense.inference.settings import RerankSettings
+from raydense.mining.label import label
+from raydense.mining.mine import mine
+from raydense.mining.settings import LabelSettings, MineSettings
+from raydense.storage.artifact import Artifact
+from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+QUERIES, K, DEPTH, PASSAGES = 9, 14, 12, 80
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("label")
+    make_reranker(root / "model", make_retriever(root / "encoder"))
+    make_corpus(root / "corpus", PASSAGES, shard_rows=50)
+    make_queries(root / "queries", QUERIES)
+    rng = np.random.default_rng(3)
+    hits = np.concatenate([rng.permutation(PASSAGES)[:K] for _ in range(QUERIES)])
+    rank = np.tile(np.arange(1, K + 1), QUERIES)
+    ids = [f"q{i}" for i in np.repeat(np.arange(QUERIES), K)]
+    run = pa.table({"query_id": ids, "passage_id": [f"p{i}" for i in hits], "rank": rank, "score": -rank.astype(float)})
+    write_table(root / "run", "run", run)
+    gold = pa.table({"query_id": [f"q{i}" for i in range(5)], "passage_id": [f"p{hits[i * K]}" for i in range(5)], "relevance": [1] * 5})
+    write_table(root / "qrels", "qrels", gold)
+    scoring = {name: str(root / name) for name in ("model", "run", "corpus", "queries")}
+    rerank(RerankSettings(output=str(root / "reranked"), depth=DEPTH, block=4, **scoring))
+    return root
+
+
+def settings(world: Path, output: Path, **more: object) -> LabelSettings:
+    """With thresholds among the probabilities that this untrained teacher gives: a third above, a third below."""
+    probability = 1 / (1 + np.exp(-read_table(world / "reranked", "run")["score"].to_numpy().astype(float)))
+    s_neg, s_pos = np.quantile(probability, [1 / 3, 2 / 3])
+    inputs = {name: str(world / name) for name in ("model", "run", "corpus", "queries", "qrels")}
+    given = {"depth": DEPTH, "block": 4, "negatives": 3, "s_pos": float(s_pos), "s_neg": float(s_neg)}
+    return LabelSettings.read({"output": str(output), **inputs, **given, **more})
+
+
+def test_labels_follow_from_the_scores_of_rerank(world: Path) -> None:
+    made = label(settings(world, world / "labels", concurrency=(1, 1)))
+    scored = read_table(world / "reranked", "run").to_pylist()
+    probability = {(r["query_id"], int(r["passage_id"][1:])): 1 / (1 + np.exp(-r["score"])) for r in scored}
+    s = settings(world, world / "x")
+    assert sum(made.summary["candidates"].values()) == QUERIES * DEPTH
+    assert made.summary["teacher"] == Artifact.open(world / "reranked").summary["model"]
+    examples = read_table(made.path, "examples").to_pylist()
+    assert made.rows == len(examples) == QUERIES - made.summary["dropped"]["no positive"]
+    for example in examples:
+        of = [(row, probability.get((example["query_id"], row))) for row in example["positives"] + example["negatives"]]
+        told = example["positive_scores"] + example["negative_scores"]
+        np.testing.assert_allclose([p for _, p in of], told, rtol=1e-6)
+        sources = zip(of, example["positive_sources"] + example["negative_sources"], strict=True)
+        assert all(source == "gold" or (p > s.s_pos if source == "pseudo" else p < s.s_neg) for (_, p), source in sources)
+    labelled = {e["query_id"] for e in examples if "gold" in e["positive_sources"]}
+    assert labelled == {f"q{i}" for i in range(5)}
+    assert made.summary["unlabelled"] == 4
+    again = label(settings(world, world / "again", concurrency=(2, 2)))
+    assert file_bytes(again.path) == file_bytes(made.path)
+    assert again.fingerprint == made.fingerprint
+
+
+def test_a_run_of_rerank_gives_the_same_labels_without_a_model(world: Path) -> None:
+    with_model = label(settings(world, world / "with"))
+    without = label(settings(world, world / "without", model=None, run=str(world / "reranked")))
+    assert file_bytes(without.path) == file_bytes(with_model.path)
+    assert without.summary == with_model.summary
+
+
+def test_hybrid_takes_them(world: Path) -> None:
+    labels = label(settings(world, world / "for-hybrid"))
+    inputs = {name: str(world / name) for name in ("run", "corpus", "queries", "qrels")}
+    hybrid = mine(MineSettings(output=str(world / "hybrid"), strategy="hybrid", labels=str(labels.path), negatives=4, **inputs))
+    pseudo = {e["query_id"]: e["positives"] for e in read_table(labels.path, "examples").to_pylist()}
+    for example in read_table(hybrid.path, "examples").to_pylist():
+        assert example["positives"] == pseudo[example["query_id"]]
+        assert example["negative_sources"] == ["run"] * 2 + ["denoised"] * 2
+    assert hybrid.rows == 5
+
+
+def test_bad_input_is_refused_before_anything_is_scored(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no trained re-ranker") as caught:
+        label(settings(world, tmp_path / "out", model=str(world / "encoder")))
+    assert str(world / "encoder") in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    make_queries(tmp_path / "few", 4)
+    with pytest.raises(InputError, match="names query 'q4'"):
+        label(settings(world, tmp_path / "out", queries=str(tmp_path / "few")))

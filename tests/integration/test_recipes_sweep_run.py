@@ -1,0 +1,147 @@
+"""A real sweep, killed on its way and run again: shared stages are made once, nothing is made twice, and one table comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raydense.recipes.recipe import state
+from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.runtime.session import SHARERS
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+RECIPE = """
+stages:
+  data: {do: sample, passages: 300, train_queries: 96, dev_queries: 16, test_queries: 24}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  bm25: {do: search, index: $words, queries: $data/queries, k: 20}
+  negatives: {do: mine, run: $bm25, corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/train, negatives: 4}
+  reranker: {do: train, objective: reranker, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $negatives,
+    engine: ddp, max_steps: 3, batch_size: 8, lr: 1.0e-3}
+  reranked: {do: rerank, model: $reranker, run: $bm25, corpus: $data/corpus, queries: $data/queries, depth: 5}
+  report: {do: evaluate, run: [BM25=$bm25, re-ranked=$reranked], qrels: $data/qrels/test, metrics: [RR@10, nDCG@10]}
+sweep:
+  reranker.seed: [1, 2]
+  variants:
+    shallow: {}
+    deep: {reranked.depth: 10}
+"""
+
+
+def manifests(folder: Path) -> dict[str, tuple[int, int]]:
+    """When each artifact that is there was finished, and the file that says so; those inside of work under way are not meant."""
+    files = [file for file in folder.rglob("manifest.json") if ".work" not in file.parts]
+    return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in files}
+
+
+def kill_once_trained(folder: Path) -> None:
+    """Begin the sweep as a process of its own, and kill -9 it when the first re-ranker is trained."""
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out"]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=kept, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while not list(folder.glob("out/stages/*/reranker/manifest.json")):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def environments_of(name: str) -> Iterator[list[dict[str, str]]]:
+    """The environments of processes of a name that live while the block runs."""
+    seen: dict[int, dict[str, str]] = {}
+    left = threading.Event()
+
+    def look() -> None:
+        while not left.wait(0.05):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if process.pid not in seen and "".join(process.cmdline()).strip() == name:
+                        seen[process.pid] = process.environ()
+
+    watcher, found = threading.Thread(target=look), list[dict[str, str]]()
+    watcher.start()
+    try:
+        yield found
+    finally:
+        left.set()
+        watcher.join()
+        found += seen.values()
+
+
+@pytest.mark.long
+def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    kill_once_trained(tmp_path)
+    before = manifests(tmp_path / "out")
+    assert {Path(file).parent.name for file in before} >= {"data", "words", "bm25", "negatives", "reranker"}
+
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep.read("recipe.yaml", "out")
+    assert sweep is not None
+    with environments_of("ray::RayTrainWorker") as seen:
+        assert run_sweep(sweep, concurrent=2) == {}
+    assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
+    said = capfd.readouterr().err
+    assert (said.count("reranker: done in"), said.count("reranked: done in")) == (1, 4)
+    assert "negatives: done in" not in said, "made before the kill"
+    after = manifests(tmp_path / "out")
+    assert before.items() <= after.items(), "what was done is not made again"
+    distinct = {stage.settings.output for trial in sweep.trials for stage in trial.recipe.stages}
+    assert len(distinct) == 4 + 2 + 4 * 2
+    assert {str(Path(file).parent.relative_to(tmp_path)) for file in after} >= distinct
+    assert {row["state"] for row in plan_sweep(sweep)} == {"done"}
+
+    assert run_sweep(sweep) == {}
+    assert "4 trials, 4 done before" in capfd.readouterr().err
+    assert manifests(tmp_path / "out") == after
+
+    summary, table = write_tables(sweep, {})
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == summary
+    rows = summary["runs"]["re-ranked"]
+    seeds = ["reranker.seed=1", "reranker.seed=2"]
+    assert {name: row["seeds"] for name, row in rows.items()} == {"shallow": seeds, "deep": seeds}
+    for trial in sweep.trials:
+        of = json.loads((Path(trial.report.settings.output) / "metrics.json").read_text())["runs"]["re-ranked"]["metrics"]
+        row = rows[trial.variant]
+        for metric, value in of.items():
+            assert row["metrics"][metric]["values"][row["seeds"].index(trial.seed)] == value
+        assert state(trial.report)[0] == "done"
+    assert "(all)" in table, "BM25 is the same in all trials"
+    assert "| deep | 2 |" in (tmp_path / "out" / "sweep.md").read_text()
+
+
+def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text("""
+given: {answers: none}
+stages:
+  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
+  report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10], answers: $answers}
+sweep:
+  variants: {fails: {answers: token}, works: {}}
+""")
+    sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
+    assert sweep is not None
+    failed = run_sweep(sweep)
+    assert list(failed) == ["fails"]
+    summary, _ = write_tables(sweep, failed)
+    assert summary["failed"] == {"fails": "queries: missing; answers token needs it"}
+    assert list(summary["runs"]["bm25"]) == ["works"]

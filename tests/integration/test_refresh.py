@@ -1,0 +1,182 @@
+"""Training with hard negatives made anew while it goes on: which step learns from which generation, and what a generation holds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from training_data import TrainingData, make_training_data
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.models.tiny import make_tiny_encoder
+from raydense.refresh.refresh import make_generation, train
+from raydense.storage.artifact import Artifact, fingerprint_of
+from raydense.training import train as training
+from raydense.training.generations import Generations
+from raydense.training.history import Line, read_history
+from raydense.training.methods import load_model, objective_of
+from raydense.training.settings import TrainSettings
+from tests.s3_server import BUCKET, environment, with_environment
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+STEPS, EVERY, DEPTH = 24, 8, 20
+RUN = """
+import json, sys
+from raydense.refresh.refresh import train
+from raydense.training.settings import TrainSettings
+train(TrainSettings(**json.loads(sys.argv[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("refresh"))
+
+
+def settings_of(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
+    return data.settings(output, **{"max_steps": STEPS, "log_every": 1, "normalize": True, "temperature": 0.2, "lr": 1e-4, **changes})
+
+
+def renewing(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
+    fixed = {"refresh_every": EVERY, "refresh_depth": DEPTH, "refresh_negatives": 3}
+    return settings_of(data, output, **{**fixed, **changes})
+
+
+class Kept(Generations):
+    """Generations whose phases stay where they were made."""
+
+    def close(self, number: int) -> None:
+        shutil.copytree(self.work(number).place, Path(self.output).parent / f"phases-{number}")
+        super().close(number)
+
+
+@pytest.fixture(scope="module")
+def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A training in mode sync; beside it lie the phases of each generation."""
+
+    def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
+        make_generation(settings, start, Kept(**vars(generations)), number)
+
+    return training.train(renewing(data, tmp_path_factory.mktemp("sync") / "model"), make)
+
+
+def column(history: list[Line], name: str) -> list[float]:
+    return [line[name] for line in history]
+
+
+def negatives(examples: Path | str) -> dict[str, list[int]]:
+    table = read_table(examples, "examples", ["query_id", "negatives"])
+    return dict(zip(table["query_id"].to_pylist(), table["negatives"].to_pylist(), strict=True))
+
+
+def of_rank(run: Path) -> dict[tuple[str, str], int]:
+    """The rank of each passage of each query."""
+    table = read_table(run, "run").to_pydict()
+    return dict(zip(zip(table["query_id"], table["passage_id"], strict=True), table["rank"], strict=True))
+
+
+def test_the_steps_after_a_boundary_learn_from_the_generation_made_there(waited: Artifact) -> None:
+    history = read_history(waited.path / "history.jsonl")
+    assert column(history, "step") == list(range(1, STEPS + 1))
+    assert column(history, "generation") == [0] * EVERY + [1] * EVERY + [2] * EVERY
+    assert column(history, "staleness") == [*range(EVERY)] * 3
+    assert [one["step"] for one in waited.summary["generations"]] == [EVERY, 2 * EVERY]
+    assert [one["queries"] for one in waited.summary["generations"]] == [96, 96]
+    assert 0 < waited.summary["waited"] < waited.summary["seconds"]
+
+
+def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: TrainingData, waited: Artifact) -> None:
+    """Against sentence-transformers, a plain matrix product and a plain sort."""
+    store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
+    positives = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
+    for number in (1, 2):
+        theirs = SentenceTransformer(str(waited.path.parent / f"phases-{number}/retriever"), device="cpu")
+        passages = theirs.encode(store.passages(np.arange(len(store))))
+        found = negatives(waited.path / f"refresh/{number:03d}")
+        inside = []
+        for query, known in zip(positives["query_id"], positives["positives"], strict=True):
+            text = queries["text"][queries["query_id"].to_pylist().index(query)].as_py()
+            nearest = np.argsort(-(passages @ theirs.encode(text)), kind="stable")[:DEPTH]
+            assert not set(found[query]) & set(known)
+            inside.append(np.isin(found[query], nearest).mean())
+        assert len(found) == 96
+        assert np.mean(inside) > 0.98  # float16 vectors may order the last ones of a list otherwise
+
+
+def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited: Artifact, tmp_path: Path) -> None:
+    later = train(renewing(data, tmp_path / "model", refresh_mode="async"))
+    history, other = read_history(later.path / "history.jsonl"), read_history(waited.path / "history.jsonl")
+    assert column(history, "generation") == [0] * 2 * EVERY + [1] * EVERY
+    assert column(history, "staleness") == [*range(2 * EVERY), *range(EVERY, 2 * EVERY)]
+    np.testing.assert_allclose(column(history, "loss")[:EVERY], column(other, "loss")[:EVERY], atol=1e-5)
+    assert not np.allclose(column(history, "loss")[EVERY : 2 * EVERY], column(other, "loss")[EVERY : 2 * EVERY], atol=1e-4)
+    first, same = negatives(later.path / "refresh/001"), negatives(waited.path / "refresh/001")
+    assert np.mean([first[query] == same[query] for query in same]) > 0.95
+
+
+def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path) -> None:
+    """Two generations of weights that differ a little, the first of weights at random."""
+    start = str(tmp_path / "tiny")
+    make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
+    settings = renewing(data, tmp_path / "model", refresh_only_changed=True)
+    generations, rng = Kept(tmp_path / "model", STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
+    weights = load_model(settings, objective_of(settings), start).state_dict()
+    for number in (1, 2):
+        generations.hand_over(number * EVERY, weights)
+        make_generation(settings, start, generations, number)
+        weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
+    assert not Path(generations.work(1).place).exists()
+    ranks = [of_rank(tmp_path / f"phases-{number}/run") for number in (1, 2)]
+    ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
+    same = {(query, ids.index(passage)) for (query, passage), rank in ranks[1].items() if ranks[0].get((query, passage)) == rank}
+    before, after = (negatives(generations.examples(number)) for number in (1, 2))
+    stood = {query: [row for row in rows if (query, row) in same] for query, rows in before.items()}
+    for query, rows in after.items():
+        assert rows[: len(stood[query])] == stood[query]
+        assert not any((query, row) in same for row in rows[len(stood[query]) :])
+    assert 0 < sum(map(len, stood.values())) < 3 * len(after)
+
+
+@pytest.mark.long
+def test_joint_training_with_a_part_of_the_queries_renewed(
+    data: TrainingData, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retriever finds them; the queries that were not drawn keep what they had. The model and its generations go to a store."""
+    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh_every": 4, "refresh_fraction": 0.25}
+    train(settings_of(data, tmp_path / "reranker", objective="reranker", normalize=None, temperature=None, max_steps=2))
+    for name, value in environment(port, tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    model = f"s3://{BUCKET}/model"
+    # in a process whose Ray starts with these variables: the workers write there themselves
+    command = [sys.executable, "-c", RUN, renewing(data, model, **both).model_dump_json(exclude_unset=True)]
+    subprocess.run(command, env=with_environment({}), timeout=540, check=True)
+    made = Artifact.open(model, "joint")
+    before, after = negatives(data.root / "examples"), negatives(f"{model}/refresh/001")
+    assert fingerprint_of(f"{model}/refresh/001") == Artifact.open(f"{model}/refresh/001", "examples").fingerprint
+    assert Artifact.open(f"{model}/retriever", "model").summary["objective"] == "joint"
+    assert list(after) == list(before)
+    changed = [query for query in before if after[query] != before[query]]
+    assert len(changed) <= 24 == made.summary["generations"][0]["queries"]
+    assert len(changed) > 12
+
+
+@pytest.mark.long
+def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="factory"):
+        train(renewing(data, tmp_path / "model", refresh_mode="async", refresh_factory="Nonsense"))
+    assert not (tmp_path / "model/manifest.json").exists()
+
+
+def test_a_training_that_leaves_no_room_for_what_finds_negatives_is_refused(data: TrainingData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
+        train(renewing(data, tmp_path / "model", refresh_mode="async", workers=4))

@@ -1,0 +1,270 @@
+"""Pools with a name: turned to another index while they are asked, looked after, and ended."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import ray
+from embeddings import write_corpus, write_embeddings
+from search_versions import DIMENSION, K, Versions, make_versions, until
+
+from raydense.cli import main
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+from raydense.retrieval.index import index
+from raydense.retrieval.keeper import keeper_name
+from raydense.retrieval.named import pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.retrieval.shard_actor import NAMESPACE
+from raydense.storage.artifact import Draft
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return make_versions(tmp_path_factory.mktemp("versions"))
+
+
+@pytest.fixture
+def pool(versions: Versions, request: pytest.FixtureRequest) -> Iterator[SearchPool]:
+    with SearchPool.start(versions.indexes[0], name=request.node.name) as started:
+        yield started
+
+
+def shard_actors(name: str) -> list[str]:
+    there = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in there if actor["name"].startswith(f"{name}/") and actor["name"] != keeper_name(name)]
+
+
+def test_a_swap_while_callers_ask(pool: SearchPool, versions: Versions) -> None:
+    """Three callers with small blocks; each answer is that of one index, both answer, and a stream that was begun goes on."""
+    old, new = versions.indexes
+    answered: list[str] = []
+    wrong: list[int] = []
+    stop = threading.Event()
+
+    def ask(seed: int) -> None:
+        mine, rng = SearchPool.connect(pool.name), np.random.default_rng(seed)
+        while not stop.is_set():
+            at = int(rng.integers(0, 190))
+            which = slice(at, at + int(rng.integers(1, 10)))
+            answer = mine.answer(versions.queries[which], K)
+            answered.append(answer.index)
+            wrong.extend([at] * (not versions.is_right(answer, which)))
+
+    callers = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
+    for caller in callers:
+        caller.start()
+    blocks = [versions.queries[at : at + 10] for at in range(0, 200, 10)]
+    stream = pool.answers(iter(blocks), K)
+    begun = [next(stream) for _ in range(3)]
+    until(lambda: old.fingerprint in answered, "nobody asked before the swap")
+    pool.swap(new)
+    turned = len(answered)
+    until(lambda: len(answered) > turned + 20, "nobody asks after the swap")
+    stop.set()
+    for caller in callers:
+        caller.join()
+    begun += stream
+    assert not wrong
+    assert set(answered[turned + 10 :]) == {new.fingerprint}
+    assert [answer.index for answer in begun[:3]] == [old.fingerprint] * 3
+    assert begun[-1].index == new.fingerprint
+    assert all(versions.is_right(answer, slice(10 * i, 10 * i + 10)) for i, answer in enumerate(begun))
+    assert pool.status()["version"] == 2
+    until(lambda: len(shard_actors(pool.name)) == 2, "the old actors have not ended")
+
+
+def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versions: Versions, tmp_path: Path) -> None:
+    old, new = versions.indexes
+    write_corpus(tmp_path / "corpus", ["some words"] * 5)
+    words = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
+    with pytest.raises(InputError, match="its kind is bm25, the pool's is faiss; start another pool"):
+        pool.swap(words)
+    with pytest.raises(InputError, match=r"2 shards x 10000.* beside 628 MiB of the actors that serve now.* fewer replicas"):
+        pool.swap(new, replicas=10_000)
+    write_embeddings(tmp_path / "emb", np.eye(DIMENSION, dtype=np.float32))
+    gone = index(IndexSettings(kind="faiss", embeddings=str(tmp_path / "emb"), output=str(tmp_path / "gone")))
+    damaged = tmp_path / "gone" / "shard-00000.faiss"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(InputError, match=r"could not turn to it .*still answers from"):
+        pool.swap(gone)
+    answer = pool.answer(versions.queries, K)
+    assert answer.index == old.fingerprint
+    assert versions.is_right(answer, slice(None))
+    assert len(shard_actors(pool.name)) == 2
+
+
+def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versions) -> None:
+    """Its next process knows the version that it was turned to, finds the actors, and ends one that a swap left behind."""
+    pool.swap(versions.indexes[1])
+    until(lambda: len(shard_actors(pool.name)) == 2, "the old actors have not ended")
+    before = set(shard_actors(pool.name))
+    left = f"{pool.name}/0-3/0/0/0/left"
+    ray.remote(num_cpus=0, name=left, namespace=NAMESPACE, lifetime="detached")(Witness).remote()
+    until(lambda: left in shard_actors(pool.name), "no leftover")
+    ray.kill(ray.get_actor(keeper_name(pool.name), namespace=NAMESPACE), no_restart=False)
+    assert versions.is_right(pool.answer(versions.queries, K), slice(None))
+    assert SearchPool.connect(pool.name).answer(versions.queries[:5], K).index == versions.indexes[1].fingerprint
+    assert pool.status()["version"] == 2
+    until(lambda: set(shard_actors(pool.name)) == before, "the leftover has not ended")
+    assert SearchPool.connect(pool.name).status()["fingerprint"] == versions.indexes[1].fingerprint
+
+
+def _pids(pool: SearchPool) -> set[int]:
+    return {actor["pid"] for actor in pool.status()["actors"]}
+
+
+class Witness:
+    """Stands for an actor that nobody looks after."""
+
+
+def test_an_actor_that_was_ended_for_good_is_started_anew(pool: SearchPool, versions: Versions) -> None:
+    before = {actor["pid"] for actor in pool.status()["actors"]}
+    ray.kill(pool.actors[1][0], no_restart=True)
+    assert versions.is_right(pool.answer(versions.queries, K), slice(None))
+    there = ("ready", "ready")
+    until(lambda: tuple(a["state"] for a in pool.status()["actors"]) == there and len(_pids(pool) - before) == 1, "no other actor")
+    assert versions.is_right(pool.answer(versions.queries, K), slice(None))
+
+
+def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
+    pool = SearchPool.start(versions.indexes[0], name="idle", idle_timeout=3.0)
+    until(lambda: "idle" not in pools() and not shard_actors("idle"), "the pool has not ended")
+    with pytest.raises(InputError, match=r"no search pool of the name 'idle'|was closed"):
+        pool.search(versions.queries, K)
+    with SearchPool.start(versions.indexes[0], name="idle") as again:
+        assert again.status()["idle_timeout"] == 0.0
+
+
+def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
+    """The new actors take longer to load than the pool may be idle: one of them stands still for so long."""
+    old, new = versions.indexes
+    turned: list[str] = []
+
+    def turn() -> None:
+        pool.swap(new)
+        turned.append(new.fingerprint)
+
+    pool = SearchPool.start(old, name="slow", idle_timeout=6.0)
+    before, found = set(_shard_processes()), list[psutil.Process]()
+    turning = threading.Thread(target=turn)
+    turning.start()
+    until(lambda: bool(found.extend(set(_shard_processes()) - before) or found), "no new actor")
+    found[0].suspend()
+    held = time.monotonic()
+    until(lambda: time.monotonic() > held + 9, "the time stands still")
+    found[0].resume()
+    turning.join()
+    assert turned == [new.fingerprint]
+    until(lambda: "slow" not in pools() and not shard_actors("slow"), "the pool has not ended")
+
+
+def _shard_processes() -> list[psutil.Process]:
+    """The processes of this Ray that hold shards, or are about to."""
+    return [one for one in psutil.Process().children(recursive=True) if "ShardActor" in "".join(one.cmdline()[:1])]
+
+
+def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:
+    """Who asked the one before, of the same name and version, does not take the hits of one index for those of the other."""
+    old, new = versions.indexes
+    with SearchPool.start(old, name="again") as pool:
+        assert pool.answer(versions.queries[:5], K).index == old.fingerprint
+    with SearchPool.start(new, name="again") as other:
+        with pytest.raises(InputError, match="was closed, and started anew with another index; connect to it again"):
+            pool.answer(versions.queries[:5], K)
+        assert versions.is_right(other.answer(versions.queries[:5], K), slice(0, 5))
+
+
+def test_small_calls_of_many_callers_get_what_they_get_alone(pool: SearchPool, versions: Versions) -> None:
+    """Forty threads with a query each, more than may wait in an actor: put together, or told to come again, with the same hits."""
+    found: dict[int, bool] = {}
+
+    def ask(i: int) -> None:
+        answers = [pool.answer(versions.queries[i : i + 1], K) for _ in range(3)]
+        found[i] = all(versions.is_right(answer, slice(i, i + 1)) for answer in answers)
+
+    callers = [threading.Thread(target=ask, args=(i,)) for i in range(40)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(found) == list(range(40))
+    assert all(found.values())
+
+
+def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run by a pool is the run by its index; a pool that was turned in the middle is refused, and again when it is run again."""
+    monkeypatch.setattr("raydense.retrieval.search.check_model", lambda model, index: None)
+    monkeypatch.setattr(
+        "raydense.retrieval.search.query_encoder", lambda model, background: lambda texts: versions.queries[[int(t) for t in texts]]
+    )
+    draft = Draft.open(tmp_path / "queries", "queries", {})
+    commit_table(draft, "queries.parquet", pa.table({"query_id": [f"q{i}" for i in range(40)], "text": [str(i) for i in range(40)]}))
+    draft.finish(40)
+    old, new = versions.indexes
+    common = {"queries": str(tmp_path / "queries"), "model": str(tmp_path / "queries"), "k": 5, "block": 8}
+    by_index = search(SearchSettings(index=str(old.path), output=str(tmp_path / "index"), **common))
+    by_pool = search(SearchSettings(pool=pool.name, output=str(tmp_path / "pool"), **common))
+    assert by_pool.fingerprint == by_index.fingerprint
+    closed = search(SearchSettings(pool="closed by now", output=str(tmp_path / "pool"), **common))
+    assert closed.fingerprint == by_pool.fingerprint
+    with pytest.raises(InputError, match=r"answers from another index"):
+        search(SearchSettings(pool=pool.name, index=str(new.path), output=str(tmp_path / "other"), **common))
+    blocks = SearchPool.search_blocks
+
+    def turned(one: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
+        for number, answer in enumerate(blocks(one, stream, k)):
+            yield answer
+            if number == 1:
+                pool.swap(new)
+
+    monkeypatch.setattr(SearchPool, "search_blocks", turned)
+    with pytest.raises(
+        InputError, match=r"the pool has gone on to another index .* run again for a run of that one, with another --output"
+    ):
+        search(SearchSettings(pool=pool.name, output=str(tmp_path / "turned"), **common))
+    with pytest.raises(InputError, match=r"was made from something else \(inputs\.index"):
+        search(SearchSettings(pool=pool.name, output=str(tmp_path / "turned"), **common))
+
+
+def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Started, looked at, turned and closed from the command line."""
+
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["pool", *words])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    old, new = (str(one.path) for one in versions.indexes)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    assert f"commands: {old} (fingerprint" in said("start", "--name", "commands", "--index", old, "--idle-timeout", "3600")
+    assert "2 actors: " in said("status")
+    assert "version 2" in said("swap", "--name", "commands", "--index", new)
+    status = json.loads(said("status", "--name", "commands", "--json"))
+    assert (status["fingerprint"], status["idle_timeout"]) == (versions.indexes[1].fingerprint, 3600)
+    assert said("close", "--name", "commands") == "commands: closed\n"
+    assert "commands" not in pools()
+
+
+def test_a_pool_needs_a_cluster_that_outlives_the_command(versions: Versions) -> None:
+    alone = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "raydense", "pool", "start", "--name", "x", "--index", str(versions.indexes[0].path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "raydense: x: a pool with a name outlives its job, and so needs a Ray cluster that does; give its --address, or set RAY_ADDRESS\n"
+    )

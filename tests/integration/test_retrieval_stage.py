@@ -1,0 +1,110 @@
+"""The stage `search` with a real encoder: the run it writes, what it refuses, and how it goes on after a stop."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from embeddings import write_embeddings
+from inference_world import WORDS
+
+from raydense.data.tables import commit_table
+from raydense.errors import InputError
+from raydense.models.tiny import make_tiny_encoder
+from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.search import query_encoder, search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.storage.artifact import Draft, fingerprint_of, provenance
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny encoder, its vectors of 60 passages (the first 50 are queries too), an index of 2 shards, and qrels of 3 queries."""
+    folder = tmp_path_factory.mktemp("search")
+    make_tiny_encoder(TEXTS, folder / "model", seed=3)
+    make_tiny_encoder(TEXTS, folder / "other", seed=4)
+    vectors = query_encoder(str(folder / "model"))(TEXTS)
+    write_embeddings(folder / "embeddings", vectors, model=fingerprint_of(folder / "model"))
+    index(IndexSettings(kind="faiss", embeddings=str(folder / "embeddings"), shards=2, output=str(folder / "index")))
+    tables = {
+        "queries": {"query_id": [f"q{i}" for i in range(50)], "text": TEXTS[:50]},
+        "qrels": {"query_id": ["q7", "q3", "q3", "q40"], "passage_id": ["p1", "p2", "p3", "p4"], "relevance": [1, 1, 0, 1]},
+    }
+    for kind, columns in tables.items():
+        draft = Draft.open(folder / kind, kind, {})
+        commit_table(draft, f"{kind}.parquet", pa.table(columns))
+        draft.finish(len(columns["query_id"]))
+    return folder
+
+
+def settings(root: Path, output: Path, **more: object) -> SearchSettings:
+    given = {"index": str(root / "index"), "queries": str(root / "queries"), "model": str(root / "model"), "output": str(output), **more}
+    return SearchSettings.model_validate(given)
+
+
+def read(artifact_folder: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(p) for p in sorted(artifact_folder.glob("run-*.parquet"))])
+
+
+def test_run_names_the_nearest_passages_and_none_that_is_not_there(root: Path, tmp_path: Path) -> None:
+    run = search(settings(root, tmp_path / "run", k=100, block=16))
+    table = read(tmp_path / "run")
+    assert run.rows == len(table) == 50 * 60
+    assert [len(pq.read_table(p)) for p in run.parts(".parquet")] == [960, 960, 960, 120]
+    vectors = query_encoder(str(root / "model"))(TEXTS).astype(np.float64)
+    true = vectors[:50] @ vectors.T
+    scores = table["score"].to_numpy().reshape(50, 60)
+    rows = np.array([int(p[1:]) for p in table["passage_id"].to_pylist()]).reshape(50, 60)
+    assert table["query_id"].to_pylist() == [f"q{i}" for i in range(50) for _ in range(60)]
+    assert table["rank"].to_pylist() == list(range(1, 61)) * 50
+    assert (np.sort(rows, axis=1) == np.arange(60)).all()
+    np.testing.assert_allclose(scores, np.take_along_axis(true, rows, axis=1), rtol=1e-4, atol=1e-4)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert (np.diff(rows, axis=1)[np.diff(scores, axis=1) == 0] > 0).all()
+
+
+def test_qrels_say_which_queries(root: Path, tmp_path: Path) -> None:
+    search(settings(root, tmp_path / "run", k=2, qrels=str(root / "qrels")))
+    assert read(tmp_path / "run")["query_id"].to_pylist() == ["q3", "q3", "q7", "q7", "q40", "q40"]
+
+
+def test_a_stopped_run_goes_on_with_the_blocks_that_are_missing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four blocks are there: the second run searches the rest only, and another `block` is refused."""
+    whole = search(settings(root, tmp_path / "whole", k=5, block=16))
+    stopped = Draft.open(tmp_path / "run", "run", provenance("search", settings(root, tmp_path / "run", k=5, block=16)))
+    for path in whole.parts(".parquet")[:2]:
+        commit_table(stopped, path.name, pq.read_table(path))
+    stopped.close()
+    searched = []
+    blocks = SearchPool.search_blocks
+
+    def counted(pool: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
+        for block, hits in blocks(pool, stream, k):
+            searched.append(len(block))
+            yield block, hits
+
+    monkeypatch.setattr(SearchPool, "search_blocks", counted)
+    with pytest.raises(InputError, match=r"settings\.block: 16 -> 10"):
+        search(settings(root, tmp_path / "run", k=5, block=10))
+    resumed = search(settings(root, tmp_path / "run", k=5, block=16))
+    assert searched == [16, 2]
+    assert resumed.fingerprint == whole.fingerprint
+    assert read(tmp_path / "run").equals(read(tmp_path / "whole"))
+
+
+def test_what_does_not_belong_together_is_refused(root: Path, tmp_path: Path) -> None:
+    bad: list[tuple[dict[str, object], str]] = [
+        ({"model": str(root / "other")}, "is not the model of this index"),
+        ({"model": None}, "give the retriever"),
+        ({"search_params": "nprobe=2"}, "does not take 'nprobe=2'"),
+    ]
+    for wrong, message in bad:
+        with pytest.raises(InputError, match=message):
+            search(settings(root, tmp_path / message[:6], **wrong))

@@ -1,0 +1,56 @@
+"""kill -9 of a writer at every point where it touches a file."""
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from raydense.storage.artifact import Draft
+
+
+def make(folder: Path) -> None:
+    draft = Draft.open(folder, "run", {"a": 1})
+    draft.commit("one.txt", lambda path: path.write_text("text"), rows=1)
+    draft.commit("deep/two.txt", lambda path: path.write_text("two"), rows=1)
+    draft.finish(2, said="so")
+
+
+def test_killed_before_any_touch_of_a_file_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:
+    """kill -9 at the n-th event that Python audits within the folder, for every n until none is left."""
+    make(tmp_path / "whole")
+    for nth in itertools.count(1):
+        folder = tmp_path / str(nth)
+        child = os.fork()
+        if not child:
+            sys.addaudithook(killer(str(folder), nth))
+            try:
+                make(folder)
+            finally:
+                os._exit(0)
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        make_again(folder)
+        assert files_of(folder) == files_of(tmp_path / "whole"), nth
+        if not killed:
+            break
+    assert nth > 30
+
+
+def killer(folder: str, nth: int) -> Callable[[str, tuple], None]:
+    left = itertools.count(nth - 1, -1)
+
+    def hook(event: str, given: tuple) -> None:
+        if any(str(part).startswith(folder) for part in given) and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def make_again(folder: Path) -> None:
+    if not Draft.open(folder, "run", {"a": 1}).done:
+        make(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,144 @@
+"""What lies beside the checkpoints: the best weights of whoever continues from one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydense import storage
+from raydense.errors import InputError
+from raydense.storage.shared import Shared
+from raydense.training.checkpoints import (
+    RUN,
+    State,
+    fix_registered,
+    keep_registered,
+    load_weights,
+    newest_state,
+    refuse_other_precision,
+    save_weights,
+    weights_name,
+)
+from raydense.training.history import HISTORY, Follower, History, read_history
+from tests.s3_server import BUCKET, environment
+
+LISTED = f"{RUN}/checkpoint_manager_snapshot.json"
+
+
+@pytest.fixture(params=["folder", "store"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
+    if request.param == "folder":
+        return Shared(tmp_path)
+    for name, value in environment(request.getfixturevalue("port"), tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    return Shared(f"s3://{BUCKET}/{tmp_path.name}")
+
+
+def checkpoint(shared: Shared, state: State) -> None:
+    """The part of a checkpoint that says where it stands, as Ray Train lays it down."""
+    shared.write(f"{RUN}/checkpoint_{state.step}/state.json", json.dumps(asdict(state)))
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((2,), float(step))}
+
+
+def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(shared: Shared) -> None:
+    save_weights(shared, 8, weights(8))
+    checkpoint(shared, State("fp32", step=10, best_step=8, best=0.1))
+    for better in (12, 14, 16):
+        save_weights(shared, better, weights(better))
+    state = newest_state(shared)
+    assert state is not None
+    assert load_weights(shared, state.best_step)["w"].tolist() == [8.0, 8.0]
+    assert shared.names("weights-*") == sorted(map(weights_name, (8, 16)))
+
+
+def test_steps_of_another_precision_are_not_gone_on_with(shared: Shared) -> None:
+    checkpoint(shared, State("bf16", step=20))
+    state = newest_state(shared)
+    assert state is not None
+    refuse_other_precision(shared.place, state, "bf16")
+    with pytest.raises(InputError, match=r"20 steps were done in bf16, .* go on in fp32; go on where .* bf16, or delete the folder"):
+        refuse_other_precision(shared.place, state, "fp32")
+
+
+def test_weights_that_no_checkpoint_names_go(shared: Shared) -> None:
+    for step in (2, 4):
+        save_weights(shared, step, weights(step))
+    checkpoint(shared, State("fp32", step=5, best_step=4, best=0.2))
+    save_weights(shared, 6, weights(6))
+    assert not shared.has(weights_name(2))
+    assert load_weights(shared, 4)["w"].tolist() == [4.0, 4.0]
+
+
+def test_a_checkpoint_that_a_kill_cut_short_is_none(shared: Shared) -> None:
+    checkpoint(shared, State("fp32", step=5))
+    checkpoint(shared, State("fp32", step=10))
+    shared.write(f"{RUN}/checkpoint_10/state.json", "")
+    assert newest_state(shared) == State("fp32", step=5)
+
+
+def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_path: Path) -> None:
+    """Ray Train writes its list in place, and refuses a torn one, or one that names what is gone, for ever."""
+    shared = Shared(tmp_path)
+    checkpoint(shared, State("fp32", step=5))
+    whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
+    shared.write(LISTED, whole)
+    keep_registered(shared)
+    for torn in ("", whole[:-10], whole.replace("5", "9")):
+        shared.write(LISTED, torn)
+        keep_registered(shared)
+        fix_registered(shared)
+        assert shared.read(LISTED) == whole
+    (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
+    fix_registered(shared)
+    assert not shared.has(LISTED), "with no list left that is true, it begins anew"
+
+
+def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Shared) -> None:
+    checkpoint(shared, State("fp32", step=5))
+    whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
+    shared.write(LISTED, whole)
+    fix_registered(shared)
+    assert shared.read(LISTED) == whole
+    shared.remove(f"{RUN}/checkpoint_5")
+    fix_registered(shared)
+    assert not shared.has(LISTED)
+
+
+def test_a_follower_sees_that_a_history_began_again(shared: Shared) -> None:
+    """Also where it has grown beyond the place that was read to before anyone looked: in a store it is seen now and then."""
+    follower = Follower(shared.at(HISTORY))
+    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"st')
+    assert [line["step"] for line in follower.new_lines()] == [1, 2]
+    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.55}\n{"step": 3, "loss": 0.5}\n')
+    assert [line["step"] for line in follower.new_lines()] == [1, 2, 3]
+    assert follower.new_lines() == []
+    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n')
+    assert [line["step"] for line in follower.new_lines()] == [1]
+
+
+def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another machine too: what it has of its own, as of an earlier run, is not what counts."""
+    follower = Follower(shared.at(HISTORY))
+    assert follower.new_lines() == []
+    history = History(shared, 0)
+    history.add([{"step": step, "loss": step / 10} for step in range(1, 8)])
+    history.send()
+    assert [line["step"] for line in follower.new_lines()] == list(range(1, 8))
+    history.close()
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path / "other"))
+    again = History(shared, 4)
+    assert [line["step"] for line in follower.new_lines()] == [1, 2, 3, 4]
+    again.add([{"step": step, "loss": step / 10} for step in range(5, 10)])
+    again.send()
+    assert [line["step"] for line in follower.new_lines()] == [5, 6, 7, 8, 9]
+    again.close()
+    assert [line["step"] for line in read_history(shared.fetched(HISTORY))] == list(range(1, 10))
+    if isinstance(shared.place, str):
+        assert storage.listing(shared.place).keys() == {HISTORY, "logs/events.out.tfevents.0.raydense"}

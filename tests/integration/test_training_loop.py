@@ -1,0 +1,67 @@
+"""What two workers of a training agree on, without Ray: they are plain processes of torch's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from training_data import make_training_data
+
+from raydense.errors import InputError
+from raydense.models.tiny import make_tiny_encoder
+from raydense.training.loop import Place, refuse_weights_not_finite
+from raydense.training.methods import load_model, objective_of
+from raydense.training.micro_batch import find_micro_batch
+from raydense.training.settings import TrainSettings
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite(value: float) -> None:
+    sound = {"a": torch.ones(3), "count": torch.tensor([7])}
+    refuse_weights_not_finite(sound, 5, Place(0, 1, 1, CPU))
+    with pytest.raises(InputError, match="weights are not finite numbers after step 5; lower --lr"):
+        refuse_weights_not_finite({**sound, "b": torch.tensor([1.0, value])}, 5, Place(0, 1, 1, CPU))
+
+
+def hold_half(rank: int, folder: str) -> None:
+    """A worker of two; only the second holds the weight that is wrong."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        refuse_weights_not_finite({"w": torch.tensor([1.0, float("nan")][rank])}, 3, Place(rank, 2, 2, CPU))
+    except InputError as error:
+        Path(folder, str(rank)).write_text(str(error))
+
+
+def test_all_workers_refuse_what_one_of_them_holds(tmp_path: Path) -> None:
+    multiprocessing.spawn(hold_half, (str(tmp_path),), nprocs=2)
+    said = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert said[0] == said[1]
+    assert "not finite" in said[0]
+
+
+def rank_with_room(rank: int, given: dict[str, Any], folder: str) -> None:
+    """Worker 1 shares its machine with so many others that nothing is left for it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    asked = TrainSettings(**given)
+    try:
+        find_micro_batch(asked, asked.model, load_model(asked, objective_of(asked), asked.model).train(), CPU, 10**9 if rank else 1)
+    except InputError as error:
+        Path(folder, f"refused-{rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), micro_batch="auto", workers=2, batch_size=4, accumulation=1)
+    given = asked.model_dump(exclude_unset=True)
+    multiprocessing.spawn(rank_with_room, (given, str(tmp_path)), nprocs=2)
+    refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
+    assert refused[0] == refused[1]

@@ -1,0 +1,69 @@
+"""The stage `pretrain` on Ray Train: what it leaves is an encoder that Hugging Face and `train` start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training_data import TrainingData, make_training_data
+from transformers import AutoModel
+
+from raydense.data.generated import commit_queries
+from raydense.data.store import PassageStore
+from raydense.errors import InputError
+from raydense.models.dual_encoder import DualEncoder
+from raydense.storage.artifact import Draft
+from raydense.training.settings import PretrainSettings
+from raydense.training.train import train
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    made = make_training_data(tmp_path_factory.mktemp("pretraining"))
+    store = PassageStore(made.root / "sample/corpus")
+    draft = Draft.open(made.root / "generated", "generated", {"stage": "test"})
+    texts = store.passages(np.arange(len(store)))
+    commit_queries(draft, "generated-00000.arrow", 0, [[" ".join(text.split()[:4])] * (i % 3) for i, text in enumerate(texts)])
+    draft.finish(len(store), corpus=store.fingerprint)
+    return made
+
+
+def settings(data: TrainingData, output: Path, **more: object) -> PretrainSettings:
+    given = {"method": "cotmae", "context": "query", "model": "tiny", "generated": str(data.root / "generated"), "engine": "ddp"}
+    short = {"max_steps": 6, "batch_size": 16, "lr": 1e-3, "passage_length": 48, "log_every": 2}
+    return PretrainSettings.read({"output": str(output), "corpus": str(data.root / "sample/corpus"), **given, **short, **more})
+
+
+def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = train(settings(data, tmp_path / "one"))
+    assert "passages have no context, and are left out" in capfd.readouterr().err
+    assert (made.kind, made.summary["objective"], made.summary["steps"]) == ("model", "cotmae", 6)
+    lines = [json.loads(line) for line in (made.path / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert all(line["loss"] == pytest.approx(line["mlm"] + line["context"], rel=1e-5) for line in lines)
+    ours, theirs = DualEncoder.load(made.path), AutoModel.from_pretrained(made.path, add_pooling_layer=False).eval()
+    assert (ours.config.pooling, ours.config.passage_length) == ("cls", 48)
+    batch = ours.tokenize_passages(["the founder of the town", "a ship"]).pad(ours.tokenizer.pad_id)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.encode_passages(batch), theirs(**batch).last_hidden_state[:, 0])
+    assert train(settings(data, tmp_path / "one")).fingerprint == made.fingerprint
+    with pytest.raises(InputError, match=r"settings.context: query -> mixed"):
+        train(settings(data, tmp_path / "one", context="mixed"))
+    fine = train(data.settings(tmp_path / "fine", model=str(made.path), max_steps=2))
+    assert fine.summary["steps"] == 2
+
+
+@pytest.mark.long
+def test_two_workers_learn_what_one_does(data: TrainingData, tmp_path: Path) -> None:
+    """coCondenser, whose contrast is over everyone's texts: the same losses."""
+    losses = []
+    for workers in (1, 2):
+        made = train(settings(data, tmp_path / str(workers), method="cocondenser", context="mixed", workers=workers))
+        lines = (made.path / "history.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
