@@ -111,7 +111,9 @@ class TrainSettings(LoopSettings):
         "run", "candidates of the dev queries; what a re-ranker orders, and hard candidates for a retriever", None
     )
 
-    temperature: float = setting(1.0, "retriever: tau, scores are divided by it", gt=0)
+    temperature: float | None = setting(
+        None, "retriever: tau, scores are divided by it; by default 0.05 where vectors have length 1 (normalize), else 1.0", gt=0
+    )
     negatives: int = setting(1, "hard negatives of each query at each step, drawn anew each epoch", ge=0)
     in_batch: bool | None = setting(
         None, "other queries' passages are negatives too, in joint training their positives; by default yes, but not in joint training"
@@ -193,6 +195,10 @@ class TrainSettings(LoopSettings):
             self._refuse_given(["loss"], "a static teacher")
         self._refuse_refresh()
         return self
+
+    def left_open(self) -> set[str]:
+        """The temperature where none is given: it follows the model, and the output records it."""
+        return {"temperature"} if self.temperature is None else set()
 
     def _refuse_refresh(self) -> None:
         """ValueError where the settings of refresh do not go together."""

@@ -61,6 +61,7 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     InputError on bad inputs, or on a loss that is not finite.
     """
     verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
+    settings = objective_of(settings).completed(settings)
     draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
     shared = Shared(draft.shared)
     if draft.done:

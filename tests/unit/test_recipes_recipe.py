@@ -108,7 +108,7 @@ stages:
     data, words, train, more = Recipe.read(twin, "out").stages
     assert (data.settings.passages, data.settings.seed) == (300, 7)
     assert (words.verb, words.settings.passages) == ("sample", 100)
-    assert (train.settings.max_steps, train.settings.model, train.settings.temperature) == (5, "tiny", 1.0)
+    assert (train.settings.max_steps, train.settings.model, train.settings.temperature) == (5, "tiny", None)
     assert (more.name, more.settings.passages) == ("more", 150)
     assert len(Recipe.read(recipe, "out").stages) == 4
 

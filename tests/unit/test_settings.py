@@ -97,7 +97,7 @@ def test_a_setting_of_the_other_kind_is_refused(values, unused):
 def test_what_is_not_given_or_given_to_every_stage_is_not_refused():
     assert IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", "seed": 7}).seed == 7
     assert TrainSettings.read({**TRAIN, "objective": "reranker", "query_length": None}).query_length is None
-    assert TrainSettings.read({**TRAIN, "objective": "reranker"}).located().temperature == 1.0
+    assert TrainSettings.read({**TRAIN, "objective": "reranker"}).located().temperature is None
 
 
 def test_artifacts_and_paths_stand_for_folders(tmp_path):

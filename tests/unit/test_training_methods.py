@@ -99,6 +99,26 @@ def test_retriever_is_the_query_centric_loss_without_known_positives(tiny_folder
     assert float(metrics["accuracy"]) == pytest.approx(np.mean([q[i] @ p[i] > best[i] for i in range(3)]))
 
 
+@pytest.mark.parametrize(("normalize", "temperature"), [(True, 0.05), (None, 1.0), (False, 1.0)])
+def test_the_temperature_follows_the_vectors(tiny_folder: Path, three: Texts, normalize: bool | None, temperature: float) -> None:
+    """By default, as with the temperature that suits vectors of length 1 (0.05) or of any length (1.0), whose value the output records."""
+    model = DualEncoder.load(tiny_folder, normalize=normalize)
+
+    def loss(**changes: Any) -> float:
+        return loss_of(Retriever(settings(negatives=2, normalize=normalize, **changes), model, three, 0, 1))[0].item()
+
+    assert loss() == loss(temperature=temperature)
+    own = tiny_folder.parent / f"own-{normalize}"
+    model.save(own)
+    for folder, said in ((own, None), (tiny_folder, normalize), ("tiny", normalize)):
+        asked = settings(model=str(folder), normalize=said)
+        assert objective_of(asked).completed(asked).temperature == temperature
+    joint = settings(objective="joint", model=str(own), reranker=str(tiny_folder), negatives=2)
+    assert objective_of(joint).completed(joint).temperature == temperature
+    given = settings(model=str(own), temperature=0.2)
+    assert objective_of(given).completed(given).temperature == 0.2
+
+
 def test_masking_is_by_row_and_by_text(tiny_folder: Path, three: Texts) -> None:
     objective = Retriever(settings(negatives=2), DualEncoder.load(tiny_folder), three, 0, 1)
     assert np.array_equal(objective.prepare(PART)["known"].numpy(), KNOWN)

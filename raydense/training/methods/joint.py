@@ -14,7 +14,7 @@ from raydense.models.joint import JointModel
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, accuracy, known_positives, pad
 from raydense.training.methods.reranker import Reranker, of_list, supervised
-from raydense.training.methods.retriever import Retriever, changes
+from raydense.training.methods.retriever import Retriever, changes, completed, temperature_of
 from raydense.training.settings import TrainSettings
 
 
@@ -41,6 +41,10 @@ class JointTraining(Objective):
         Reranker.check(settings, settings.reranker)
         if settings.teacher == "static":
             refuse_untrained(settings.reranker)
+
+    @classmethod
+    def completed(cls, settings: TrainSettings) -> TrainSettings:
+        return completed(settings)
 
     def prepare(self, part: Part) -> Batch:
         """As `Objective.prepare`; a passage in several lists is encoded once.
@@ -77,7 +81,9 @@ class JointTraining(Objective):
         """As `Objective.loss`; the metrics tell L_KL and L_sup apart, and how often each model has the positive first."""
         queries, passages, scores = (losses.exact(output) for output in outputs)
         relevant: Tensor = batch["relevant"]
-        retriever = torch.einsum("nd,nmd->nm", queries, passages[batch["place"]]) / self.settings.temperature
+        retriever = torch.einsum("nd,nmd->nm", queries, passages[batch["place"]]) / temperature_of(
+            self.settings, self.model.retriever.config.normalize
+        )
         reranker = scores.view(relevant.shape)
         distilled = losses.listwise_distillation(retriever, reranker, of_list(relevant), self.settings.direction)
         first = torch.zeros(len(relevant), dtype=torch.int64, device=relevant.device)

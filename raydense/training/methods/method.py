@@ -61,6 +61,11 @@ class Objective(ABC):
     def check(cls, settings: Any, folder: str) -> None:
         """InputError where `load` could not read the folder's files or follow the settings; reads no weights."""
 
+    @classmethod
+    def completed(cls, settings: Any) -> Any:
+        """The settings with the values that follow the model folder filled in, as the output records them."""
+        return settings
+
     @abstractmethod
     def prepare(self, part: Part) -> Batch:
         """This worker's tensors, on the CPU, of a part of the global batch."""

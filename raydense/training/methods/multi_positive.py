@@ -16,5 +16,5 @@ class MultiPositive(Retriever):
         """As `Objective.loss`; `accuracy` is the share of queries whose first positive beats all that are none."""
         queries, passages = self.vectors(outputs)
         scores = queries @ passages.T
-        loss = losses.softmax_binary(scores, batch["known"], batch["out"], self.settings.temperature)
+        loss = losses.softmax_binary(scores, batch["known"], batch["out"], self.temperature)
         return loss, {"accuracy": accuracy(scores, batch["positive"], batch["known"] | batch["out"])}

@@ -30,7 +30,7 @@ class Pair(Retriever):
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Objective.loss`; the metrics tell L_Q and L_P apart."""
         queries, passages = self.vectors(outputs)
-        positive, mask, tau = batch["positive"], batch["known"] | batch["out"], self.settings.temperature
+        positive, mask, tau = batch["positive"], batch["known"] | batch["out"], self.temperature
         scores = queries @ passages.T
         own = passages[positive]
         query_centric = losses.query_centric(scores, positive, mask, tau)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from raydense.models import losses
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.encoder_folder import read_encoder_config
 from raydense.models.tokenizer import load_tokenizer
+from raydense.storage import local
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, Texts, accuracy, gather, known_positives, pad
 from raydense.training.settings import TrainSettings
@@ -25,6 +27,24 @@ def changes(settings: TrainSettings) -> dict[str, Any]:
     return {"shared": settings.shared if asked else None, **{name: getattr(settings, name) for name in _CHANGES}}
 
 
+def temperature_of(settings: TrainSettings, normalized: bool) -> float:
+    """The temperature that the settings give, else the one that suits the vectors.
+
+    Scores of vectors of length 1 lie in [-1, 1]: undivided, a softmax over them is nearly flat and teaches nearly nothing.
+    """
+    return settings.temperature or (0.05 if normalized else 1.0)
+
+
+def completed(settings: TrainSettings) -> TrainSettings:
+    """The settings with the temperature that follows the model folder."""
+    if settings.temperature is not None:
+        return settings
+    normalized = settings.normalize
+    if normalized is None:
+        normalized = settings.model != "tiny" and read_encoder_config(local(settings.model)).normalize
+    return settings.model_copy(update={"temperature": temperature_of(settings, normalized)})
+
+
 class Retriever(Objective):
     """A dual encoder, by the query-centric loss over own hard negatives and, as asked, in-batch and cross-batch passages.
 
@@ -35,6 +55,7 @@ class Retriever(Objective):
 
     def __init__(self, settings: TrainSettings, model: DualEncoder, texts: Texts, rank: int, workers: int) -> None:
         super().__init__(settings, model, texts, rank, workers)
+        self.temperature = temperature_of(settings, model.config.normalize)
         self._gathers = settings.in_batch and settings.cross_batch and workers > 1
 
     @classmethod
@@ -44,6 +65,10 @@ class Retriever(Objective):
     @classmethod
     def check(cls, settings: TrainSettings, folder: str) -> None:
         load_tokenizer(folder, **changes(settings))
+
+    @classmethod
+    def completed(cls, settings: TrainSettings) -> TrainSettings:
+        return completed(settings)
 
     def seen(self, part: Part) -> list[Part]:
         """The slices of a part whose passages this worker's queries are compared with."""
@@ -85,7 +110,7 @@ class Retriever(Objective):
         """As `Objective.loss`; `accuracy` is the share of queries whose positive has the highest score."""
         queries, passages = self.vectors(outputs)
         scores, mask = queries @ passages.T, batch["known"] | batch["out"]
-        loss = losses.query_centric(scores, batch["positive"], mask, self.settings.temperature)
+        loss = losses.query_centric(scores, batch["positive"], mask, self.temperature)
         return loss, {"accuracy": accuracy(scores, batch["positive"], mask)}
 
 
