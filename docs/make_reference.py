@@ -28,7 +28,7 @@ def reference() -> str:
 
 
 def _stage(name: str, settings: type[BaseSettings]) -> str:
-    rows = [_row(key, field) for key, field in settings.model_fields.items()]
+    rows = [_row(key, field) for key, field in settings.all_fields().items()]
     head = f"\n## {name}\n\n{cleandoc(str(settings.__doc__))}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"
 

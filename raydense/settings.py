@@ -1,6 +1,6 @@
 """One typed model per stage: at once the YAML schema of a recipe, the flags of the command line, their help, and the validation.
 
-Nothing here imports Ray, torch or FAISS. A field made with `artifact` names an input folder; one made with `resource` says how
+Nothing here imports Ray, torch, NumPy or FAISS. A field made with `artifact` names an input folder; one made with `resource` says how
 the work is spread, not what comes out, and so is no part of the output's fingerprint.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from raydense import storage
 from raydense.errors import InputError, did_you_mean
@@ -24,6 +25,11 @@ def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
 def resource(default: Any, help: str, **limits: Any) -> Any:
     """A field that says how the work is spread; the output is the same whatever it is."""
     return Field(default, description=help, json_schema_extra={"resource": True}, **limits)
+
+
+def group(help: str, default: Any = None) -> Any:
+    """A field that is a group of settings: None where it is there only when it is given, else its class, whose defaults then hold."""
+    return Field(default_factory=default, description=help) if default is not None else Field(None, description=help)
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
@@ -54,9 +60,17 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 
 
 class BaseSettings(BaseModel):
-    """What a person gives, checked: unknown keys are refused, and the first fault is one line."""
+    """What a person gives, checked: unknown keys are refused, and the first fault is one line.
+
+    A field whose type is a class of settings, or that class or None, is a group. Its keys are written `dev: {every: 200}` in a
+    file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` has the old keys that
+    are refused with the new one. Where the value of one key (`chosen_by`) says which other keys there are, `chosen` gives the
+    class that has them.
+    """
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
+    renamed: ClassVar[dict[str, str]] = {}
+    chosen_by: ClassVar[str] = ""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -67,28 +81,85 @@ class BaseSettings(BaseModel):
             items = [_place(item) if isinstance(item, str) else item for item in items]
         return items if isinstance(value, list) else items[0]
 
-    def located(self) -> Self:
-        """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
-        paths = {n: v for n in self.inputs() if isinstance(v := getattr(self, n), str) and not (n == "model" and v == "tiny")}
-        return self.model_copy(update={n: storage.absolute(v) for n, v in paths.items()})
-
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
         """Validate `values`; the first fault as an InputError that names the key and the fix."""
+        form = cls.chosen(values, where)
         try:
-            return cls.model_validate(values)
+            return form.model_validate(values)
         except ValidationError as error:
-            raise _first_fault(cls, error, where) from None
+            raise _first_fault(form, error, where) from None
+
+    @classmethod
+    def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
+        """The class that reads `values`: this one, or the one that the value of its key `chosen_by` names; InputError if none."""
+        given = values.get(cls.chosen_by)
+        return cls if given is None else cls._named_by(given, _named(cls.chosen_by, where))
+
+    @classmethod
+    def _named_by(cls, value: Any, where: str) -> type[Self]:
+        """The class that the value of `chosen_by` names; InputError, at `where`, if there is none."""
+        raise NotImplementedError(cls.chosen_by)
+
+    @classmethod
+    def refuse_unknown(cls, key: str, where: str) -> None:
+        """InputError where no key and no group is called `key`, which may be dotted."""
+        if key not in cls.all_fields() and key not in cls.model_fields:
+            raise _unknown(cls, key, where)
+
+    @classmethod
+    def all_fields(cls) -> dict[str, FieldInfo]:
+        """Every key that takes a value, with its field; those of groups are dotted, as `dev.every`."""
+        found: dict[str, FieldInfo] = {}
+        for name, field in cls.model_fields.items():
+            group = group_of(field)
+            found |= {f"{name}.{key}": inner for key, inner in group.all_fields().items()} if group else {name: field}
+        return found
 
     @classmethod
     def inputs(cls) -> dict[str, str]:
-        """The fields that name input artifacts, with the kind of each."""
-        extras = {n: f.json_schema_extra for n, f in cls.model_fields.items()}
-        return {n: str(e["artifact"]) for n, e in extras.items() if isinstance(e, dict) and "artifact" in e}
+        """The keys that name input artifacts, with the kind of each."""
+        extras = {key: field.json_schema_extra for key, field in cls.all_fields().items()}
+        return {key: str(extra["artifact"]) for key, extra in extras.items() if isinstance(extra, dict) and "artifact" in extra}
+
+    @classmethod
+    def refuse_renamed(cls, key: str, where: str) -> None:
+        """InputError, with the new key, where `key` is an old one."""
+        if key in cls.renamed:
+            raise InputError("was renamed", _named(key, where), f"write {_named(cls.renamed[key], '--' if where == '--' else '')}")
+
+    def value_of(self, key: str) -> Any:
+        """The value of a key, which may be dotted; None in a group that is not there."""
+        found: Any = self
+        for name in key.split("."):
+            found = None if found is None else getattr(found, name)
+        return found
+
+    def replaced(self, changes: dict[str, Any]) -> Self:
+        """A copy with other values of some keys, which may be dotted; they are not looked over."""
+        own = {key: value for key, value in changes.items() if "." not in key}
+        for name in {key.partition(".")[0] for key in changes.keys() - own.keys()}:
+            inner = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(f"{name}.")}
+            own[name] = getattr(self, name).replaced(inner)
+        return self.model_copy(update=own)
+
+    def given_keys(self) -> set[str]:
+        """The keys that were given a value, not left to their default."""
+        found: set[str] = set()
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            found |= {f"{name}.{key}" for key in value.given_keys()} if isinstance(value, BaseSettings) else {name}
+        return found
+
+    def located(self) -> Self:
+        """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
+        paths = {key: path for key in self.inputs() if isinstance(path := self.value_of(key), str) and (key, path) != ("model", "tiny")}
+        return self.replaced({key: storage.absolute(path) for key, path in paths.items()})
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
-        """ValueError where some of `names` were given, which mean nothing `by` another setting's value."""
-        given = [name for name in names if name in self.model_fields_set and getattr(self, name) is not None]
+        """ValueError where some of `names`, keys or groups, were given, which mean nothing `by` another setting's value."""
+        there = {key for key in self.given_keys() if self.value_of(key) is not None}
+        given = [name for name in names if name in there or any(key.startswith(f"{name}.") for key in there)]
         if given:
             raise ValueError(f"{by} does not use {', '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
 
@@ -103,27 +174,86 @@ class Settings(BaseSettings):
     output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape the output: neither its folder, nor inputs, nor resources, nor newer ones that are the default."""
-        fields = type(self).model_fields
-        kept = {n for n, f in fields.items() if n != "output" and not isinstance(f.json_schema_extra, dict)}
-        given = self.model_dump(mode="json", include=kept)
-        return {name: value for name, value in given.items() if name not in self.newer or value != fields[name].default}
+        """The settings that shape the output: neither its folder, nor inputs, nor resources, nor newer ones that are the default.
+
+        A group that is not there has no keys here.
+        """
+        shaping = {}
+        given = flat(self.model_dump(mode="json"))
+        for key, field in self.all_fields().items():
+            shapes = key in given and key != "output" and not isinstance(field.json_schema_extra, dict)
+            if shapes and not (key in self.newer and given[key] == field.default):
+                shaping[key] = given[key]
+        return shaping
 
     def left_open(self) -> set[str]:
         """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
         return set()
 
 
+def group_of(field: FieldInfo) -> type[BaseSettings] | None:
+    """The class of settings that a field is a group of, or None where it is a single value."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseSettings):
+            return kind
+    return None
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with the keys of groups dotted."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= {f"{name}.{key}": inner for key, inner in flat(value).items()} if isinstance(value, dict) else {name: value}
+    return found
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Give a key of `values`, which may be dotted, another value, its groups made where they are missing; None leaves the key out."""
+    name, dot, inner = key.partition(".")
+    if dot:
+        there = values.get(name)
+        values[name] = dict(there) if isinstance(there, dict) else {}
+        put(values[name], inner, value)
+    elif value is None:
+        values.pop(name, None)
+    else:
+        values[name] = value
+
+
+def _named(key: str, where: str) -> str:
+    """How a fault names a key: `where` is "--" for flags, else what stands before the key."""
+    if where == "--":
+        return f"--{key.replace('_', '-')}" if key else ""
+    return f"{where}{key}" if key else where.rstrip(".: ")
+
+
 def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) -> InputError:
-    fault = error.errors()[0]
+    faults = error.errors()
+    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
     key = ".".join(str(part) for part in fault["loc"])
-    flags = where == "--"
-    name = f"--{key.replace('_', '-')}" if flags and key else f"{where}{key}" if key else "" if flags else where.rstrip(".: ")
     if fault["type"] == "extra_forbidden":
-        return InputError("unknown key", name, did_you_mean(key, cls.model_fields))
+        return _unknown(cls, key, where)
+    name, field = _named(key, where), _field(cls, fault["loc"])
+    says = field.description or "" if field else ""
     if fault["type"] == "missing":
-        return InputError("missing", name, f"give it: {cls.model_fields[key].description}")
+        return InputError("missing", name, f"give it: {says}")
+    if field and (group := group_of(field)):
+        if fault["type"] == "model_type":
+            below = next(iter(group.all_fields()))
+            return InputError(f"is a group of keys (given: {fault['input']!r})", name, f"give them below it, as {key}.{below}")
+        key = ""  # what was given is the whole group
     message = fault["msg"].removeprefix("Value error, ")
     given = f" (given: {fault['input']!r})" if key else ""
-    field = cls.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
-    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {field.description}" if field else "")
+    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {says}" if key and says else "")
+
+
+def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:
+    cls.refuse_renamed(key, where)
+    return InputError("unknown key", _named(key, where), did_you_mean(key, cls.all_fields()))
+
+
+def _field(cls: type[BaseSettings], loc: tuple[int | str, ...]) -> FieldInfo | None:
+    """The field at a place that pydantic names, or the one around it."""
+    field = cls.model_fields.get(str(loc[0])) if loc else None
+    group = group_of(field) if field else None
+    return _field(group, loc[1:]) or field if group else field

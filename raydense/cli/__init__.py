@@ -39,7 +39,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
         submit.refuse_unseen([Stage(name, name, settings, ())])
         _tell(name, verb.run(settings), as_json)
 
-    return Command(name, params=[*flags_of(verb.settings), *common_flags()], callback=call, help=verb.settings.__doc__)
+    return Command(name, settings=verb.settings, params=common_flags(), callback=call, help=verb.settings.__doc__)
 
 
 def _evaluate_command() -> click.Command:

@@ -13,26 +13,72 @@ from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.recipes.recipe import Recipe, Stage, load_yaml
 from raydense.recipes.sweep import Sweep
-from raydense.settings import BaseSettings
+from raydense.settings import BaseSettings, put
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"
-_GROUPS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
+_SECTIONS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
+
+
+_FLAGS = f"{__name__}.flags"
 
 
 class Command(click.Command):
-    """A verb whose help lists its flags by what they are: inputs, settings, resources."""
+    """A verb whose flags are made from its `settings` when it is called, and listed in its help by what they are.
+
+    Where one key chooses which others there are, as the objective of a training, the flags are those of what is given.
+    """
+
+    def __init__(self, name: str, settings: type[BaseSettings] | None = None, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self.settings = settings
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self.settings and _FLAGS not in ctx.meta:
+            ctx.meta[_FLAGS] = flags_of(self.settings)
+        return [*ctx.meta.get(_FLAGS, []), *super().get_params(ctx)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        form = self._chosen(args)
+        if form:
+            ctx.meta[_FLAGS] = flags_of(form)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as wrong:
+            if form:
+                form.refuse_renamed(wrong.option_name.lstrip("-").replace("-", "_"), "--")
+            raise
+
+    def _chosen(self, args: list[str]) -> type[BaseSettings] | None:
+        """The settings that the words of a command line ask for."""
+        if self.settings is None or not self.settings.chosen_by:
+            return self.settings
+        key = self.settings.chosen_by
+        config, given = _word_of(args, "config"), _word_of(args, key.replace("_", "-"))
+        found = {key: given} if given else load_yaml(config) if config else {}
+        return self.settings.chosen(found, "--" if given else f"{config}: ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Inputs": [], "Settings": []}
+        last: dict[str, list[tuple[str, str]]] = {_SECTIONS["resource"]: [], SUITE: [], "Options": []}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record, section = param.get_help_record(ctx), getattr(param, "section", "Options")
             if record:
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        for title in ("Inputs", "Settings", _GROUPS["resource"], SUITE, "Options"):
-            if title in sections:
+                (last if section in last else sections).setdefault(section, []).append(record)
+        for title, records in (sections | last).items():
+            if records:
                 with formatter.section(title):
-                    formatter.write_dl(sections[title])
+                    formatter.write_dl(records)
+
+
+def _word_of(args: list[str], flag: str) -> str | None:
+    """The value of a flag among the words of a command line, as far as can be seen before they are parsed."""
+    for place, word in enumerate(args):
+        if word == f"--{flag}":
+            return next(iter(args[place + 1 :]), None)
+        if word.startswith(f"--{flag}="):
+            return word.partition("=")[2]
+    return None
 
 
 class Flag(click.Option):
@@ -41,17 +87,15 @@ class Flag(click.Option):
     section = "Options"
 
 
-def _flag(name: str, field: FieldInfo) -> Flag:
-    extra = field.json_schema_extra
-    kind = next((k for k in _GROUPS if isinstance(extra, dict) and k in extra), None)
-    dashed = name.replace("_", "-")
+def _flag(key: str, field: FieldInfo, section: str) -> Flag:
+    dashed = key.replace("_", "-")
     if _holds(field.annotation, bool):
-        flag = Flag([f"--{dashed}/--no-{dashed}", name], default=None, help=_help(field))
+        flag = Flag([f"--{dashed}/--no-{dashed}", "value"], default=None, help=_help(field))
     else:
         flag = Flag(
-            [f"--{dashed}", name], default=None, multiple=_holds(field.annotation, list), metavar=_metavar(field), help=_help(field)
+            [f"--{dashed}", "value"], default=None, multiple=_holds(field.annotation, list), metavar=_metavar(field), help=_help(field)
         )
-    flag.section = _GROUPS[kind] if kind else "Settings"
+    flag.name, flag.section = key, section  # click takes no name with a dot from its list
     return flag
 
 
@@ -87,20 +131,30 @@ def _help(field: FieldInfo) -> str:
 
 
 def flags_of(form: type[BaseSettings]) -> list[Flag]:
-    """A flag for each of the settings, those that must be given first."""
-    fields = form.model_fields
-    required_first = sorted(fields, key=lambda key: (key != "output", not fields[key].is_required()))
-    return [_flag(key, fields[key]) for key in required_first]
+    """A flag for each key of the settings, those that must be given first, and those of groups last."""
+    fields = form.all_fields()
+    required_first = sorted(fields, key=lambda key: ("." in key, key != "output", not fields[key].is_required()))
+    return [_flag(key, fields[key], _section(form, key, fields[key])) for key in required_first]
+
+
+def _section(form: type[BaseSettings], key: str, field: FieldInfo) -> str:
+    """The part of the help that a flag stands in."""
+    group, dot, _ = key.partition(".")
+    if dot:
+        return f"{group}: {form.model_fields[group].description}"
+    extra = field.json_schema_extra
+    return next((title for kind, title in _SECTIONS.items() if isinstance(extra, dict) and kind in extra), "Settings")
 
 
 def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
     """The settings in a file, those that were given as flags in their place."""
     values = load_yaml(config) if config else {}
-    if config:
-        form.read({"output": "-", **values, **{k: v for k, v in flags.items() if v not in (None, ())}}, f"{config}: ")
-    for key, value in flags.items():
+    given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
+    for key, value in given.items():
         if value is not None and value != ():
-            values[key] = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+            put(values, key, value)
+    if config:
+        form.read({"output": "-", **values}, f"{config}: ")
     return form.read(values, "--")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import Command, Flag, flags_of, join, read
+from raydense.cli.flags import Command, Flag, join, read
 from raydense.runtime.progress import say
 from raydense.serving.settings import ServeSettings
 
@@ -26,7 +26,7 @@ def serve_command() -> click.Command:
         Flag(["--port"], default=8000, type=click.IntRange(1, 65_535), metavar="INT", help="the port  [8000]"),
         Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
     ]
-    return Command("serve", params=[*flags_of(ServeSettings), *where], callback=_serve, help=ServeSettings.__doc__)
+    return Command("serve", settings=ServeSettings, params=where, callback=_serve, help=ServeSettings.__doc__)
 
 
 def _serve(name: str, route: str, host: str, port: int, address: str | None, **flags: Any) -> None:

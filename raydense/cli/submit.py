@@ -86,9 +86,10 @@ def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable
 def words_of(settings: Settings) -> list[str]:
     """The flags that say the settings that were given."""
     words: list[str] = []
-    for key in type(settings).model_fields:
-        value = getattr(settings, key)
-        if key not in settings.model_fields_set or value is None:
+    given = settings.given_keys()
+    for key in settings.all_fields():
+        value = settings.value_of(key)
+        if key not in given or value is None:
             continue
         flag = key.replace("_", "-")
         if isinstance(value, bool):
@@ -103,7 +104,7 @@ def words_of(settings: Settings) -> list[str]:
 def _inputs(settings: Settings) -> Iterator[tuple[str, str]]:
     """Each path that a stage reads, with its key; a data set's id and `tiny` are none."""
     for key in settings.inputs():
-        value = getattr(settings, key)
+        value = settings.value_of(key)
         if isinstance(value, list):
             yield from ((key, named_folder(item)[1]) for item in value)
         elif value is not None and _is_path(settings, key, value):
@@ -117,14 +118,14 @@ def _is_path(settings: Settings, key: str, value: str) -> bool:
 def _absolute(settings: Settings) -> Settings:
     changed: dict[str, Any] = {"output": storage.absolute(settings.output)}
     for key in settings.inputs():
-        value = getattr(settings, key)
+        value = settings.value_of(key)
         if isinstance(value, list):
             named = map(storage.named, value)
             changed[key] = [f"{name}={storage.absolute(path)}" if name else storage.absolute(path) for name, path in named]
         elif value is not None and _is_path(settings, key, value):
             changed[key] = storage.absolute(value)
-    given = settings.model_fields_set
-    return settings.model_copy(update={key: value for key, value in changed.items() if key in given})
+    given = settings.given_keys()
+    return settings.replaced({key: value for key, value in changed.items() if key in given})
 
 
 def needed(stages: Iterable[Stage]) -> list[str]:
@@ -143,7 +144,7 @@ def submission_name(work: Work) -> str:
 
 
 def _paths(settings: Settings) -> dict[str, Any]:
-    return {key: getattr(settings, key) for key in settings.inputs()}
+    return {key: settings.value_of(key) for key in settings.inputs()}
 
 
 def code_digest(package: Path = Path(__file__).parents[1]) -> str:

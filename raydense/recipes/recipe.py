@@ -34,7 +34,7 @@ from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.recipes.planning import needs_of
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import duration, say
-from raydense.settings import Settings
+from raydense.settings import Settings, put
 from raydense.storage.artifact import (
     Artifact,
     begun_from,
@@ -181,9 +181,15 @@ def _merged_stages(base: dict[str, Any], own: Any) -> Any:
     for name, values in own.items():
         there: Any = base.get(name)
         same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
-        stages[name] = {k: v for k, v in {**there, **values}.items() if v is not None} if same else values
+        stages[name] = _merged(there, values) if same else values
     order = _order(list(base), [name for name in own if name not in base], stages)
     return {name: stages[name] for name in order if stages[name] is not None}
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `own` in their place, in groups too; null leaves a key out."""
+    both = {k: _merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in own.items()}
+    return {k: v for k, v in {**base, **both}.items() if v is not None}
 
 
 def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
@@ -237,7 +243,8 @@ def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
     if dot:
         if not isinstance(content["stages"].get(name), dict):
             raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
-        content["stages"][name] = {k: v for k, v in (content["stages"][name] | {field: value}).items() if v is not None}
+        content["stages"][name] = dict(content["stages"][name])
+        put(content["stages"][name], field, value)
     elif key == "seed":
         content["seed"] = value
     elif key in content["given"]:
@@ -263,13 +270,14 @@ def _stage(
     folders = {stage: built.settings.output for stage, built in earlier.items()}
     needs: list[str] = []
     values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
+    form = VERBS[verb].settings.chosen(values, f"{where}.")
     seed = recipe.get("seed")
-    if seed is not None and "seed" in VERBS[verb].settings.model_fields:
+    if seed is not None and "seed" in form.model_fields:
         values.setdefault("seed", seed)
     if shared and "output" in values:
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     values.setdefault("output", str(storage.join(output, name)))
-    settings = VERBS[verb].settings.read(values, f"{where}.")
+    settings = form.read(values, f"{where}.")
     if isinstance(settings, SearchSettings) and not settings.index:
         raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
     if shared:
@@ -279,7 +287,7 @@ def _stage(
 
 def _identity(verb: str, settings: Settings, shared: Path | str) -> str:
     """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
-    given = {key: getattr(settings, key) for key in settings.inputs()}
+    given = {key: settings.value_of(key) for key in settings.inputs()}
     given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
     inputs = json.dumps(given, ensure_ascii=False)
     return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
@@ -289,6 +297,8 @@ def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: 
     """`value` with $names put in: what the recipe is given, or the folder of an earlier stage (noted in `needs`)."""
     if isinstance(value, list):
         return [_resolve(item, given, folders, needs, where) for item in value]
+    if isinstance(value, dict):
+        return {key: _resolve(inner, given, folders, needs, where) for key, inner in value.items()}
     if not isinstance(value, str):
         return value
     if value.startswith("$") and value[1:] in given:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense import storage
-from raydense.errors import InputError, StorageError, did_you_mean, why
+from raydense.errors import InputError, StorageError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.recipe import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
 from raydense.runtime.progress import duration, say
@@ -83,7 +83,8 @@ class Sweep:
         trials = []
         for (variant, by_hand), (point, of_row), (seed, of_seed) in product(variants.items(), *rows):
             named = ", ".join(part for part in (variant, point) if part) or _ONLY
-            trials.append(_trial(named, seed, by_hand | of_row | of_seed, content, root, file))
+            wheres = dict.fromkeys(by_hand, f"{where}.variants.{variant}") | dict.fromkeys((*of_row, *of_seed), where)
+            trials.append(_trial(named, seed, by_hand | of_row | of_seed, wheres, content, root, file))
         _refuse_same(trials, where)
         return cls(root, tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
 
@@ -114,13 +115,17 @@ def _variants(grid: Any, content: dict[str, Any], where: str) -> dict[str, dict[
 
 
 def _check_key(key: str, content: dict[str, Any], where: str) -> None:
-    """InputError where `--set` would not take a key, or the stage does not have it."""
+    """InputError where `--set` would not take a key."""
     apply(key, None, copy.deepcopy(content), f"{where}.{key}")
+
+
+def _refuse_unknown(key: str, content: dict[str, Any], where: str) -> None:
+    """InputError where the stage that a key names does not have it; `content` has all changes, of which one may choose its keys."""
     stage, dot, field = key.partition(".")
     verb = content["stages"][stage].get("do") if dot else None
-    fields = VERBS[verb].settings.model_fields.keys() | {"do"} if verb in VERBS else {field}
-    if dot and field not in fields:
-        raise InputError("unknown key", f"{where}.{key}", did_you_mean(field, fields))
+    if dot and field != "do" and verb in VERBS:
+        form = VERBS[verb].settings.chosen(content["stages"][stage], f"{where}.{stage}.")
+        form.refuse_unknown(field, f"{where}.{stage}.")
 
 
 def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -141,10 +146,14 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _trial(variant: str, seed: str, changes: dict[str, Any], content: dict[str, Any], output: Path | str, file: Any) -> Trial:
+def _trial(
+    variant: str, seed: str, changes: dict[str, Any], wheres: dict[str, str], content: dict[str, Any], output: Path | str, file: Any
+) -> Trial:
     own = copy.deepcopy(content)
     for key, value in changes.items():
-        apply(key, value, own, f"{file}: sweep.{key}")
+        apply(key, value, own, f"{wheres[key]}.{key}")
+    for key in changes:
+        _refuse_unknown(key, own, wheres[key])
     folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
     trial = Trial(variant, seed, Recipe.build(own, join(output, "trials", folder), str(file), shared=join(output, "stages")))
     if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):

@@ -516,7 +516,7 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     names: list[str] = []
     for key, kind in settings.inputs().items():
-        value = getattr(settings, key)
+        value = settings.value_of(key)
         if isinstance(value, list):
             named = [named_folder(item) for item in value]
             inputs[key] = [_input_fingerprint(folder, kind) for _, folder in named]

@@ -23,7 +23,7 @@ def call(*arguments, capsys):
 def test_help_of_every_verb_teaches(verb, capsys):
     code, out, _ = call(verb, "--help", capsys=capsys)
     assert code == 0
-    for name in VERBS[verb].settings.model_fields if verb in VERBS else ():
+    for name in VERBS[verb].settings.all_fields() if verb in VERBS else ():
         assert f"--{name.replace('_', '-')}" in out
 
 

@@ -15,7 +15,7 @@ TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_field_says_what_it_is(verb):
-    for name, field in VERBS[verb].settings.model_fields.items():
+    for name, field in VERBS[verb].settings.all_fields().items():
         assert field.description, f"{verb}.{name} has no description"
 
 
