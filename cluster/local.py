@@ -193,7 +193,7 @@ def _welcome(address: str, access: dict[str, str], workers: int) -> str:
 In another terminal, in the same folder:
 
   export RAY_ADDRESS={address} {exports}
-  {ray} job submit -- $PWD/{python} $PWD/jobs/run.py $PWD/jobs/recipes/quickstart.yaml --output $PWD/out
+  {ray} job submit -- $PWD/{python} -m raydense run $PWD/jobs/recipes/quickstart.yaml --output $PWD/out
   {ray} job list
 
 Without --working-dir: all nodes are on this machine and see the code, and a new node would empty the folder that they share for it.

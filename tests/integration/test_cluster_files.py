@@ -202,24 +202,22 @@ def test_a_job_that_is_tried_again_can_go_on(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_entry_points_are_commands_that_exist(name):
-    _check_command(_kubernetes(name)["spec"]["entrypoint"].replace("/opt/raydense/", ""))
+    _check_command(_kubernetes(name)["spec"]["entrypoint"])
 
 
 @pytest.mark.parametrize("file", TELLING, ids=lambda file: file.name)
 def test_jobs_that_are_told_of_exist(file):
     told = re.sub(r"\\\n#?\s*", "", file.read_text())
-    commands = re.findall(r"-- python (jobs/\w+\.py [^\n`']*)", told)
+    commands = re.findall(r"-- python -m (raydense [^\n`']*)", told)
     assert bool(commands) == ("ray job submit" in told)
     for command in commands:
-        _check_command(f"python {command}")
+        _check_command(command)
 
 
 def _check_command(command):
-    """The script is there, and its flags make settings (or a recipe) as the command line would."""
-    _, script, *flags = shlex.split(command)
-    assert (ROOT / script).is_file()
-    verb = Path(script).stem
-    assert f'main(["{verb}", *sys.argv[1:]])' in (ROOT / script).read_text()
+    """The verb is there, and its flags make settings (or a recipe) as the command line would."""
+    program, verb, *flags = shlex.split(command)
+    assert program == "raydense"
     given = app.commands[verb].make_context(verb, flags).params
     if verb == "run":
         assert Recipe.read(ROOT / given["recipe"], given["output"], given["changes"]).stages
@@ -230,9 +228,9 @@ def _check_command(command):
 
 def test_a_flag_that_went_away_is_found():
     with pytest.raises(click.NoSuchOption):
-        _check_command("python jobs/encode.py --modell m --corpus c --output o")
+        _check_command("raydense encode --modell m --corpus c --output o")
     with pytest.raises(InputError, match="MIN,MAX"):
-        _check_command("python jobs/encode.py --model m --corpus c --output o --concurrency 8,1")
+        _check_command("raydense encode --model m --corpus c --output o --concurrency 8,1")
 
 
 def _served():

@@ -1,4 +1,4 @@
-"""Jobs of a local cluster with its dashboard: the quickstart through Ray's own command line, and what `raydense submit` submits."""
+"""Jobs of a local cluster with its dashboard: the scripts of `jobs/` and the quickstart through `ray job submit`, and `raydense submit`."""
 
 import contextlib
 import json
@@ -12,9 +12,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from killing import heeds_ctrl_c
 from nodes import MARK, end_marked, free_ports
+from sentence_transformers import SentenceTransformer
+
+import raydense as rd
+from raydense.models.tiny import make_tiny_encoder
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
@@ -60,49 +66,92 @@ def _wait_for(port, process):
 
 
 @pytest.fixture(scope="module")
-def quickstart(dashboard, environment, tmp_path_factory):
-    """What the quickstart made, submitted as a job."""
-    output = tmp_path_factory.mktemp("quickstart") / "out"
-    changes = [word for change in SMALL for word in ("--set", change)]
-    job = ["jobs/run.py", "jobs/recipes/quickstart.yaml", "--output", str(output), "--json", *changes]
-    deadline = time.monotonic() + 90
-    while True:  # until the cluster and its agent are up, Ray asks to try again later
-        done = _submit(dashboard, environment, *job)
-        early = ("No available agent", "Failed to connect", "ConnectionError", "Connection refused")
-        if not any(words in done.stdout + done.stderr for words in early) or time.monotonic() > deadline:
-            break
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "succeeded" in done.stdout
-    return output
+def submit(dashboard, environment):
+    """A function that submits a job by `ray job submit`, waits for its end, and gives back what it printed."""
+    ready = time.monotonic() + 90  # until the cluster and its agent are up, Ray asks to try again later
+    early = ("No available agent", "Failed to connect", "ConnectionError", "Connection refused")
 
-
-def _submit(dashboard, environment, *job):
-    """`ray job submit`, until the job has ended."""
-    command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", str(ROOT), "--", sys.executable, *job]
-    return subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
-
-
-@pytest.mark.long
-def test_quickstart_as_a_job(quickstart):
-    metrics = json.loads((quickstart / "report" / "metrics.json").read_text())
-    assert list(metrics["runs"]) == ["BM25", "retriever 1", "retriever 2", "re-ranked"]
-    assert (quickstart / "report" / "report.html").stat().st_size > 10_000
-
-
-@pytest.mark.long
-def test_a_search_client_asks_the_pool_of_another_job(quickstart, dashboard, environment, tmp_path):
-    """One job starts the pool and ends, the next one searches by it, a third ends it: the run is the one that the index makes."""
-
-    def job(*words):
-        done = _submit(dashboard, environment, *words)
+    def call(*job):
+        command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", str(ROOT), "--", sys.executable, *map(str, job)]
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
+            if not any(words in done.stdout + done.stderr for words in early) or time.monotonic() > ready:
+                break
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert "succeeded" in done.stdout
         return done.stdout
 
-    job("jobs/pool.py", "start", "--name", "shared", "--index", str(quickstart / "dense-1"))
-    queries = ["--queries", str(quickstart / "data/queries"), "--model", str(quickstart / "retriever-1"), "--k", "100"]
-    job("jobs/search.py", "--pool", "shared", *queries, "--output", str(tmp_path / "found"))
-    assert "shared: closed" in job("jobs/pool.py", "close", "--name", "shared")
-    assert (tmp_path / "found/run-00000.parquet").read_bytes() == (quickstart / "found-1/run-00000.parquet").read_bytes()
+    return call
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A data set of 700 passages, the same passages as `psgs_w100.tsv`, and a small encoder with random weights."""
+    folder = tmp_path_factory.mktemp("world")
+    rd.make_sample(rd.SampleSettings(passages=700, train_queries=300, dev_queries=20, test_queries=30, output=str(folder / "data")))
+    rd.export(rd.ExportSettings(format="dpr", corpus=str(folder / "data/corpus"), output=str(folder / "psgs_w100.tsv")))
+    store = rd.PassageStore(folder / "data/corpus")
+    make_tiny_encoder(store.passages(np.arange(len(store))), folder / "model", seed=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wikipedia(submit, world):
+    """What `jobs/encode_wikipedia.py` made of the small psgs_w100.tsv."""
+    given = ["--passages", world / "psgs_w100.tsv", "--model", world / "model", "--output", world / "wikipedia"]
+    scaled = ["--shard-rows", 100, "--concurrency", "1,2", "--factory", "Flat", "--index-shards", 2]
+    assert "passages of 128 dimensions" in submit("jobs/encode_wikipedia.py", *given, *scaled)
+    return world / "wikipedia"
+
+
+def test_wikipedia_is_imported_encoded_in_shards_and_indexed(wikipedia, world):
+    corpus, vectors, index = (json.loads((wikipedia / name / "manifest.json").read_text()) for name in ("corpus", "vectors", "index"))
+    store = rd.PassageStore(world / "data/corpus")
+    assert corpus["rows"] == vectors["rows"] == len(store)
+    assert len(list((wikipedia / "vectors").glob("embeddings-*.arrow"))) == -(-len(store) // 100)
+    assert len(index["summary"]["shards"]) == 2
+
+
+def test_a_client_asks_the_pool_of_another_job(wikipedia, world, submit):
+    """The hits are those of an inner product over all vectors, computed here."""
+    questions = ["who was born in the north", "a bridge over the river", "which town has a market"]
+    (world / "questions.txt").write_text("\n".join(questions))
+    submit("-m", "raydense", "pool", "start", "--name", "shared", "--index", wikipedia / "index")
+    given = ["--pool", "shared", "--model", world / "model", "--corpus", wikipedia / "corpus"]
+    submit("jobs/search_client.py", *given, "--questions", world / "questions.txt", "--output", world / "hits.jsonl", "--k", 5)
+    assert "shared: closed" in submit("-m", "raydense", "pool", "close", "--name", "shared")
+
+    files = sorted((wikipedia / "vectors").glob("embeddings-*.arrow"))
+    parts = [pa.ipc.open_file(file).read_all()["embedding"].combine_chunks() for file in files]
+    passages = np.concatenate([part.values.to_numpy().reshape(len(part), -1) for part in parts]).astype(np.float32)
+    scores = SentenceTransformer(str(world / "model")).encode(questions) @ passages.T
+    ids = rd.PassageStore(wikipedia / "corpus").ids(np.arange(len(passages))).to_pylist()
+    lines = [json.loads(line) for line in (world / "hits.jsonl").read_text().splitlines()]
+    assert [line["question"] for line in lines] == questions
+    for line, row in zip(lines, scores, strict=True):
+        assert [hit["score"] for hit in line["hits"]] == pytest.approx(sorted(row, reverse=True)[:5], abs=1e-4)
+        assert [hit["score"] for hit in line["hits"]] == pytest.approx(
+            [row[ids.index(hit["passage_id"])] for hit in line["hits"]], abs=1e-4
+        )
+
+
+@pytest.mark.long
+def test_a_training_mines_its_negatives_periodically(world, submit):
+    given = ["--data", world / "data", "--model", world / "model", "--output", world / "trained"]
+    submit("jobs/train_with_refresh.py", *given, "--epochs", 1, "--refresh-every", 0.6, "--batch-size", 32, "--lr", 1e-3)
+    history = [json.loads(line) for line in (world / "trained/retriever/history.jsonl").read_text().splitlines()]
+    assert {line["generation"] for line in history if "generation" in line} == {0, 1}
+    assert (world / "trained/retriever/refresh/001/manifest.json").exists()
+    assert (world / "trained/retriever/model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_quickstart_as_a_job(submit, tmp_path):
+    changes = [word for change in SMALL for word in ("--set", change)]
+    submit("-m", "raydense", "run", "jobs/recipes/quickstart.yaml", "--output", tmp_path / "out", "--json", *changes)
+    metrics = json.loads((tmp_path / "out" / "report" / "metrics.json").read_text())
+    assert list(metrics["runs"]) == ["BM25", "retriever 1", "retriever 2", "re-ranked"]
+    assert (tmp_path / "out" / "report" / "report.html").stat().st_size > 10_000
 
 
 def _begin(environment, *words):
