@@ -57,13 +57,14 @@ class SuiteSettings(Settings):
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
     k: int = setting(100, "passages of each query; the query itself, where it stands in the corpus, is none", ge=1)
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
-    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16 or HNSW32")
+    factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
     shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.kind == "bm25":
-            self._refuse_given(["model", "factory"], "kind bm25")
+            self._refuse_given(["model", "factory", "search_params"], "kind bm25")
         elif not self.model:
             raise ValueError("a suite needs model, the retriever to measure, or kind bm25")
         if not self.reranker:

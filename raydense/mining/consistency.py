@@ -26,8 +26,9 @@ from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
 from raydense.retrieval.search import check_model, query_encoder
+from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
@@ -48,10 +49,13 @@ def filter_queries(settings: FilterSettings) -> Artifact:
     Raises InputError where generated queries, index, model and corpus do not belong together, where the index has the words of
     these queries, and when no query is left.
     """
-    draft = Draft.open(settings.output, "generated", provenance("filter", settings))
+    made_from, index = provenance("filter", settings), Artifact.open(settings.index, "index")
+    if read_manifest(settings.output) is None:
+        check_search_params(index, settings.search_params)
+    draft = Draft.open(settings.output, "generated", made_from)
     if draft.done:
         return draft.done
-    store, index = PassageStore(settings.corpus), Artifact.open(settings.index, "index")
+    store = PassageStore(settings.corpus)
     generated = Generated(settings.generated, store)
     store.refuse_rows_of_another(index)
     check_model(settings.model, index)

@@ -19,6 +19,7 @@ from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import Recipe, Stage, open_stages, run_stage, state
+from raydense.retrieval.search_params import require_nprobe
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray
 from raydense.storage.artifact import WORK, Artifact, read_manifest
@@ -57,6 +58,7 @@ class Suite:
         root, output = storage.local(settings.suite), storage.place_of(settings.output)
         if isinstance(output, Path) and output.resolve().is_relative_to(root.resolve()):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
+        require_nprobe(settings.factory, settings.search_params)
         splits = list(dict.fromkeys(settings.splits))
         folders = {_folder(split): split for split in splits}
         if len(folders) < len(splits):
@@ -163,7 +165,9 @@ def _split_stages(source: Source, here: str, split: str, settings: SuiteSettings
     found, reranked = f"found-{_folder(split)}", f"reranked-{_folder(split)}"
     texts, qrels = {"queries": f"{here}/queries"}, f"{here}/qrels/{split}"
     search = {"do": "search", "index": "$index", "qrels": qrels, "k": settings.k, "drop_identical": True, **texts}
-    stages: dict[str, Any] = {found: search if settings.kind == "bm25" else search | {"model": "$model"}}
+    stages: dict[str, Any] = {
+        found: search if settings.kind == "bm25" else search | {"model": "$model", "search_params": settings.search_params}
+    }
     runs = [f"{'BM25' if settings.kind == 'bm25' else 'dense'}=${found}"]
     texts["corpus"] = f"{here}/corpus"
     if settings.reranker:

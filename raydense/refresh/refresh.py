@@ -29,6 +29,7 @@ from raydense.refresh.changed import changed, standing
 from raydense.refresh.renewed import renewed, share_new
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
+from raydense.retrieval.search_params import require_nprobe
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
@@ -52,6 +53,7 @@ def train(settings: TrainSettings) -> Artifact:
     if settings.refresh_every is None:
         return train_on(settings)
     Artifact.open(settings.examples, "examples")
+    require_nprobe(settings.refresh_factory, settings.refresh_search_params, "refresh_search_params")
     return train_on(settings, make_generation)
 
 

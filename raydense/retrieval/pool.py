@@ -28,6 +28,7 @@ from raydense.retrieval.keeper import start_keeper
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
+from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.runtime.progress import say
 from raydense.runtime.session import autoscales, ensure_ray
@@ -66,7 +67,7 @@ class SearchPool:
         if name:
             check_name(name)
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
-        _check_search_params(artifact, search_params)
+        check_search_params(artifact, search_params)
         ensure_ray()
         if gpu:
             _check_gpu(artifact)
@@ -126,7 +127,7 @@ class SearchPool:
         version = self._versions.renew(self._versions.current())
         _check_alike(version.index, artifact)
         given = version.plan.search_params if search_params is None else search_params
-        _check_search_params(artifact, given)
+        check_search_params(artifact, given)
         copies = replicas or version.plan.replicas
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
         beside = plan_memory(version.index, version.plan.replicas)
@@ -276,15 +277,3 @@ def _check_gpu(index: Artifact) -> None:
         raise InputError("this FAISS has no GPU support", "gpu", "install faiss-gpu instead of faiss-cpu, or leave gpu out")
     if ray.cluster_resources().get("GPU", 0) < 1 and not autoscales():
         raise InputError("the cluster has no GPU", "gpu", "leave it out")
-
-
-def _check_search_params(index: Artifact, search_params: str) -> None:
-    if not search_params:
-        return
-    if index.summary["kind"] == "bm25":
-        raise InputError("BM25 has no search parameters", "search_params", "leave them out")
-    import faiss
-
-    from raydense.retrieval.faiss_shard import set_search_params
-
-    set_search_params(faiss.read_index(str(index.path / "empty.faiss")), search_params)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
+from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of, provenance, provenance_of, read_manifest
@@ -38,10 +39,13 @@ def search(settings: SearchSettings) -> Artifact:
             if (done := _finished(settings)) is None:
                 raise
             return done
-    draft = Draft.open(settings.output, "run", provenance("search", settings))
+    made_from = provenance("search", settings)
+    index = Artifact.open(str(settings.index), "index")
+    if not settings.pool and read_manifest(settings.output) is None:  # before a folder is begun that other parameters do not fit
+        check_search_params(index, settings.search_params)
+    draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
-    index = Artifact.open(str(settings.index), "index")
     check_model(settings.model, index)
     queries = _queries(settings)
     there = draft.committed()

@@ -16,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 from raydense.errors import InputError
 from raydense.retrieval.named import close_pool
 from raydense.retrieval.search import check_model
+from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
@@ -34,7 +35,9 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
     settings = settings.located()
     if settings.index:
-        check_model(settings.model, Artifact.open(settings.index, "index"))
+        index = Artifact.open(settings.index, "index")
+        check_model(settings.model, index)
+        check_search_params(index, settings.search_params)
     if not joins_cluster():
         _check_port(host, port)
     ensure_ray()

@@ -114,6 +114,7 @@ def test_a_name_is_no_reference(tmp_path: Path):
         ({"sets": "plain", "splits": "dev.small dev-small"}, r"splits: dev\.small and dev-small would be measured in the same folder"),
         ({"sets": "plain", "model": None}, r"a suite needs model, the retriever to measure, or kind bm25"),
         ({"sets": "plain", "kind": "bm25", "factory": "Flat"}, r"kind bm25 does not use factory"),
+        ({"sets": "plain", "factory": "PCA8,IVF4,Flat"}, r"search_params: an index PCA8,IVF4,Flat is searched with nprobe"),
         ({"sets": "plain", "depth": 10}, r"a suite without a reranker does not use depth"),
     ],
 )
@@ -210,6 +211,7 @@ def test_help_teaches_both_forms(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr().out
     before, _, after = said.partition("With --suite: one table over many test sets")
     for name in SuiteSettings.model_fields:
-        assert f"--{name} " in said
-        assert (f"\n  --{name} " in after) == (name not in ("output", "metrics"))
+        flag = f"--{name.replace('_', '-')} "
+        assert flag in said
+        assert (f"\n  {flag}" in after) == (name not in ("output", "metrics"))
     assert "--qrels" in before

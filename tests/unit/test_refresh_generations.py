@@ -16,7 +16,7 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.refresh.refresh import _positives, _renewed
+from raydense.refresh.refresh import _positives, _renewed, train
 from raydense.storage.artifact import Artifact, Draft
 from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
@@ -112,6 +112,13 @@ def test_refused(given: dict[str, Any], words: str) -> None:
     needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
     with pytest.raises(InputError, match=words):
         TrainSettings.read({**needed, **given})
+
+
+def test_a_refresh_by_inverted_lists_needs_nprobe(data: TrainingData, tmp_path: Path) -> None:
+    asked = settings_of(data, refresh_factory="IVF4,Flat").model_copy(update={"output": str(tmp_path / "model")})
+    with pytest.raises(InputError, match=r"refresh_search_params: .* give --refresh-search-params nprobe=32"):
+        train(asked)
+    assert not (tmp_path / "model").exists()
 
 
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
