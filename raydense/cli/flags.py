@@ -168,7 +168,7 @@ def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings
         if key in other and key not in form.model_fields:
             what, fix = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
             raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", fix)
-    return read(form, config, {key: value for key, value in flags.items() if key in form.model_fields})
+    return read(form, config, {key: value for key, value in flags.items() if key in form.all_fields()})
 
 
 def common_flags() -> list[click.Parameter]:

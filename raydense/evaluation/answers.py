@@ -58,7 +58,7 @@ class RegexMatchers:
             return regex.compile(unicodedata.normalize("NFC", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
         except regex.error as error:
             what = f"answer {answer!r} of query {query_id!r} is not a regular expression ({error})"
-            raise InputError(what, where, "fix it, or take answers=token") from None
+            raise InputError(what, where, "fix it, or take answers.match=token") from None
 
     def _found(self, pattern: regex.Pattern[str], text: str) -> bool:
         if pattern.pattern in self.given_up:
@@ -106,4 +106,4 @@ def answers_of(queries: pa.Table, where: object) -> pa.Table:
         held = [bool(a) and any(x and x.strip() for x in a) for a in queries["answers"].to_pylist()]
         if any(held):
             return queries.filter(pa.array(held))
-    raise InputError("no query has an answer", where, "give queries with answers, or answers=none")
+    raise InputError("no query has an answer", where, "give queries with answers, or leave answers out")

@@ -20,7 +20,7 @@ from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, trec_order
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun
-from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.runtime.progress import say
@@ -40,9 +40,9 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     """
     folders = named_folders(settings.run, "run")
     named_models = named_folders(settings.models, "models")
-    for needed in ("queries", "corpus") if settings.answers != "none" else ():
+    for needed in ("queries", "corpus") if settings.answers else ():
         if getattr(settings, needed) is None:
-            raise InputError("missing", needed, f"answers {settings.answers} needs it")
+            raise InputError("missing", needed, "answers.match needs it")
     draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done
@@ -86,7 +86,9 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     artifact = Artifact.open(folder, "run")
     parts = [_hits_of(part, asked.query_ids) for part in artifact.parts(".parquet")]
     run = pa.concat_tables(parts) if parts else concat_parts([], "run")
-    answers, by_answers = (None, None) if queries is None or settings.answers == "none" else _answers(run, asked, queries, settings)
+    answers, by_answers = (
+        (None, None) if queries is None or settings.answers is None else _answers(run, asked, queries, settings, settings.answers)
+    )
     measured = asked.judgements.measure(run, folder) if asked.judgements else by_answers
     assert measured is not None  # as settings without qrels have answers
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
@@ -100,12 +102,13 @@ def _hits_of(part: Path, query_ids: pa.Array) -> pa.Table:
     return table.filter(pc.is_in(table["query_id"], value_set=query_ids))
 
 
-def _answers(run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateSettings) -> tuple[dict[str, Any], Measured]:
+def _answers(
+    run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings
+) -> tuple[dict[str, Any], Measured]:
     """Top-k answer accuracy over those queries asked that have answers, hits in the order of their ranks; and the same by query."""
-    assert settings.answers != "none"
     told = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
     unanswered = told.num_rows - pc.count_distinct(run["query_id"].filter(pc.is_in(run["query_id"], value_set=told["query_id"]))).as_py()
-    run = run.filter(pc.less_equal(run["rank"], max(settings.answer_k)))
+    run = run.filter(pc.less_equal(run["rank"], max(wanted.k)))
     run = run.append_column("query", pc.index_in(run["query_id"], value_set=told["query_id"].combine_chunks()))
     run = run.filter(pc.is_valid(run["query"])).sort_by([("query", "ascending"), ("rank", "ascending")])
     store = PassageStore(str(settings.corpus))
@@ -114,13 +117,13 @@ def _answers(run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateS
     for query, start, stop in zip(run["query"].to_numpy()[edges[:-1]], edges[:-1], edges[1:], strict=True):
         hits[query] = rows[start:stop]
     ids = told["query_id"].to_pylist()
-    matchers, given_up = matchers_of(settings.answers, told["answers"].to_pylist(), ids, settings.queries)
+    matchers, given_up = matchers_of(wanted.match, told["answers"].to_pylist(), ids, settings.queries)
     ranks = first_answer_ranks(hits, matchers, lambda some: store.take(some, ["text"])["text"].to_pylist())
-    held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(settings.answer_k))}
+    held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(wanted.k))}
     accuracy = {name: float(np.mean(values)) for name, values in held.items()}
     if given_up:
         say(f"evaluate: gave up {len(given_up):,} answer expressions that searched too long, the first is {min(given_up)!r}")
-    summary = {"match": settings.answers, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
+    summary = {"match": wanted.match, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
     return summary, Measured(accuracy, held, unanswered)
 
 

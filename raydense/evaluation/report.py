@@ -98,7 +98,7 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
 def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Asked, queries: pa.Table | None) -> dict[str, Any]:
     """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
-    reader = Reader(asked.judged, queries, store, settings.answers == "regex")
+    reader = Reader(asked.judged, queries, store, settings.answers is not None and settings.answers.match == "regex")
     metric = next(iter(runs[0].measured.means))
     ids = asked.query_ids.to_pylist()
     first = runs[0].measured.per_query[metric]

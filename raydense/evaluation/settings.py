@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from raydense.settings import Settings, Words, artifact, setting, words
+from raydense.settings import BaseSettings, Settings, Words, artifact, group, setting, words
+
+
+class AnswerSettings(BaseSettings):
+    """Answer accuracy: the share of the queries of which one of the first k passages holds an answer."""
+
+    match: Literal["token", "regex"] = setting(
+        "token", "the tokens of an answer, one after another, in any case; or the answer as a regular expression"
+    )
+    k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(words)] = setting(
+        [1, 5, 20, 100], "how many passages are looked at", min_length=1
+    )
 
 
 class EvaluateSettings(Settings):
@@ -14,6 +25,8 @@ class EvaluateSettings(Settings):
 
     Writes metrics.json and report.html.
     """
+
+    renamed: ClassVar[dict[str, str]] = {"answers": "answers.match", "answer_k": "answers.k"}
 
     run: Words = artifact(
         "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
@@ -23,17 +36,14 @@ class EvaluateSettings(Settings):
     queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Words = artifact("model", "trained models whose curves the report draws", [])
-    answers: Literal["none", "token", "regex"] = setting("none", "also measure whether the first k passages hold an answer of the query")
-    answer_k: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(words)] = setting(
-        [1, 5, 20, 100], "the k of that measure", min_length=1
-    )
+    answers: AnswerSettings | None = group("also measure whether the first k passages hold an answer of the query")
     title: str = setting("raydense report", "the headline of the report")
 
     @model_validator(mode="after")
     def _measures(self) -> Self:
         if self.qrels is None:
-            if self.answers == "none":
-                raise ValueError("nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus")
+            if self.answers is None:
+                raise ValueError("nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus")
             self._refuse_given(["metrics"], "an evaluation without qrels")
         return self
 

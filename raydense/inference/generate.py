@@ -102,7 +102,7 @@ class ShardWriter:
         def compute(batch: Any) -> Any:
             keys = (seed ^ torch.from_numpy(start + batch)).to(self._device.name)
             passages = tokens.select(batch).pad(pad, self._device.name)
-            return sample_queries(model, passages, keys, each, s.top_p, s.top_k, s.sampling_temperature).cpu()
+            return sample_queries(model, passages, keys, each, s.sampling.top_p, s.sampling.top_k, s.sampling.temperature).cpu()
 
         batches = batches_by_token_budget(each * (tokens.lengths + model.config.query_length), self._device.budget)
         texts: list[list[str]] = [[]] * len(tokens)

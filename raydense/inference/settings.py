@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
-from raydense.settings import Pair, Settings, artifact, resource, setting
+from raydense.settings import BaseSettings, Pair, Settings, artifact, group, resource, setting
 
 
 class Spread(BaseModel):
@@ -67,15 +67,27 @@ class EncodeSettings(Settings, Spread):
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
 
 
+class SamplingSettings(BaseSettings):
+    """Nucleus sampling (Holtzman et al. 2020)."""
+
+    top_p: float = setting(0.95, "draw from the likeliest tokens that together have this probability", gt=0, le=1)
+    top_k: int = setting(25, "and from at most so many; 0 for all", ge=0)
+    temperature: float = setting(1.0, "above 1 more surprising queries, below 1 more likely ones", gt=0)
+
+
 class GenerateSettings(Settings, Spread):
     """Write queries for every passage of a corpus (doc2query), by nucleus sampling on Ray Data, resumable file by file."""
+
+    renamed: ClassVar[dict[str, str]] = {
+        "top_p": "sampling.top_p",
+        "top_k": "sampling.top_k",
+        "sampling_temperature": "sampling.temperature",
+    }
 
     model: str = artifact("model", "the generator's folder: any sequence-to-sequence model, as T5 trained for doc2query")
     corpus: str = artifact("corpus", "the passages")
     queries_each: int = setting(5, "queries of each passage", ge=1)
-    top_p: float = setting(0.95, "draw from the likeliest tokens that together have this probability", gt=0, le=1)
-    top_k: int = setting(25, "and from at most so many; 0 for all", ge=0)
-    sampling_temperature: float = setting(1.0, "above 1 more surprising queries, below 1 more likely ones", gt=0)
+    sampling: SamplingSettings = group("how tokens are drawn", SamplingSettings)
     passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says, else none")
     passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
     query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.store import Rows, hash_strings
-from raydense.errors import InputError
 from raydense.mining.labels import Labels
 from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner
@@ -36,9 +35,9 @@ class HybridMiner(Miner):
 
     def __init__(self, settings: MineSettings, run: Artifact) -> None:
         super().__init__(settings, run)
-        if settings.labels is None or settings.denoised is None:
-            raise InputError("missing", "labels", "strategy hybrid needs the examples that `raydense label` made")
-        self.labels, self.denoised = Labels(settings.labels, self.store), settings.denoised
+        assert settings.hybrid is not None
+        assert settings.hybrid.denoised is not None
+        self.labels, self.denoised = Labels(settings.hybrid.labels, self.store), settings.hybrid.denoised
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
         """As `Miner.lists`; short is a query with too few negatives of either part."""

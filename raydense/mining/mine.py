@@ -1,4 +1,4 @@
-"""The stage `mine`: examples from a run, by the hard (miner.py) or the hybrid (hybrid.py) strategy.
+"""The stage `mine`: examples from a run, by from the run alone (miner.py) or with labels too (hybrid.py).
 
 The run is read a block of whole queries at a time; each block becomes one committed
 file of examples, with what was counted in its note.
@@ -29,7 +29,7 @@ def mine(settings: MineSettings) -> Artifact:
     Candidates are the passages at ranks skip+1..depth. Left out are the query's positives (relevance >= 1), passages whose
     text equals that of one, and repeats of a text. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
-    With the hybrid strategy some of the negatives, and more positives, are those of `labels`: see `HybridMiner`.
+    With `hybrid` some of the negatives, and more positives, are those of `labels`: see `HybridMiner`.
     Raises InputError on an unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
     """
     if settings.skip >= settings.depth:
@@ -38,7 +38,7 @@ def mine(settings: MineSettings) -> Artifact:
     if draft.done:
         return draft.done
     run = Artifact.open(settings.run, "run")
-    miner = (HybridMiner if settings.strategy == "hybrid" else Miner)(settings, run)
+    miner = (HybridMiner if settings.hybrid else Miner)(settings, run)
     done = draft.committed()
     with Progress("mine", run.rows, "candidates") as progress:
         for number, block in enumerate(query_blocks(run.parts(".parquet"), BLOCK_ROWS)):
@@ -69,7 +69,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
     if not total("kept"):
         raise InputError("no example is left", settings.run, "give a run of the queries that the qrels judge, or a greater depth")
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
-    hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.strategy == "hybrid" else {}
+    hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.hybrid else {}
     return {
         "queries": len(positives),
         "kept": total("kept"),
@@ -100,7 +100,7 @@ def _say(settings: MineSettings, summary: dict[str, Any]) -> None:
     show("negatives_kept", drawn, output=Path(settings.output).name)
     say(f"mine: {summary['kept']:,} of {summary['queries']:,} queries kept, {drawn:,} negatives; dropped: {listed(summary['dropped'])}")
     say(f"mine: {summary['candidates']:,} candidates seen; removed: {listed(summary['removed'])}")
-    if settings.strategy == "hybrid":
+    if settings.hybrid:
         say(
             f"mine: sources: {listed(summary['sources']['positives'])}; {listed(summary['sources']['negatives'])}; {listed(summary['hybrid'])}"
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from raydense.inference.settings import Spread
 from raydense.retrieval.settings import Pool
-from raydense.settings import Settings, artifact, resource, setting
+from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
 
 
 class FilterSettings(Settings, Pool):
@@ -22,19 +22,24 @@ class FilterSettings(Settings, Pool):
     seed: int = setting(42, "of the sample to read", ge=0, lt=2**63)
 
 
+class HybridSettings(BaseSettings):
+    """Hybrid augmentation (RocketQAv2, section 3.3)."""
+
+    labels: str = artifact("examples", "what `label` made of the same queries")
+    denoised: int | None = setting(None, "how many of the negatives are the labels' confident ones; by default half", ge=0)
+
+
 class MineSettings(Settings):
     """Make examples from a run: positives, and hard negatives that are never a positive of the query, nor a passage of the same text."""
+
+    renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: str = artifact("run", "the run to take negatives from")
     corpus: str = artifact("corpus", "the passages")
     queries: str = artifact("queries", "the queries")
     qrels: str = artifact("qrels", "the positives; queries not judged here get no example")
-    labels: str | None = artifact("examples", "hybrid: what `label` made of the same queries", None)
-    strategy: Literal["hard", "hybrid"] = setting(
-        "hard", "negatives of the run alone (hard), or also pseudo-positives and confident negatives of the labels (hybrid)"
-    )
+    hybrid: HybridSettings | None = group("also take pseudo-positives and confident negatives of labels (RocketQAv2)")
     negatives: int = setting(8, "hard negatives of each query, of both parts together where there are two", ge=1)
-    denoised: int | None = setting(None, "hybrid: how many of the negatives are the labels' confident ones; by default half", ge=0)
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
     skip: int = setting(0, "first ranks to leave out", ge=0)
     pick: Literal["random", "top"] = setting("random", "draw from the ranks at random, or take the highest")
@@ -45,15 +50,12 @@ class MineSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.strategy == "hard":
-            self._refuse_given(["labels", "denoised"], "strategy hard")
+        if self.hybrid is None:
             return self
-        if not self.labels:
-            raise ValueError("strategy hybrid needs labels, the examples that `raydense label` made")
-        if self.denoised is None:
-            self.__dict__["denoised"] = self.negatives // 2
-        elif self.denoised > self.negatives:
-            raise ValueError(f"denoised {self.denoised} is more than the {self.negatives} negatives that it is a part of")
+        if self.hybrid.denoised is None:
+            self.__dict__["hybrid"] = self.hybrid.replaced({"denoised": self.negatives // 2})
+        elif self.hybrid.denoised > self.negatives:
+            raise ValueError(f"hybrid.denoised {self.hybrid.denoised} is more than the {self.negatives} negatives that it is a part of")
         return self
 
 

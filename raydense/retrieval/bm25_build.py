@@ -44,7 +44,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     With `expand`, a passage has the words of the queries generated for it too (doc2query, Nogueira and Lin 2019). Raises InputError
     on an unknown stemmer or list of stop words, more shards than passages, or queries of another corpus.
     """
-    words = Words(settings.stemmer, settings.stopwords)
+    words = Words(settings.bm25.stemmer, settings.bm25.stopwords)
     words.tokenizer()
     store = PassageStore(str(settings.corpus))
     generated = Generated(settings.expand, store) if settings.expand else None
@@ -59,14 +59,16 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     there = draft.committed()
     with Progress("index: scores", len(store), "passages") as progress:
         score_calls = [
-            (draft, i, mean_length, settings.k1, settings.b) for i in range(settings.shards) if shard_file(i, PARTS[-1]) not in there
+            (draft, i, mean_length, settings.bm25.k1, settings.bm25.b)
+            for i in range(settings.shards)
+            if shard_file(i, PARTS[-1]) not in there
         ]
         for rows in run_tasks("index", _score, score_calls, settings.concurrency):
             progress.add(rows)
     draft.commit("passage_ids.arrow", store.write_ids, len(store))
     summary = {"kind": "bm25", "shards": ranges, "corpus": store.fingerprint, "model": None, "dimension": None}
     summary["expand"] = generated.origin if generated else None
-    return draft.finish(len(store), **summary, factory=None, stemmer=settings.stemmer, stopwords=settings.stopwords)
+    return draft.finish(len(store), **summary, factory=None, stemmer=settings.bm25.stemmer, stopwords=settings.bm25.stopwords)
 
 
 def _counts_name(shard: int) -> str:

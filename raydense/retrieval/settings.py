@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
-from raydense.settings import Settings, artifact, resource, setting
+from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
+
+
+class BM25Settings(BaseSettings):
+    """BM25 as Lucene has it."""
+
+    k1: float = setting(0.9, "term saturation", ge=0)
+    b: float = setting(0.4, "length normalisation", ge=0, le=1)
+    stemmer: str = setting("english", "Snowball stemmer (english is Porter2), or none")
+    stopwords: str = setting("en", "stop words of this language, or none")
 
 
 class IndexSettings(Settings):
     """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
+
+    renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields}
 
     kind: Literal["faiss", "bm25"] = setting(
         ..., "faiss for vectors, bm25 for words; of Chinese, Japanese and Korean, each two neighbouring characters"
@@ -21,10 +32,7 @@ class IndexSettings(Settings):
     shards: int = setting(1, "parts, each held by its own actor", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
-    k1: float = setting(0.9, "bm25: term saturation", ge=0)
-    b: float = setting(0.4, "bm25: length normalisation", ge=0, le=1)
-    stemmer: str = setting("english", "bm25: Snowball stemmer (english is Porter2), or none")
-    stopwords: str = setting("en", "bm25: stop words of this language, or none")
+    bm25: BM25Settings = group("how words are made of texts, and weighed", BM25Settings)
     seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
     concurrency: int = resource(
         0, "shards made at once; 0 means as many as there is room for, on a cluster all that are left: it may grow", ge=0
@@ -39,7 +47,7 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} does not take {other}")
         if self.kind == "faiss":
             self._refuse_given(["expand"], "kind faiss")
-        others = ("factory", "train_sample") if self.kind == "bm25" else ("k1", "b", "stemmer", "stopwords")
+        others = ("factory", "train_sample") if self.kind == "bm25" else ("bm25",)
         self._refuse_given(others, f"kind {self.kind}")
         return self
 

@@ -14,7 +14,7 @@ from raydense.inference.rerank import rerank
 from raydense.inference.settings import RerankSettings
 from raydense.mining.label import label
 from raydense.mining.mine import mine
-from raydense.mining.settings import LabelSettings, MineSettings
+from raydense.mining.settings import HybridSettings, LabelSettings, MineSettings
 from raydense.storage.artifact import Artifact
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
@@ -84,7 +84,7 @@ def test_a_run_of_rerank_gives_the_same_labels_without_a_model(world: Path) -> N
 def test_hybrid_takes_them(world: Path) -> None:
     labels = label(settings(world, world / "for-hybrid"))
     inputs = {name: str(world / name) for name in ("run", "corpus", "queries", "qrels")}
-    hybrid = mine(MineSettings(output=str(world / "hybrid"), strategy="hybrid", labels=str(labels.path), negatives=4, **inputs))
+    hybrid = mine(MineSettings(output=str(world / "hybrid"), hybrid=HybridSettings(labels=str(labels.path)), negatives=4, **inputs))
     pseudo = {e["query_id"]: e["positives"] for e in read_table(labels.path, "examples").to_pylist()}
     for example in read_table(hybrid.path, "examples").to_pylist():
         assert example["positives"] == pseudo[example["query_id"]]

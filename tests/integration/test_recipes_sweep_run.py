@@ -129,19 +129,19 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
 
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text("""
-given: {answers: none}
+given: {answers: null}
 stages:
   data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
   words: {do: index, kind: bm25, corpus: $data/corpus}
   bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
   report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10], answers: $answers}
 sweep:
-  variants: {fails: {answers: token}, works: {}}
+  variants: {fails: {answers: {match: token}}, works: {}}
 """)
     sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
     assert sweep is not None
     failed = run_sweep(sweep)
     assert list(failed) == ["fails"]
     summary, _ = write_tables(sweep, failed)
-    assert summary["failed"] == {"fails": "queries: missing; answers token needs it"}
+    assert summary["failed"] == {"fails": "queries: missing; answers.match needs it"}
     assert list(summary["runs"]["bm25"]) == ["works"]

@@ -72,7 +72,7 @@ def test_sharded_scores_are_those_of_bm25s(tmp_path: Path, stemmer: str, stopwor
     order = np.lexsort((np.broadcast_to(np.arange(200), true.shape), -true), axis=-1)
     best = np.take_along_axis(true, order, axis=1)
     for shards in (1, 4):
-        settings = {"kind": "bm25", "corpus": str(tmp_path / "corpus"), "stemmer": stemmer, "stopwords": stopwords}
+        settings = {"kind": "bm25", "corpus": str(tmp_path / "corpus"), "bm25": {"stemmer": stemmer, "stopwords": stopwords}}
         artifact = index(IndexSettings(**settings, shards=shards, output=str(tmp_path / f"index{shards}")))
         with SearchPool.start(artifact) as pool:
             for k in (5, 300):
@@ -103,8 +103,8 @@ def test_expanded_passages_are_indexed_as_if_their_queries_stood_in_them(tmp_pat
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", some_texts(5, 1))
     for wrong, message in [
-        ({"stemmer": "englisch"}, "did you mean 'english'"),
-        ({"stopwords": "xx"}, "no stop words"),
+        ({"bm25": {"stemmer": "englisch"}}, "did you mean 'english'"),
+        ({"bm25": {"stopwords": "xx"}}, "no stop words"),
         ({"shards": 6}, "at most 5"),
     ]:
         with pytest.raises(InputError, match=message):

@@ -55,11 +55,13 @@ def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
     folder = tmp_path / "it's mine; $HOME"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    settings = EvaluateSettings.read({"run": ["one=runs/a", "runs/b"], "qrels": "q", "answer_k": [1, 5], "title": "a b", "output": "o"})
+    settings = EvaluateSettings.read(
+        {"run": ["one=runs/a", "runs/b"], "qrels": "q", "answers": {"k": [1, 5]}, "title": "a b", "output": "o"}
+    )
     work = submit.verb_work("evaluate", settings)
     assert shlex.split(submit.entrypoint(work, "python")) == [
         *("python", "-m", "raydense", "evaluate", "--output", f"{folder}/o", "--run", f"one={folder}/runs/a", "--run", f"{folder}/runs/b"),
-        *("--qrels", f"{folder}/q", "--answer-k", "1", "--answer-k", "5", "--title", "a b"),
+        *("--qrels", f"{folder}/q", "--title", "a b", "--answers.k", "1", "--answers.k", "5"),
     ]
     dataset = submit.verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
     assert "beir/scifact" in dataset.words

@@ -87,18 +87,25 @@ def test_several_runs_against_the_first(world: Path):
 
 
 def test_answer_accuracy(world: Path):
-    texts = {"queries": str(world / "queries"), "corpus": str(world / "corpus"), "answer_k": "1 2"}
-    token = evaluate_world(world, "token", [str(world / "good")], answers="token", **texts).summary["result"]["answers"]
+    texts = {
+        "queries": str(world / "queries"),
+        "corpus": str(world / "corpus"),
+    }
+    token = evaluate_world(world, "token", [str(world / "good")], answers={"match": "token", "k": "1 2"}, **texts).summary["result"][
+        "answers"
+    ]
     assert token["accuracy"] == {"top-1": pytest.approx(2 / 3), "top-2": pytest.approx(2 / 3)}
-    regex = evaluate_world(world, "regex", [str(world / "good")], answers="regex", **texts).summary["result"]["answers"]
+    regex = evaluate_world(world, "regex", [str(world / "good")], answers={"match": "regex", "k": "1 2"}, **texts).summary["result"][
+        "answers"
+    ]
     assert regex["accuracy"] == {"top-1": pytest.approx(2 / 3), "top-2": 1.0}
     assert regex["queries"] == 3
     with pytest.raises(InputError, match="corpus: missing"):
-        evaluate_world(world, "none", [str(world / "good")], answers="token", queries=texts["queries"])
+        evaluate_world(world, "none", [str(world / "good")], answers={"match": "token"}, queries=texts["queries"])
 
 
 def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path):
-    more = {"queries": str(world / "queries"), "corpus": str(world / "corpus"), "answer_k": "1 2", "answers": "token"}
+    more = {"queries": str(world / "queries"), "corpus": str(world / "corpus"), "answers": {"k": "1 2"}}
     table = pq.read_table(world / "queries" / "queries-00000.parquet")
     draft = Draft.open(world / "asked", "queries", {})
     bare = pa.table({"query_id": ["bare"], "text": ["no answer"], "answers": pa.array([[]], pa.list_(pa.string()))})
@@ -126,10 +133,10 @@ def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "nothing to measure by: give qrels; or answers token or regex, with queries that have answers, and corpus"),
-        ({"answers": "token", "metrics": "R@5"}, "an evaluation without qrels does not use metrics: leave it out"),
-        ({"answers": "token", "corpus": "c"}, "queries: missing; answers token needs it"),
-        ({"answers": "regex", "queries": "q"}, "corpus: missing; answers regex needs it"),
+        ({}, "nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus"),
+        ({"answers": {"match": "token"}, "metrics": "R@5"}, "an evaluation without qrels does not use metrics: leave it out"),
+        ({"answers": {"match": "token"}, "corpus": "c"}, "queries: missing; answers.match needs it"),
+        ({"answers": {"match": "regex"}, "queries": "q"}, "corpus: missing; answers.match needs it"),
     ],
 )
 def test_without_qrels_it_says_what_it_needs(world: Path, given: dict[str, str], said: str):
@@ -172,7 +179,7 @@ def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
         "corpus": world / "corpus",
         "models": [f"m & n={world / 'model'}"],
         "title": EVIL,
-        "answers": "token",
+        "answers": {"match": "token"},
     }
     reports = [evaluate_world(world, name, runs, **more) for name in ("one", "two")]
     digests = [[hashlib.sha256((r.path / f.path).read_bytes()).hexdigest() for f in r.files] for r in reports]

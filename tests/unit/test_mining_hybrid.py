@@ -1,4 +1,4 @@
-"""mine(strategy hybrid): against a slow reading of RocketQAv2's hybrid augmentation in plain Python."""
+"""mine(hybrid): against a slow reading of RocketQAv2's hybrid augmentation in plain Python."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ SIDES = ((0, "positive"), (1, "negative"))
 
 
 def hybrid(root: Path, output: str = "examples", **more: object) -> Artifact:
-    folders = {name: str(root / name) for name in ("run", "corpus", "queries", "qrels", "labels")}
-    return mine(MineSettings.read({**folders, "strategy": "hybrid", "output": str(root / output), **more}))
+    folders = {name: str(root / name) for name in ("run", "corpus", "queries", "qrels")}
+    group = {"labels": str(root / "labels")} | {name: more.pop(name) for name in ("labels", "denoised") if name in more}
+    return mine(MineSettings.read({**folders, "hybrid": group, "output": str(root / output), **more}))
 
 
 @given(
@@ -195,11 +196,11 @@ def test_the_same_however_run_and_labels_are_cut(tmp_path: Path, monkeypatch: py
 
 
 def test_bad_input_is_one_line(world: Path) -> None:
-    with pytest.raises(InputError, match="strategy hybrid needs labels"):
-        MineSettings.read({"output": "x", "run": "x", "corpus": "x", "queries": "x", "qrels": "x", "strategy": "hybrid"})
-    with pytest.raises(InputError, match="strategy hard does not use labels: leave it out"):
+    with pytest.raises(InputError, match=r"hybrid\.labels: missing; give it: what `label` made"):
+        MineSettings.read({"output": "x", "run": "x", "corpus": "x", "queries": "x", "qrels": "x", "hybrid": {}})
+    with pytest.raises(InputError, match=r"strategy: was renamed; write hybrid"):
         hybrid(world, strategy="hard")
-    with pytest.raises(InputError, match="denoised 9 is more than the 8 negatives"):
+    with pytest.raises(InputError, match=r"hybrid\.denoised 9 is more than the 8 negatives"):
         hybrid(world, denoised=9)
     write_world(world / "other", TEXTS[:30], QRELS, {"q0": HITS[:9]})
     with pytest.raises(InputError, match="was made with another corpus"):

@@ -84,8 +84,8 @@ def test_an_index_takes_what_its_kind_needs():
     ("values", "unused"),
     [
         ({"kind": "bm25", "corpus": "c", "factory": "Flat", "train_sample": 1_000}, "kind bm25 does not use factory, train_sample"),
-        ({"kind": "faiss", "embeddings": "e", "k1": 1.2, "b": 0.4, "stemmer": "none"}, "kind faiss does not use k1, b, stemmer"),
-        ({"kind": "faiss", "embeddings": "e", "stopwords": "none"}, "kind faiss does not use stopwords"),
+        ({"kind": "faiss", "embeddings": "e", "bm25": {"k1": 1.2}}, "kind faiss does not use bm25: leave it out"),
+        ({"kind": "bm25", "corpus": "c", "stopwords": "none"}, "--stopwords: was renamed; write --bm25.stopwords"),
     ],
 )
 def test_a_setting_of_the_other_kind_is_refused(values, unused):
