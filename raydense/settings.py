@@ -7,56 +7,40 @@ the work is spread, not what comes out, and so is no part of the output's finger
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from raydense import storage
 from raydense.errors import InputError, did_you_mean
+from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
 
-
-def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
-    """A field that names an input: a folder of `kind`."""
-    return Field(default, description=help, json_schema_extra={"artifact": kind}, **limits)
-
-
-def resource(default: Any, help: str, **limits: Any) -> Any:
-    """A field that says how the work is spread; the output is the same whatever it is."""
-    return Field(default, description=help, json_schema_extra={"resource": True}, **limits)
-
-
-def group(help: str, default: Any = None) -> Any:
-    """A field that is a group of settings: None where it is there only when it is given, else its class, whose defaults then hold."""
-    return Field(default_factory=default, description=help) if default is not None else Field(None, description=help)
-
-
-def setting(default: Any, help: str, **limits: Any) -> Any:
-    """A field that shapes the output."""
-    return Field(default, description=help, **limits)
-
-
-def words(value: object) -> object:
-    return value.replace(",", " ").split() if isinstance(value, str) else value
+__all__ = [
+    "BaseSettings",
+    "Folder",
+    "FolderOrNone",
+    "Folders",
+    "NumberOrAuto",
+    "Pair",
+    "Settings",
+    "Words",
+    "artifact",
+    "flat",
+    "group",
+    "group_of",
+    "put",
+    "resource",
+    "setting",
+    "words",
+]
 
 
 def _place(item: str) -> str:
     """A path, or NAME=path, as `storage.checked` gives it."""
     name, path = storage.named(item)
     return f"{name}={storage.checked(path)}" if name else storage.checked(path)
-
-
-def _number_or_auto(value: object) -> object:
-    whole = str(value).isdigit() and not isinstance(value, bool)
-    if value != "auto" and not whole:
-        raise ValueError("must be a whole number of at least 0, or auto")
-    return value
-
-
-Words = Annotated[list[str], BeforeValidator(words)]
-Pair = Annotated[tuple[int, int], BeforeValidator(words)]
-NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 
 
 class BaseSettings(BaseModel):
@@ -71,6 +55,25 @@ class BaseSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
     renamed: ClassVar[dict[str, str]] = {}
     chosen_by: ClassVar[str] = ""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, **values):
+            """An instance of the class that has these keys."""
+            return super().__new__(cls.chosen(values, f"{cls.__name__}.") if values else cls)
+
+        def __init__(self, **values):
+            """Look over `values`; the first fault as an InputError that names the key and the fix."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _first_fault(type(self), error, f"{type(self).__name__}.") from None
+
+        __init__.__pydantic_base_init__ = True  # pydantic makes the groups inside without it, so that a fault has its whole key
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What was given; the rest has its default."""
+        return ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -171,7 +174,7 @@ class Settings(BaseSettings):
     """
 
     newer: ClassVar[tuple[str, ...]] = ()
-    output: str = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
+    output: Folder = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     def shaping(self) -> dict[str, Any]:
         """The settings that shape the output: neither its folder, nor inputs, nor resources, nor newer ones that are the default.

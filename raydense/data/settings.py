@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raydense.settings import Settings, artifact, setting
+from raydense.settings import Folder, FolderOrNone, Settings, artifact, setting
 
 
 class SampleSettings(Settings):
@@ -27,8 +27,8 @@ class ImportSettings(Settings):
     newer = ("strict",)  # what a strict import takes, the other takes as it is
 
     format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "ir_datasets"] = setting(..., "the family of formats")
-    input: str = artifact("source", "the folder or file to read; for ir_datasets a data set id")
-    corpus: str | None = artifact(
+    input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
+    corpus: FolderOrNone = artifact(
         "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
@@ -42,9 +42,9 @@ class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
     format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "pyserini"] = setting(..., "the family of formats")
-    run: str | None = artifact("run", "the run to write", None)
-    corpus: str | None = artifact("corpus", "the corpus to write, or to take texts from", None)
-    queries: str | None = artifact("queries", "the queries to write, or to take texts from", None)
-    qrels: str | None = artifact("qrels", "the qrels to write", None)
-    examples: str | None = artifact("examples", "the training examples to write", None)
+    run: FolderOrNone = artifact("run", "the run to write", None)
+    corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
+    queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)
+    qrels: FolderOrNone = artifact("qrels", "the qrels to write", None)
+    examples: FolderOrNone = artifact("examples", "the training examples to write", None)
     tag: str = setting("raydense", "the name in the last column of a TREC run")

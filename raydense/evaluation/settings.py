@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from raydense.settings import BaseSettings, Settings, Words, artifact, group, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 
 
 class AnswerSettings(BaseSettings):
@@ -28,14 +28,16 @@ class EvaluateSettings(Settings):
 
     renamed: ClassVar[dict[str, str]] = {"answers": "answers.match", "answer_k": "answers.k"}
 
-    run: Words = artifact(
+    run: Folders = artifact(
         "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1
     )
-    qrels: str | None = artifact("qrels", "the judgements; without them answers alone are measured, over all queries that have some", None)
+    qrels: FolderOrNone = artifact(
+        "qrels", "the judgements; without them answers alone are measured, over all queries that have some", None
+    )
     metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
-    queries: str | None = artifact("queries", "for example queries in the report, and for their answers", None)
-    corpus: str | None = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
-    models: Words = artifact("model", "trained models whose curves the report draws", [])
+    queries: FolderOrNone = artifact("queries", "for example queries in the report, and for their answers", None)
+    corpus: FolderOrNone = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
+    models: Folders = artifact("model", "trained models whose curves the report draws", [])
     answers: AnswerSettings | None = group("also measure whether the first k passages hold an answer of the query")
     title: str = setting("raydense report", "the headline of the report")
 
@@ -54,13 +56,13 @@ class SuiteSettings(Settings):
     Each set is imported, encoded, indexed, searched and measured in a folder of its own; stopped, it goes on where it was.
     """
 
-    output: str = setting(..., "the folder for the outputs of all sets, and for the table", min_length=1)
-    suite: str = artifact(
+    output: Folder = setting(..., "the folder for the outputs of all sets, and for the table", min_length=1)
+    suite: Folder = artifact(
         "suite",
         "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
     )
-    model: str | None = artifact("model", "faiss: the retriever", None)
-    reranker: str | None = artifact("model", "orders the first passages of each query anew, and is measured too", None)
+    model: FolderOrNone = artifact("model", "faiss: the retriever", None)
+    reranker: FolderOrNone = artifact("model", "orders the first passages of each query anew, and is measured too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
     splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
-from raydense.settings import BaseSettings, Pair, Settings, artifact, group, resource, setting
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Pair, Settings, artifact, group, resource, setting
 
 
 class Spread(BaseModel):
@@ -30,12 +30,12 @@ class Spread(BaseModel):
 class SplitSettings(Settings):
     """Split documents into passages: whole sentences up to a number of tokens, or blocks of words."""
 
-    corpus: str = artifact("corpus", "the documents, or passages that are too long")
+    corpus: Folder = artifact("corpus", "the documents, or passages that are too long")
     unit: Literal["tokens", "words"] = setting(
         "tokens", "whole sentences of at most so many tokens, a longer sentence cut; or blocks of so many words, as blanks separate them"
     )
     length: int = setting(0, "most tokens or words of a passage; 0 means 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
-    model: str | None = artifact("model", "tokens: the folder whose tokenizer counts them, special tokens left out", None)
+    model: FolderOrNone = artifact("model", "tokens: the folder whose tokenizer counts them, special tokens left out", None)
     language: str = setting("en", "tokens: whose sentences these are, as en or zh", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)*$")
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
 
@@ -60,8 +60,8 @@ class EncodeSettings(Settings, Spread):
 
     newer = ("precision",)
 
-    model: str = artifact("model", "the retriever's folder")
-    corpus: str = artifact("corpus", "the passages to encode")
+    model: Folder = artifact("model", "the retriever's folder")
+    corpus: Folder = artifact("corpus", "the passages to encode")
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
@@ -84,8 +84,8 @@ class GenerateSettings(Settings, Spread):
         "sampling_temperature": "sampling.temperature",
     }
 
-    model: str = artifact("model", "the generator's folder: any sequence-to-sequence model, as T5 trained for doc2query")
-    corpus: str = artifact("corpus", "the passages")
+    model: Folder = artifact("model", "the generator's folder: any sequence-to-sequence model, as T5 trained for doc2query")
+    corpus: Folder = artifact("corpus", "the passages")
     queries_each: int = setting(5, "queries of each passage", ge=1)
     sampling: SamplingSettings = group("how tokens are drawn", SamplingSettings)
     passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says, else none")
@@ -104,10 +104,10 @@ class RerankSettings(Settings, Spread):
 
     newer = ("precision",)
 
-    model: str = artifact("model", "the re-ranker's folder")
-    run: str = artifact("run", "the run to order anew")
-    corpus: str = artifact("corpus", "the passages")
-    queries: str = artifact("queries", "the queries")
+    model: Folder = artifact("model", "the re-ranker's folder")
+    run: Folder = artifact("run", "the run to order anew")
+    corpus: Folder = artifact("corpus", "the passages")
+    queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)

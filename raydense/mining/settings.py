@@ -8,16 +8,16 @@ from pydantic import model_validator
 
 from raydense.inference.settings import Spread
 from raydense.retrieval.settings import Pool
-from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
 
 class FilterSettings(Settings, Pool):
     """Keep a generated query only where a search with it finds its own passage again (round-trip consistency)."""
 
-    generated: str = artifact("generated", "the queries, as `generate` wrote them or as `filter` kept them")
-    corpus: str = artifact("corpus", "the passages that they were written for")
-    index: str = artifact("index", "an index of this corpus")
-    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    generated: Folder = artifact("generated", "the queries, as `generate` wrote them or as `filter` kept them")
+    corpus: Folder = artifact("corpus", "the passages that they were written for")
+    index: Folder = artifact("index", "an index of this corpus")
+    model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     k: int = setting(10, "keep a query whose passage, or one of the same text, is among the first so many", ge=1)
     seed: int = setting(42, "of the sample to read", ge=0, lt=2**63)
 
@@ -25,7 +25,7 @@ class FilterSettings(Settings, Pool):
 class HybridSettings(BaseSettings):
     """Hybrid augmentation (RocketQAv2, section 3.3)."""
 
-    labels: str = artifact("examples", "what `label` made of the same queries")
+    labels: Folder = artifact("examples", "what `label` made of the same queries")
     denoised: int | None = setting(None, "how many of the negatives are the labels' confident ones; by default half", ge=0)
 
 
@@ -34,10 +34,10 @@ class MineSettings(Settings):
 
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
-    run: str = artifact("run", "the run to take negatives from")
-    corpus: str = artifact("corpus", "the passages")
-    queries: str = artifact("queries", "the queries")
-    qrels: str = artifact("qrels", "the positives; queries not judged here get no example")
+    run: Folder = artifact("run", "the run to take negatives from")
+    corpus: Folder = artifact("corpus", "the passages")
+    queries: Folder = artifact("queries", "the queries")
+    qrels: Folder = artifact("qrels", "the positives; queries not judged here get no example")
     hybrid: HybridSettings | None = group("also take pseudo-positives and confident negatives of labels (RocketQAv2)")
     negatives: int = setting(8, "hard negatives of each query, of both parts together where there are two", ge=1)
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
@@ -62,13 +62,13 @@ class MineSettings(Settings):
 class LabelSettings(Settings, Spread):
     """Label candidates with a re-ranker as the teacher: pseudo-positives and confident negatives, of judged and of other queries."""
 
-    run: str = artifact("run", "the candidates")
-    model: str | None = artifact(
+    run: Folder = artifact("run", "the candidates")
+    model: FolderOrNone = artifact(
         "model", "the teacher, a trained re-ranker; without it the run is one of `rerank`, whose scores are the teacher's", None
     )
-    corpus: str = artifact("corpus", "the passages")
-    queries: str = artifact("queries", "the queries")
-    qrels: str | None = artifact("qrels", "positives that stay whatever the teacher says; other queries have only what it finds", None)
+    corpus: Folder = artifact("corpus", "the passages")
+    queries: Folder = artifact("queries", "the queries")
+    qrels: FolderOrNone = artifact("qrels", "positives that stay whatever the teacher says; other queries have only what it finds", None)
     depth: int = setting(50, "passages of each query to score", ge=1)
     s_pos: float = setting(0.9, "a probability above it makes a pseudo-positive", ge=0, le=1)
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; what lies between is left out", ge=0, le=1)

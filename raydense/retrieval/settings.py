@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
-from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
 
 class BM25Settings(BaseSettings):
@@ -26,9 +26,9 @@ class IndexSettings(Settings):
     kind: Literal["faiss", "bm25"] = setting(
         ..., "faiss for vectors, bm25 for words; of Chinese, Japanese and Korean, each two neighbouring characters"
     )
-    embeddings: str | None = artifact("embeddings", "faiss: the vectors", None)
-    corpus: str | None = artifact("corpus", "bm25: the passages", None)
-    expand: str | None = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)
+    embeddings: FolderOrNone = artifact("embeddings", "faiss: the vectors", None)
+    corpus: FolderOrNone = artifact("corpus", "bm25: the passages", None)
+    expand: FolderOrNone = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)
     shards: int = setting(1, "parts, each held by its own actor", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
@@ -70,10 +70,10 @@ class SearchSettings(Settings, Pool):
 
     newer = ("drop_identical",)
 
-    index: str | None = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
-    queries: str = artifact("queries", "the queries")
-    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
-    qrels: str | None = artifact("qrels", "search only the queries judged here", None)
+    index: FolderOrNone = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
+    queries: Folder = artifact("queries", "the queries")
+    model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    qrels: FolderOrNone = artifact("qrels", "search only the queries judged here", None)
     k: int = setting(100, "passages of each query", ge=1)
     drop_identical: bool = setting(
         False,

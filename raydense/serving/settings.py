@@ -6,16 +6,16 @@ from typing import Self
 
 from pydantic import model_validator
 
-from raydense.settings import BaseSettings, artifact, resource, setting
+from raydense.settings import BaseSettings, FolderOrNone, artifact, resource, setting
 
 
 class ServeSettings(BaseSettings):
     """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together."""
 
-    index: str | None = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)
+    index: FolderOrNone = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)
     pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
-    model: str | None = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
-    corpus: str | None = artifact("corpus", "the passages of the index, where callers may ask for their titles and texts", None)
+    model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    corpus: FolderOrNone = artifact("corpus", "the passages of the index, where callers may ask for their titles and texts", None)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that take requests, each with a query encoder", ge=1)

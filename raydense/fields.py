@@ -1,0 +1,92 @@
+"""What a field of settings can be: an input, a setting, a resource or a group of them, and the types of their values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, overload
+
+from pydantic import BeforeValidator, Field
+
+
+def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
+    """A field that names an input: a folder of `kind`."""
+    return Field(default, description=help, json_schema_extra={"artifact": kind}, **limits)
+
+
+def resource(default: Any, help: str, **limits: Any) -> Any:
+    """A field that says how the work is spread; the output is the same whatever it is."""
+    return Field(default, description=help, json_schema_extra={"resource": True}, **limits)
+
+
+def group(help: str, default: Any = None) -> Any:
+    """A field that is a group of settings: None where it is there only when it is given, else its class, whose defaults then hold."""
+    return Field(default_factory=default, description=help) if default is not None else Field(None, description=help)
+
+
+def setting(default: Any, help: str, **limits: Any) -> Any:
+    """A field that shapes the output."""
+    return Field(default, description=help, **limits)
+
+
+def words(value: object) -> object:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def _number_or_auto(value: object) -> object:
+    whole = str(value).isdigit() and not isinstance(value, bool)
+    if value != "auto" and not whole:
+        raise ValueError("must be a whole number of at least 0, or auto")
+    return value
+
+
+Pair = Annotated[tuple[int, int], BeforeValidator(words)]
+
+
+NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+
+
+if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given where text is kept
+
+    class Folder:
+        """A folder: given as text, a path or an artifact; kept as text."""
+
+        @overload
+        def __get__(self, settings: None, of: Any) -> Self: ...
+        @overload
+        def __get__(self, settings: object, of: Any) -> str: ...
+        def __get__(self, settings: object | None, of: Any) -> Self | str: ...
+        def __set__(self, settings: object, given: str | os.PathLike[str]) -> None: ...
+
+    class FolderOrNone:
+        """A folder that may be left out."""
+
+        @overload
+        def __get__(self, settings: None, of: Any) -> Self: ...
+        @overload
+        def __get__(self, settings: object, of: Any) -> str | None: ...
+        def __get__(self, settings: object | None, of: Any) -> Self | str | None: ...
+        def __set__(self, settings: object, given: str | os.PathLike[str] | None) -> None: ...
+
+    class Folders:
+        """Folders, each with a name before it or not, as `dense=runs/dense`; kept as a list of text."""
+
+        @overload
+        def __get__(self, settings: None, of: Any) -> Self: ...
+        @overload
+        def __get__(self, settings: object, of: Any) -> list[str]: ...
+        def __get__(self, settings: object | None, of: Any) -> Self | list[str]: ...
+        def __set__(self, settings: object, given: str | Sequence[str | os.PathLike[str]]) -> None: ...
+
+    class Words:
+        """Words: given as a list, or as text with blanks or commas between them; kept as a list."""
+
+        @overload
+        def __get__(self, settings: None, of: Any) -> Self: ...
+        @overload
+        def __get__(self, settings: object, of: Any) -> list[str]: ...
+        def __get__(self, settings: object | None, of: Any) -> Self | list[str]: ...
+        def __set__(self, settings: object, given: str | Sequence[str]) -> None: ...
+else:
+    Folder, FolderOrNone = str, str | None
+    Folders = Words = Annotated[list[str], BeforeValidator(words)]
