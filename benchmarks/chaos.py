@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def show(quiet: Path, chaotic: Path, said: str, chaos: Chaos) -> None:
-    """The table of docs/measured.md."""
+    """The table of docs/benchmarks/faults.md."""
     print("\n| killed | times |\n| --- | --- |")
     for kind, times in chaos.killed.items():
         print(f"| {kind} | {times} |")

@@ -90,7 +90,7 @@ def settings(data: TrainingData) -> dict[str, dict[str, Any]]:
 
 
 def show(way: str, root: Path, half: int) -> None:
-    """A row of the table in docs/measured.md."""
+    """A row of the table in docs/benchmarks/faults.md."""
 
     def losses(before: int, workers: int) -> np.ndarray:
         return np.load(root / f"{way} {before}-{workers}.npy")[0 if before else half :]

@@ -1,0 +1,152 @@
+"""What the documents show: commands parse, links and anchors resolve, the answer shown for HTTP is the right one, README stays short."""
+
+import ast
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import raydense as rd
+from raydense.cli import app
+from raydense.cli.flags import read, read_evaluate, read_recipe
+from raydense.data.tables import read_table
+from raydense.recipes.recipe import VERBS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "cluster" / "README.md"]
+JOBS = sorted(ROOT.glob("jobs/*.py"))
+SHELL = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.M | re.S)
+# in running text: what begins with a command and leaves nothing out
+INLINE = re.compile(r"`((?:PYTHONPATH=tests )?(?:raydense|python benchmarks/|python -m raydense) ?[^`]*)`", re.S)
+
+
+def _commands(file: Path) -> list[list[str]]:
+    """The words of each command of raydense, or of one of its scripts, that a document or a job's docstring shows."""
+    if file.suffix == ".py":
+        lines = str(ast.get_docstring(ast.parse(file.read_text()))).replace("\\\n", " ").splitlines()
+        lines = [line for line in lines if re.match(r" +(raydense|ray|python) ", line)]
+    else:
+        text = file.read_text()
+        lines = "".join(SHELL.findall(text)).replace("\\\n", " ").splitlines()
+        lines = [
+            line for line, after in zip(lines, [*lines, ""][1:], strict=True) if not after.startswith("raydense: ")
+        ]  # shown as refused
+        inline = [" ".join(words.split()) for words in INLINE.findall(SHELL.sub("", text))]
+        lines += [line for line in inline if not re.search(r"\.\.\.|VERB|\[--|NAME\b(?!\.yaml)| \||^raydense( [a-z-]+){1,2}$", line)]
+    found = []
+    for line in lines:
+        for part in line.split("&&"):
+            words = shlex.split(part.removeprefix("$ "), comments=True)
+            words = words[words.index("--") + 1 :] if words[:3] == ["ray", "job", "submit"] else words
+            words = [word for place, word in enumerate(words) if not (re.match(r"[A-Z_]+=", word) and place == 0)]
+            words = words[2:] if words[:2] == ["python", "-m"] else words
+            ours = words[:1] == ["raydense"] or (words[:1] == ["python"] and words[1].startswith(("jobs/", "benchmarks/")))
+            if ours:
+                found.append(words)
+    return found
+
+
+def _check(words: list[str]) -> None:
+    """Verb and flags are there, and the settings can be read from them as the command line does; a script takes its arguments."""
+    if words[0] == "python":
+        assert (ROOT / words[1]).is_file(), words[1]
+        if words[1].startswith("jobs/"):
+            _arguments_of(words[1], words[2:])
+        return
+    command: click.Command = app
+    verb, rest = "raydense", words[1:]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        verb, *rest = rest
+        found = command.commands.get(verb)
+        assert found is not None, f"no verb {verb!r}"
+        command = found
+    if isinstance(command, click.Group) or rest in (["--help"], ["--version"]):
+        return
+    given = command.make_context(verb, list(rest)).params
+    if words[1] == "submit":
+        return
+    if verb in VERBS:
+        keys = {key: value for key, value in given.items() if key not in ("config", "as_json", "address")}
+        (read_evaluate if verb == "evaluate" else lambda config, flags: read(VERBS[verb].settings, config, flags))(None, keys)
+    elif verb in ("run", "plan") and re.match(r"jobs/recipes/[a-z0-9-]+\.yaml$", given["recipe"]):
+        read_recipe(str(ROOT / given["recipe"]), given["output"], given["changes"])
+
+
+def _arguments_of(script: str, arguments: list[str]) -> None:
+    names: dict[str, object] = {"__name__": "shown"}
+    exec(compile((ROOT / script).read_text(), script, "exec"), names)
+    before, sys.argv = sys.argv, [script, *arguments]
+    try:
+        names["_arguments"]()
+    finally:
+        sys.argv = before
+
+
+@pytest.mark.parametrize("file", [*DOCUMENTS, *JOBS], ids=lambda file: str(file.relative_to(ROOT)))
+def test_commands_that_are_shown_parse(file):
+    for words in _commands(file):
+        try:
+            _check(words)
+        except click.ClickException as error:
+            pytest.fail(f"{shlex.join(words)}: {error.format_message()}", pytrace=False)
+        except (rd.InputError, SystemExit, AssertionError) as error:
+            pytest.fail(f"{shlex.join(words)}: {error}", pytrace=False)
+
+
+def test_a_wrong_verb_flag_and_value_are_found():
+    with pytest.raises(AssertionError, match="no verb 'encod'"):
+        _check(["raydense", "encod", "--model", "m"])
+    with pytest.raises(click.NoSuchOption):
+        _check(["raydense", "encode", "--modell", "m", "--corpus", "c", "--output", "o"])
+    with pytest.raises(rd.InputError, match="MIN,MAX"):
+        _check(["raydense", "encode", "--model", "m", "--corpus", "c", "--output", "o", "--concurrency", "8,1"])
+    with pytest.raises(SystemExit):
+        _check(["python", "jobs/search_client.py", "--pool", "p"])
+
+
+def test_commands_are_found_in_the_documents():
+    assert len(_commands(ROOT / "README.md")) > 10
+    assert all(_commands(file) for file in JOBS)
+
+
+def _anchors(file: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", file.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_resolve(file):
+    text = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (file.parent / path).resolve() if path else file
+        assert there.exists(), target
+        if anchor:
+            assert anchor in _anchors(there), target
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_that_are_named_exist(file):
+    for path in set(re.findall(r"`((?:tests|raydense|benchmarks|jobs|cluster|docs)/[\w/.-]+\.\w+)", file.read_text())):
+        if "NAME" not in path and "jobs/encode.py" not in path and "jobs/train.py" not in path and file.name != "CHANGELOG.md":
+            assert (ROOT / path).exists(), path
+
+
+def test_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_answer_shown_for_http_is_right(tmp_path):
+    """The question is one of the demo's, and the passage that is shown first is the one that answers it."""
+    text = (ROOT / "docs" / "guides" / "http.md").read_text()
+    question = re.search(r'"queries": \["([^"]+)"\]', text)[1]
+    first = re.search(r'"results":\s*\[\[\{"id":\s*"([^"]+)"', text)[1]
+    rd.make_sample(rd.SampleSettings(passages=5000, seed=1, output=str(tmp_path / "data")))
+    queries = {row["text"]: row["query_id"] for row in read_table(tmp_path / "data" / "queries", "queries").to_pylist()}
+    judged = read_table(tmp_path / "data" / "qrels" / "test", "qrels").to_pylist()
+    assert first in [row["passage_id"] for row in judged if row["query_id"] == queries[question]]
