@@ -12,17 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import (
-    OWN_FILE,
-    encoder_folders,
-    positions,
-    read_encoder_config,
-    read_json,
-    require_folder,
-    weights_folder,
-    write_json,
-)
-from raydense.models.tokenizer import PairTokenizer, read_tokenizer, save_tokenizer
+from raydense.models.encoder_config import read_encoder_config
+from raydense.models.encoder_folder import OWN_FILE, encoder_folders, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.tokenizer import PairTokenizer
+from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_scorer, save_weights
 from raydense.storage import local

@@ -15,8 +15,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import OWN_FILE, EncoderConfig, positions, read_json, require_folder, weights_folder, write_json
-from raydense.models.tokenizer import TextTokenizer, read_tokenizer, save_tokenizer
+from raydense.models.encoder_config import EncoderConfig
+from raydense.models.encoder_folder import OWN_FILE, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.tokenizer import TextTokenizer
+from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
 from raydense.settings import BaseSettings

@@ -12,8 +12,11 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import BertConfig, BertModel, BertTokenizer, T5Config, T5ForConditionalGeneration
 
-from raydense.models.encoder_folder import EncoderConfig, write_own_config, write_sentence_transformers_config
-from raydense.models.tokenizer import save_tokenizer
+from raydense.models.encoder import Encoder, save_alone
+from raydense.models.encoder_config import EncoderConfig
+from raydense.models.modules.pooling import Pooling
+from raydense.models.modules.transformer import Transformer
+from raydense.models.tokenizer_folder import save_tokenizer
 from raydense.models.weights import save_weights
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -31,7 +34,6 @@ def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int) -> No
     At most 200,000 of the texts are read. The same texts and seed give the same bytes. Mean pooling, no normalisation, no dropout.
     """
     vocabulary = make_vocabulary(list(islice(texts, _MOST_TEXTS)))
-    root = Path(folder)
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=128,
@@ -46,11 +48,10 @@ def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int) -> No
         torch.manual_seed(seed)
         encoder = BertModel(config, add_pooling_layer=False)
         _look_for_alike(encoder)
-    ours = EncoderConfig()
-    save_weights(encoder, root)
-    save_tokenizer(BertTokenizer(vocab=vocabulary, do_lower_case=True), root, _POSITIONS)
-    write_sentence_transformers_config(root, ours, config.hidden_size)
-    write_own_config(root, ours)
+    parts = [Transformer(encoder), Pooling("mean", config.hidden_size)]
+    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True)
+    save_alone(Encoder(parts, EncoderConfig()), tokenizer, Path(folder))
+    save_tokenizer(tokenizer, Path(folder), _POSITIONS)
 
 
 def make_tiny_generator(texts: Iterable[str], folder: str | Path, seed: int) -> None:

@@ -7,6 +7,7 @@ truncation is set once, so that threads never race for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import (
-    EncoderConfig,
-    encoder_folders,
-    first_line,
-    has_tokenizer,
-    read_encoder_config,
-    require_folder,
-    weights_folder,
-)
+from raydense.models.encoder_config import EncoderConfig, input_module, read_encoder_config
+from raydense.models.encoder_folder import MODULES, encoder_folders, has_tokenizer, require_folder
+from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.storage import local
 
@@ -33,10 +28,20 @@ _CHUNK = 2_048
 
 
 class TextTokenizer:
-    """Queries and passages to tokens; picklable, and safe to call from several threads."""
+    """Queries and passages to tokens; picklable, and safe to call from several threads.
 
-    def __init__(self, query: PreTrainedTokenizerBase, passage: PreTrainedTokenizerBase, config: EncoderConfig) -> None:
+    `special_tokens`: whether those of the tokenizer are added, to queries and to passages.
+    """
+
+    def __init__(
+        self,
+        query: PreTrainedTokenizerBase,
+        passage: PreTrainedTokenizerBase,
+        config: EncoderConfig,
+        special_tokens: tuple[bool, bool] = (True, True),
+    ) -> None:
         self.config = config
+        self._special = special_tokens
         self.query_source, self.passage_source = query, passage
         self.pad_id = int(passage.pad_token_id)
         self._query = _cut_to(query, config.query_length)
@@ -44,11 +49,15 @@ class TextTokenizer:
 
     def queries(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `query_length` of them."""
-        return _tokens(self._query.encode_batch_fast, [self.config.query_prefix + t for t in texts])
+        return _tokens(
+            partial(self._query.encode_batch_fast, add_special_tokens=self._special[0]), [self.config.query_prefix + t for t in texts]
+        )
 
     def passages(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `passage_length` of them."""
-        return _tokens(self._passage.encode_batch_fast, [self.config.passage_prefix + t for t in texts])
+        return _tokens(
+            partial(self._passage.encode_batch_fast, add_special_tokens=self._special[1]), [self.config.passage_prefix + t for t in texts]
+        )
 
 
 class PairTokenizer:
@@ -76,10 +85,11 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     """
     root = local(folder)
     config = read_encoder_config(root, **overrides)
-    query, passage = (read_tokenizer(weights_folder(f)) for f in encoder_folders(root))
+    kinds, inner = zip(*(input_module(folder) for folder in encoder_folders(root)), strict=True)
+    query, passage = (kind.tokenizer(folder) for kind, folder in zip(kinds, inner, strict=True))
     if query.pad_token_id != passage.pad_token_id:
         raise InputError("the two encoders pad with different tokens", root, "train both from one model")
-    return TextTokenizer(query, passage, config)
+    return TextTokenizer(query, passage, config, (kinds[0].special_tokens, kinds[1].special_tokens))
 
 
 def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
@@ -89,7 +99,10 @@ def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
     """
     root = local(folder)
     require_folder(root)
-    return read_tokenizer(root if has_tokenizer(root) else weights_folder(encoder_folders(root)[1]))
+    if has_tokenizer(root) and not (root / MODULES).is_file():
+        return read_tokenizer(root)
+    kind, inner = input_module(encoder_folders(root)[1])
+    return kind.tokenizer(inner)
 
 
 def starts_of_long(source: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> Iterator[NDArray[np.int64] | None]:
@@ -98,28 +111,6 @@ def starts_of_long(source: PreTrainedTokenizerBase, texts: Sequence[str], length
         for found in source.backend_tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
             offsets = np.fromiter(chain.from_iterable(found.offsets), np.int64) if len(found) > length else None
             yield None if offsets is None else np.maximum.accumulate(offsets[::2])
-
-
-def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of a folder; InputError where there is none, or it has no padding token."""
-    try:
-        source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"its tokenizer cannot be read ({first_line(error)})", inner, "save a fast tokenizer there") from error
-    if not source.is_fast or source.pad_token_id is None:
-        raise InputError("its tokenizer is not a fast one with a padding token", inner, "save a tokenizer.json there")
-    source.backend_tokenizer.no_truncation()
-    source.backend_tokenizer.no_padding()
-    return source
-
-
-def save_tokenizer(source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
-    """Write the tokenizer so that others, too, cut to `length` tokens."""
-    kept, source.model_max_length = source.model_max_length, length
-    try:
-        source.save_pretrained(str(folder))
-    finally:
-        source.model_max_length = kept
 
 
 def _cut_to(source: PreTrainedTokenizerBase, length: int, strategy: str = "longest_first") -> Tokenizer:

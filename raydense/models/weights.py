@@ -43,7 +43,7 @@ _reads = ContextVar("reads", default=True)
 
 @contextmanager
 def without_reading() -> Iterator[None]:
-    """Inside, `load_encoder` and `load_scorer` make the model that a folder's config tells of, and read no weights: to be measured, not used."""
+    """Inside, loaders make the model that a folder's config describes, and read no weights: to be measured, not used."""
     token = _reads.set(False)
     try:
         yield
@@ -51,12 +51,19 @@ def without_reading() -> Iterator[None]:
         _reads.reset(token)
 
 
+def reads_weights() -> bool:
+    """Whether weights are read: not `without_reading`."""
+    return _reads.get()
+
+
 def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
     """The encoder in a folder, without its pooler, which no vector of ours reads; InputError where weights are missing."""
     config = _config(inner, dropout)
     if config.is_encoder_decoder:
         raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
-    bare = _without_pooler(config)
+    bare = {"add_pooling_layer": False} if has_pooler(config) else {}
+    if not bare and hasattr(config, "use_cache"):
+        config.use_cache = False  # a decoder's, which keeps what the next token would need
     model, missing = _load(AutoModel, inner, config, **bare)
     if missing:
         raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
@@ -125,9 +132,10 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
     return config
 
 
-def _without_pooler(config: PretrainedConfig) -> dict[str, Any]:
+def has_pooler(config: PretrainedConfig) -> bool:
+    """Whether transformers gives models of this family a pooler unless `add_pooling_layer` is False."""
     family: Any = transformers.MODEL_MAPPING.get(type(config), None)
-    return {"add_pooling_layer": False} if family and "add_pooling_layer" in inspect.signature(family).parameters else {}
+    return bool(family) and "add_pooling_layer" in inspect.signature(family).parameters
 
 
 def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
@@ -135,7 +143,7 @@ def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tu
         if not _reads.get():
             return auto.from_config(config, dtype=torch.float32, **kwargs), []
         with _quiet():
-            model, told = auto.from_pretrained(
+            model, found = auto.from_pretrained(
                 str(inner),
                 config=config,
                 dtype=torch.float32,
@@ -147,7 +155,7 @@ def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tu
             )
     except Exception as error:
         raise InputError(f"its weights cannot be loaded ({first_line(error)})", inner, "fetch or make it again") from error
-    return model, sorted(told["missing_keys"])
+    return model, sorted(found["missing_keys"])
 
 
 def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raydense.models import losses
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.encoder_folder import read_encoder_config
+from raydense.models.encoder_config import read_encoder_config
 from raydense.models.tokenizer import load_tokenizer
 from raydense.storage import local
 from raydense.training.batches import Part

@@ -1,0 +1,84 @@
+"""One encoder: modules one after another, from tokens to vectors, as sentence-transformers has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import PreTrainedTokenizerBase
+
+from raydense.errors import InputError
+from raydense.models.encoder_config import EncoderConfig, input_module, write_own_config, write_prompts
+from raydense.models.encoder_folder import MODULES, write_json
+from raydense.models.modules import parts_of
+from raydense.models.modules.module import VECTORS, InputModule, Module, Options
+from raydense.models.modules.normalize import Normalize
+from raydense.models.modules.pooling import Pooling
+
+
+class Encoder(nn.Module):
+    """Tokens to vectors float32 [n, dimension]; `config` says how it pools, and whether it normalizes and truncates."""
+
+    def __init__(self, parts: list[Module], config: EncoderConfig) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.config = config
+        self.dimension = config.dimension or parts[-1].width
+
+    @classmethod
+    def load(cls, folder: Path, config: EncoderConfig, options: Options) -> Encoder:
+        """The modules of a folder, with the pooling and normalisation of `config`; InputError where one cannot be read."""
+        kind, inner = input_module(folder)
+        parts: list[Module] = [kind.load(inner, 0, options)]
+        if kind.gives == "states":
+            parts.append(Pooling(config.pooling, parts[0].width))
+        found = [part for part in parts_of(folder)[1:] if part.kind is not Pooling]
+        if found and found[-1].kind is Normalize:
+            found.pop()
+        for part in found:
+            parts.append(part.kind.load(part.folder, parts[-1].width, options))
+        if config.normalize:
+            parts.append(Normalize(parts[-1].width))
+        if config.dimension > parts[-1].width:
+            raise InputError(f"dimension {config.dimension} is more than the {parts[-1].width} of the model", folder, "make it smaller")
+        return cls(parts, config)
+
+    @property
+    def input(self) -> InputModule:
+        """The first module, which takes tokens."""
+        return cast(InputModule, self.parts[0])
+
+    def save(self, folder: Path, source: PreTrainedTokenizerBase) -> None:
+        """Write the modules with the tokenizer; sentence-transformers, old or new, computes the same vectors of the folder.
+
+        It knows one length for both sides: the passages' is written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [f"{i}_{type(part).__name__}" if i else "" for i, part in enumerate(self.parts)]
+        for path, part in zip(paths, self.parts, strict=True):
+            (folder / path).mkdir(exist_ok=True)
+            cast(Module, part).save(folder / path)
+        self.input.save_tokenizer(source, folder, self.config.passage_length)
+        types = [f"sentence_transformers.models.{type(part).__name__}" for part in self.parts]
+        entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
+        write_json(folder / MODULES, entries)
+        write_prompts(folder, self.config)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Vectors float32 [n, dimension] of a padded batch."""
+        features = dict(batch)
+        for part in self.parts:
+            features = part(features)
+        vectors = features[VECTORS].float()
+        if vectors.shape[1] == self.dimension:
+            return vectors
+        cut = vectors[:, : self.dimension]
+        return normalize(cut, dim=-1) if self.config.normalize else cut
+
+
+def save_alone(encoder: Encoder, source: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write an encoder of both sides as a folder of ours."""
+    encoder.save(folder, source)
+    write_own_config(folder, encoder.config)

@@ -1,0 +1,127 @@
+"""How an encoder makes vectors of texts: what its folder says, ours, sentence-transformers' or a plain one, and how we write it.
+
+Next to the files that sentence-transformers reads, ours has `raydense.json` for what those cannot say: separate lengths of
+queries and passages, and whether the two encoders are separate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.models.encoder_folder import OWN_FILE, encoder_folders, read_json, require_folder, said_in, weights_folder, write_json
+from raydense.models.modules import Part, parts_of
+from raydense.models.modules.module import InputModule
+from raydense.models.modules.pooling import check_mode, pooling_mode
+
+# Fields that came later: a folder has them only where they are not the default.
+_NEWER = ("dimension",)
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """How texts become vectors.
+
+    `pooling`: a mode of `modules.pooling`, as cls, mean or lasttoken. `normalize`: scale vectors to length 1. The prefixes are
+    put before each text. Lengths are the most tokens kept, special tokens included. `shared`: one encoder for both sides.
+    `dimension`: only so many first numbers of each vector (Matryoshka, Kusupati et al. 2022), scaled to length 1 again where
+    the model normalizes; 0 keeps all.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = False
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    query_length: int = 32
+    passage_length: int = 128
+    shared: bool = True
+    dimension: int = 0
+
+
+def input_module(folder: Path) -> tuple[type[InputModule], Path]:
+    """The first module of one encoder's folder, and where it is; InputError where weights or tokenizer are missing."""
+    first = parts_of(folder)[0]
+    assert issubclass(first.kind, InputModule), "parts_of checks it"
+    first.kind.check(first.folder)
+    return first.kind, first.folder
+
+
+def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
+    """What the folder says of its encoder, with the overrides that are not None.
+
+    Plain Hugging Face folders say nothing: mean pooling, no normalisation, 32 and 128 tokens. InputError where the folder is
+    none that we can use, or a length is more than the model has positions for.
+    """
+    require_folder(folder)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    kind, inner = input_module(encoder_folders(folder)[1])
+    limit = kind.limit(inner)
+    if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
+        config = _own_config(folder)
+    elif (folder / "modules.json").is_file():
+        config = _sentence_transformers_config(folder, parts_of(folder), limit)
+    else:
+        config = EncoderConfig(query_length=min(32, limit), passage_length=min(128, limit))
+    if given.get("shared") and not config.shared:
+        raise InputError("holds two separate encoders", folder, "set shared to false, or start from one of its sub-folders")
+    check_mode(given.get("pooling", config.pooling), "pooling")
+    config = replace(config, **given)
+    for name in ("query_length", "passage_length"):
+        if getattr(config, name) > limit:
+            raise InputError(f"{name} {getattr(config, name)} is more than the {limit} positions of the model", folder, "make it smaller")
+    return config
+
+
+def write_own_config(folder: Path, config: EncoderConfig) -> None:
+    """Write raydense.json."""
+    defaults = asdict(EncoderConfig())
+    write_json(folder / OWN_FILE, {k: v for k, v in asdict(config).items() if k not in _NEWER or v != defaults[k]})
+
+
+def write_prompts(folder: Path, config: EncoderConfig) -> None:
+    """Write the prompts and the similarity of sentence-transformers."""
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "model_type": "SentenceTransformer",
+            "prompts": {"query": config.query_prefix, "document": config.passage_prefix},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine" if config.normalize else "dot",
+        },
+    )
+
+
+def _own_config(folder: Path) -> EncoderConfig:
+    known = {f.name for f in fields(EncoderConfig)}
+    values = read_json(folder / OWN_FILE)
+    if not known - set(_NEWER) <= set(values) <= known:
+        if said_in(weights_folder(folder) / "config.json").get("is_encoder_decoder"):
+            raise InputError("is a generator, not an encoder", folder, "give a retriever's folder, or any encoder")
+        raise InputError("is not what this raydense writes for an encoder", folder / OWN_FILE, "give a retriever's folder")
+    return EncoderConfig(**values)
+
+
+def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -> EncoderConfig:
+    kind, inner = input_module(folder)
+    length = min(kind.length(inner) or limit, limit)
+    query_prefix, passage_prefix = _prompts(folder)
+    pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
+    return EncoderConfig(
+        pooling=pooling_mode(pooled, bool(query_prefix or passage_prefix)) if pooled else "mean",
+        normalize=parts[-1].kind.__name__ == "Normalize",
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+        query_length=length,
+        passage_length=length,
+    )
+
+
+def _prompts(folder: Path) -> tuple[str, str]:
+    """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
+    found = said_in(folder / "config_sentence_transformers.json")
+    prompts = found.get("prompts") or {}
+    default = prompts.get(found.get("default_prompt_name")) or ""
+    passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)
+    return prompts.get("query", default) or "", passage or ""

@@ -1,0 +1,86 @@
+"""What every module of an encoder is: features in, features out, and a folder of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+# `input_ids` and `attention_mask`, as the tokenizer gives them; then what the modules add, by the names below.
+Features = dict[str, Tensor]
+STATES, VECTORS = "token_embeddings", "sentence_embedding"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller changes when modules are loaded: `dropout` (None: as the folder says) and an `adapter` (None: none)."""
+
+    dropout: float | None = None
+    adapter: str | None = None
+
+
+class Module(nn.Module, ABC):
+    """One entry of modules.json. The class has the name that sentence-transformers gives the kind.
+
+    `takes` and `gives` are one of tokens, states and vectors; `width` is the dimension of what comes out.
+    """
+
+    takes: ClassVar[str] = "vectors"
+    gives: ClassVar[str] = "vectors"
+    width: int
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, width: int, options: Options) -> Module:
+        """The module in `folder`, which takes states or vectors of `width`; InputError where it cannot be read."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write what `load` reads, in the files of sentence-transformers."""
+
+    @abstractmethod
+    def forward(self, features: Features) -> Features:
+        """The features, with what this module makes of them."""
+
+
+class InputModule(Module):
+    """The first module: it takes tokens. What the class methods say is known without reading weights.
+
+    `special_tokens`: whether the tokenizer adds those of its own.
+    """
+
+    takes: ClassVar[str] = "tokens"
+    special_tokens: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def check(cls, folder: Path) -> None:
+        """InputError unless weights and tokenizer are in `folder`."""
+
+    @classmethod
+    @abstractmethod
+    def limit(cls, folder: Path) -> int:
+        """The most tokens that the module can read."""
+
+    @classmethod
+    @abstractmethod
+    def length(cls, folder: Path) -> int | None:
+        """The most tokens that it reads, as the files of sentence-transformers in `folder` say; None where they do not."""
+
+    @classmethod
+    @abstractmethod
+    def tokenizer(cls, folder: Path) -> PreTrainedTokenizerBase:
+        """The fast tokenizer in `folder`."""
+
+    @abstractmethod
+    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
+        """Write the tokenizer so that sentence-transformers, too, cuts to `length` tokens."""
+
+    @property
+    def pretrained(self) -> Any:
+        """The model of transformers inside; AttributeError where there is none."""
+        raise AttributeError(f"{type(self).__name__} has no model of transformers inside")

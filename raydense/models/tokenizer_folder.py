@@ -1,0 +1,32 @@
+"""The tokenizer files of a model folder, in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from raydense.errors import InputError
+from raydense.models.encoder_folder import first_line
+
+
+def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
+    """The fast tokenizer of a folder; InputError where there is none, or it has no padding token."""
+    try:
+        source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"its tokenizer cannot be read ({first_line(error)})", inner, "save a fast tokenizer there") from error
+    if not source.is_fast or source.pad_token_id is None:
+        raise InputError("its tokenizer is not a fast one with a padding token", inner, "save a tokenizer.json there")
+    source.backend_tokenizer.no_truncation()
+    source.backend_tokenizer.no_padding()
+    return source
+
+
+def save_tokenizer(source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
+    """Write the tokenizer so that others, too, cut to `length` tokens."""
+    kept, source.model_max_length = source.model_max_length, length
+    try:
+        source.save_pretrained(str(folder))
+    finally:
+        source.model_max_length = kept

@@ -1,0 +1,131 @@
+"""Each kind of module against the real sentence-transformers, in both directions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import LSTM, Dense, Normalize, Pooling, Transformer
+
+from raydense.errors import InputError
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.modules import kinds
+
+POOLINGS = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("cls", "mean"), ("lasttoken", "max")]
+
+
+def ours(folder: Path, texts: list[str], **overrides: object) -> np.ndarray:
+    model = DualEncoder.load(folder, **overrides)
+    with torch.no_grad():
+        return model.encode_passages(model.tokenize_passages(texts).pad(model.tokenizer.pad_id)).numpy()
+
+
+def theirs(folder: Path, texts: list[str], **how: object) -> np.ndarray:
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts, **how)
+
+
+def save(folder: Path, *modules: torch.nn.Module) -> Path:
+    SentenceTransformer(modules=list(modules), device="cpu").save(str(folder), create_model_card=False)
+    return folder
+
+
+@pytest.fixture
+def transformer(tiny_folder: Path) -> Transformer:
+    return Transformer(str(tiny_folder), max_seq_length=50)
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_every_way_to_pool_gives_their_numbers_in_both_directions(
+    tiny_folder: Path, transformer: Transformer, texts: list[str], tmp_path: Path, mode: str | tuple[str, ...]
+) -> None:
+    save(tmp_path / "theirs", transformer, Pooling(128, pooling_mode=mode))
+    wanted = theirs(tmp_path / "theirs", texts)
+    np.testing.assert_allclose(ours(tmp_path / "theirs", texts), wanted, atol=5e-6)
+    name = mode if isinstance(mode, str) else "+".join(mode)
+    DualEncoder.load(tiny_folder, pooling=name, passage_length=50).save(tmp_path / "ours")
+    np.testing.assert_allclose(theirs(tmp_path / "ours", texts), wanted, atol=5e-6)
+    assert DualEncoder.load(tmp_path / "ours").config.pooling == name
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Tanh(), torch.nn.Identity(), torch.nn.GELU()])
+def test_a_dense_layer_before_and_after_normalize(
+    transformer: Transformer, texts: list[str], tmp_path: Path, activation: torch.nn.Module
+) -> None:
+    torch.manual_seed(1)
+    dense = Dense(128, 24, activation_function=activation, bias=not isinstance(activation, torch.nn.Identity))
+    for name, last in (("dense last", [Normalize(), dense]), ("normalize last", [dense, Normalize()])):
+        folder = save(tmp_path / name, transformer, Pooling(128), *last)
+        wanted = theirs(folder, texts)
+        assert wanted.shape == (50, 24)
+        np.testing.assert_allclose(ours(folder, texts), wanted, atol=2e-6)
+        DualEncoder.load(folder).save(tmp_path / f"{name} again")
+        np.testing.assert_allclose(theirs(tmp_path / f"{name} again", texts), wanted, atol=2e-6)
+        assert load_file(tmp_path / f"{name} again" / ("3_Dense" if last[1] is dense else "2_Dense") / "model.safetensors")
+
+
+def test_every_weight_of_a_dense_layer_learns(transformer: Transformer, texts: list[str], tmp_path: Path) -> None:
+    model = DualEncoder.load(save(tmp_path, transformer, Pooling(128), Dense(128, 24))).train()
+    model.encode_passages(model.tokenize_passages(texts).pad(0)).square().sum().backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
+    assert model.dimension == 24
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_fewer_dimensions_are_those_of_sentence_transformers(
+    transformer: Transformer, texts: list[str], tmp_path: Path, normalized: bool
+) -> None:
+    folder = save(tmp_path, transformer, Pooling(128), *([Normalize()] if normalized else []))
+    found = ours(folder, texts, dimension=17)
+    np.testing.assert_allclose(found, theirs(folder, texts, truncate_dim=17, normalize_embeddings=normalized), atol=2e-6)
+    with pytest.raises(InputError, match="dimension 129 is more than the 128 of the model"):
+        DualEncoder.load(folder, dimension=129)
+
+
+def test_what_is_unknown_is_refused_in_one_line(transformer: Transformer, tmp_path: Path) -> None:
+    save(tmp_path / "lstm", transformer, LSTM(128, 8), Pooling(16))
+    with pytest.raises(
+        InputError, match="is made of Transformer, LSTM, Pooling; what can be read makes vectors of tokens: Dense takes vectors"
+    ):
+        DualEncoder.load(tmp_path / "lstm")
+    save(tmp_path / "bare", transformer)
+    with pytest.raises(InputError, match="is made of Transformer; what can be read makes vectors of tokens"):
+        DualEncoder.load(tmp_path / "bare")
+    modules = tmp_path / "code" / "modules.json"
+    save(tmp_path / "code", transformer, Pooling(128))
+    modules.write_text(modules.read_text().replace("sentence_transformers.base.modules.transformer", "custom_code"))
+    with pytest.raises(InputError, match=r"is made of custom_code\.Transformer, Pooling") as refused:
+        DualEncoder.load(tmp_path / "code")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"activation_function": "os.system"}, "activation os.system"),
+        ({"activation_function": "torch.nn.modules.container.Sequential"}, "Sequential; there are Identity, Tanh"),
+        ({"module_input_name": "token_embeddings"}, "has a residual, or reads states"),
+        ({"in_features": 64}, "takes 64 numbers, and gets 128"),
+        ({"out_features": 7}, "weights cannot be loaded"),
+    ],
+)
+def test_a_dense_layer_that_cannot_be_read(transformer: Transformer, tmp_path: Path, values: dict[str, object], message: str) -> None:
+    save(tmp_path, transformer, Pooling(128), Dense(128, 24))
+    config = tmp_path / "2_Dense" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **values}))
+    with pytest.raises(InputError, match=message):
+        DualEncoder.load(tmp_path)
+
+
+def test_an_adapter_without_its_base_model_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds an adapter without its base model; merge it"):
+        DualEncoder.load(tmp_path)
+
+
+def test_each_file_is_a_kind_with_a_name_of_sentence_transformers() -> None:
+    assert {"Transformer", "Pooling", "Dense", "Normalize"} <= kinds().keys()
