@@ -16,8 +16,9 @@ import sys
 import time
 
 import raydense as rd
+from raydense.inference.query_encoder import query_encoder
 from raydense.retrieval.asking import Answer
-from raydense.retrieval.search import check_model, query_encoder
+from raydense.retrieval.query_vectors import check_model
 
 
 def main() -> None:

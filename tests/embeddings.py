@@ -10,8 +10,13 @@ from raydense.data.store import CorpusWriter
 from raydense.storage.artifact import Artifact, Draft
 
 
-def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m", corpus: str = "c") -> Artifact:
-    """An embeddings artifact in the format of `encode`, of `files` Arrow files; passage row i is named p<i>."""
+def write_embeddings(
+    folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m", corpus: str = "c", queries: str | None = None
+) -> Artifact:
+    """An embeddings artifact in the format of `encode`, of `files` Arrow files; passage row i is named p<i>.
+
+    Of queries where `queries`, their fingerprint, is given.
+    """
     draft = Draft.open(folder, "embeddings", {"vectors": len(vectors), "sum": float(vectors.astype(np.float64).sum())})
     if draft.done:
         return draft.done
@@ -22,7 +27,8 @@ def write_embeddings(folder: Path, vectors: NDArray[np.floating], files: int = 2
         draft.commit(f"embeddings-{part:05d}.arrow", lambda path, table=table: _write(table, path), len(at))
     ids = pa.table({"passage_id": pa.array([f"p{i}" for i in range(rows)])})
     draft.commit("passage_ids.arrow", lambda path: _write(ids, path), rows)
-    return draft.finish(rows, dimension=dimension, dtype=str(vectors.dtype), model=model, corpus=corpus)
+    of = {"of": "queries", "queries": queries} if queries else {"of": "passages", "corpus": corpus}
+    return draft.finish(rows, dimension=dimension, dtype=str(vectors.dtype), model=model, **of)
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Corpus to embeddings: one Arrow file per corpus shard, in the order of the rows, computed by a pool of model actors."""
+"""Texts to embeddings: one Arrow file per corpus shard or block of queries, in the order of the rows, by a pool of model actors."""
 
 from __future__ import annotations
 
@@ -13,88 +13,98 @@ from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import write_arrow
+from raydense.errors import InputError
 from raydense.inference.pipeline import (
     Device,
     Layout,
     Meter,
     precision_of,
     require_model,
-    run_shards,
+    run_parts,
     tokens_of,
     unpack,
 )
 from raydense.inference.settings import EncodeSettings
-from raydense.inference.tokenising import tokenise_shard
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.inference.sources import Passages, Queries, Source
+from raydense.inference.tokenising import tokenise_part
+from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
 
 
 def encode(settings: EncodeSettings) -> Artifact:
-    """Encode every passage of `settings.corpus`: embeddings `row: int64, embedding: fixed_size_list<dtype>[d]`, and passage ids.
+    """Encode every passage of `settings.corpus`, or query of `settings.queries`: `row: int64, embedding: fixed_size_list<dtype>[d]`, and ids.
 
-    Shards that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
+    Files that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
     where the model is no retriever, or the output was made from something else, or begun in another precision.
     """
     made_from = provenance("encode", settings)
-    require_model(settings.model, scores=False)
-    store = PassageStore(settings.corpus)
+    require_model(settings.model, scores=False, **settings.changes())
+    source: Source = Passages(PassageStore(settings.corpus)) if settings.corpus else Queries(str(settings.queries))
+    if not source.parts:
+        raise InputError("holds no texts", settings.corpus or settings.queries or "", "give some")
     draft = Draft.open(settings.output, "embeddings", made_from)
     if draft.done:
         return draft.done
     there = draft.committed()
-    if "passage_ids.arrow" not in there:
-        draft.commit("passage_ids.arrow", store.write_ids, len(store))
-    pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
+    ids, total = ("passage_ids.arrow" if settings.corpus else "query_ids.arrow"), source.parts[-1][1]
+    if ids not in there:
+        draft.commit(ids, source.write_ids, total)
+    pending = {part: stop - start for part, (start, stop) in enumerate(source.parts) if _name(part) not in there}
     if pending:
-        tokenise = partial(tokenise_shard, load=_load_tokenizer)
-        actor = partial(ShardEncoder, begun=precision_of(there.values(), draft))
-        run_shards("encode", settings, draft, store, pending, tokenise, actor, prints=made_from["inputs"])
+        actor = partial(PartEncoder, begun=precision_of(there.values(), draft))
+        tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
+        run_parts(settings, draft, source.unit, pending, total, tokenise, actor, prints=made_from["inputs"])
     there = draft.committed()
     notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
+    of = {"corpus": source.fingerprint} if settings.corpus else {"queries": source.fingerprint}
     return draft.finish(
-        len(store),
+        total,
+        of=source.unit,
         dimension=notes[0]["dimension"],
         dtype=settings.dtype,
         precision=precision_of(there.values(), draft),
         model=made_from["inputs"]["model"],
-        corpus=made_from["inputs"]["corpus"],
+        **of,
         tokens=sum(n["tokens"] for n in notes),
-        padding_share=round(1 - sum(n["tokens"] for n in notes) / sum(n["padded"] for n in notes), 4),
+        padding_share=round(1 - sum(n["tokens"] for n in notes) / max(1, sum(n["padded"] for n in notes)), 4),
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
 
 
-def _load_tokenizer(folder: str) -> TextTokenizer:
+def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
     from raydense.models.tokenizer import load_tokenizer
 
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, **changes)
 
 
-class ShardEncoder:
-    """A model actor: takes the tokens of a shard, commits its vectors, and gives back what the commit noted."""
+class PartEncoder:
+    """A model actor: takes the tokens of a part, commits its vectors, and gives back what the commit noted."""
 
     def __init__(self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
-        self._draft, self._dtype = draft, np.dtype(settings.dtype)
-        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
-        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, begun)
+        self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings
+        self._device = Device(layout, settings.token_budget, settings.precision)
+        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
-    def _load(self, folder: str, begun: str | None) -> Any:
-        self._device.refuse_other(begun, self._draft)
+    def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
+        self._device.fix_precision(begun, self._draft)
         from raydense.models.dual_encoder import DualEncoder
 
-        return DualEncoder.load(folder).to(self._device.name)
+        model = DualEncoder.load(folder, **self._settings.changes()).to(self._device.name)
+        check_unchanged(folder, prints["model"])
+        return model
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Encode and commit one shard as `tokenise_shard` packed it."""
+        """Encode and commit one part as `tokenise_part` packed it."""
         model = self._loading.result()
         columns = unpack(table)
-        shard, tokens, (start, stop) = columns["shard"][0].as_py(), tokens_of(columns), columns["range"].to_pylist()
+        part, tokens, (start, stop) = columns["part"][0].as_py(), tokens_of(columns), columns["range"].to_pylist()
         begun = time.perf_counter()
-        meter = Meter(self._draft, _name(shard))
-        vectors, padded = self._device.run(tokens, model.tokenizer.pad_id, model.encode_passages, meter.count)
+        meter = Meter(self._draft, _name(part))
+        forward = model.encode_passages if self._settings.corpus else model.encode_queries
+        vectors, padded = self._device.run(tokens, model.tokenizer.pad_id, forward, meter.count)
         note = {
             "dimension": model.dimension,
             "tokens": len(tokens.ids),
@@ -103,8 +113,8 @@ class ShardEncoder:
             "seconds": round(time.perf_counter() - begun, 3),
         }
         found = _as_table(start, stop, vectors.astype(self._dtype))
-        self._draft.commit(_name(shard), lambda path: write_arrow(path, found), stop - start, **note)
-        return pa.Table.from_pylist([{"shard": shard, **note}])
+        self._draft.commit(_name(part), lambda path: write_arrow(path, found), stop - start, **note)
+        return pa.Table.from_pylist([{"part": part, **note}])
 
 
 def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
@@ -112,5 +122,5 @@ def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
     return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
 
 
-def _name(shard: int) -> str:
-    return f"embeddings-{shard:05d}.arrow"
+def _name(part: int) -> str:
+    return f"embeddings-{part:05d}.arrow"

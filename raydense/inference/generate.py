@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_shards, tokens_of, unpack
+from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_parts, tokens_of, unpack
 from raydense.inference.settings import GenerateSettings
-from raydense.inference.tokenising import tokenise_shard
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.inference.tokenising import tokenise_part
+from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
@@ -36,11 +36,11 @@ def generate(settings: GenerateSettings) -> Artifact:
     if draft.done:
         return draft.done
     there = draft.committed()
-    pending = [shard for shard in range(len(store.shards)) if _name(shard) not in there]
+    pending = {part: stop - start for part, (start, stop) in enumerate(store.shards) if _name(part) not in there}
     if pending:
-        tokenise = partial(tokenise_shard, load=_load_tokenizer, changes=tuple(changes(settings).items()))
-        actor = partial(ShardWriter, begun=precision_of(there.values(), draft))
-        run_shards("generate", settings, draft, store, pending, tokenise, actor, prints=made_from["inputs"])
+        tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(changes(settings).items()))
+        actor = partial(PartWriter, begun=precision_of(there.values(), draft))
+        run_parts(settings, draft, "passages", pending, len(store), tokenise, actor, prints=made_from["inputs"])
     files = draft.committed().values()
     notes = [file.note for file in files]
     return draft.finish(
@@ -59,33 +59,35 @@ def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
     return generator_tokenizer(*read_generator_config(folder, **changes))
 
 
-class ShardWriter:
-    """A model actor: takes the tokens of a shard, commits the queries drawn for it, and gives back what the commit noted."""
+class PartWriter:
+    """A model actor: takes the tokens of a part, commits the queries drawn for it, and gives back what the commit noted."""
 
     def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._settings = draft, settings
-        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
-        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the shard.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, begun)
+        self._device = Device(layout, settings.token_budget, settings.precision)
+        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
+        self._loading = ThreadPoolExecutor(1).submit(self._load, prints, begun)
 
-    def _load(self, begun: str | None) -> Any:
-        self._device.refuse_other(begun, self._draft)
+    def _load(self, prints: dict[str, str], begun: str | None) -> Any:
+        self._device.fix_precision(begun, self._draft)
         from raydense.models.generator import Generator, changes
 
-        return Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
+        model = Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
+        check_unchanged(self._settings.model, prints["model"])
+        return model
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Draw and commit the queries of one shard as `tokenise_shard` packed it."""
+        """Draw and commit the queries of one part as `tokenise_part` packed it."""
         model = self._loading.result()
         columns = unpack(table)
-        shard, start = columns["shard"][0].as_py(), columns["range"][0].as_py()
+        part, start = columns["part"][0].as_py(), columns["range"][0].as_py()
         begun = time.perf_counter()
-        drawn, tokens = self._draw(model, tokens_of(columns), start, Meter(self._draft, _name(shard)).count)
+        drawn, tokens = self._draw(model, tokens_of(columns), start, Meter(self._draft, _name(part)).count)
         queries, counts = _kept(drawn, self._settings.duplicates == "drop")
         taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
         note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, **taken}
-        commit_queries(self._draft, _name(shard), start, queries, **note)
-        return pa.Table.from_pylist([{"shard": shard, **note}])
+        commit_queries(self._draft, _name(part), start, queries, **note)
+        return pa.Table.from_pylist([{"part": part, **note}])
 
     def _draw(self, model: Any, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
         """The texts drawn for each passage of a shard whose first row is `start`, and how many tokens were written for them."""
@@ -123,5 +125,5 @@ def _kept(drawn: list[list[str]], once: bool) -> tuple[list[list[str]], dict[str
     return kept, {"empty": sizes[0] - sizes[1], "repeated": sizes[1] - sizes[2]}
 
 
-def _name(shard: int) -> str:
-    return f"generated-{shard:05d}.arrow"
+def _name(part: int) -> str:
+    return f"generated-{part:05d}.arrow"

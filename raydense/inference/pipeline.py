@@ -14,22 +14,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.store import PassageStore
 from raydense.errors import InputError, fixable
 from raydense.inference.settings import Spread
-from raydense.models.encoder_folder import encoder_folders, read_json, require_folder, weights_folder
+from raydense.models.encoder_config import input_module, read_encoder_config
+from raydense.models.encoder_folder import encoder_folders, require_folder, said_in, weights_folder
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.runtime.waiting import Waiting
 from raydense.storage import local
 from raydense.storage.artifact import Draft, File
+from raydense.storage.shared import Shared
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _TOKENISE_CPUS = 0.5
 _LOOK_EVERY_S = 0.2
 _FAULT = "fault"
+_PRECISION = "precision"  # of the files that actors leave in a draft, one a precision
 # On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
@@ -109,16 +111,18 @@ def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError 
     )
 
 
-def require_model(folder: str, scores: bool) -> None:
-    """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever (not `scores`); reads no weights."""
+def require_model(folder: str, scores: bool, **changes: int) -> None:
+    """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever that `changes` fit; reads no weights."""
     root = local(folder)
     require_folder(root)
     for part in encoder_folders(root):
-        inner = weights_folder(part)
-        named = read_json(inner / "config.json").get("architectures") or []
+        inner = weights_folder(part) if scores else input_module(part)[1]
+        named = said_in(inner / "config.json").get("architectures") or []
         if scores != any(name.endswith("ForSequenceClassification") for name in named):
             found, wanted = ("a re-ranker", "a retriever") if not scores else ("an encoder without a head that scores", "a re-ranker")
             raise InputError(f"holds {found}", folder, f"give {wanted}")
+    if not scores:
+        read_encoder_config(root, **changes)
 
 
 def run(
@@ -133,6 +137,7 @@ def run(
 
     ensure_ray()
     layout = Layout.of(spread, len(parts))
+    Shared(arguments["draft"].shared).remove(_PRECISION)  # of a run before: what it committed says its own
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     rows = ray.data.from_items(parts, override_num_blocks=len(parts))
     # a file that takes longer than Ray's half an hour, or a node that comes later, is waited for
@@ -170,22 +175,20 @@ def _waits(job: Any) -> bool:
     return not any("MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in there)
 
 
-def run_shards(
-    verb: str,
+def run_parts(
     settings: Any,
     draft: Draft,
-    store: PassageStore,
-    pending: list[int],
+    unit: str,
+    pending: dict[int, int],
+    total: int,
     tokenise: Callable[..., pa.Table],
     actor: Callable[..., Any],
     **more: Any,
 ) -> None:
-    """`run` over the `pending` shards of a corpus, to the last, with the live line of `verb`; a part has its shard's number."""
+    """`run` over the `pending` parts of a source, with the rows of each, to the last, with a live line in `unit` of `total`."""
     settings = settings.located()
-    left = sum(stop - start for start, stop in (store.shards[shard] for shard in pending))
-    with live_line(verb, draft, "passages", len(store), len(store) - left):
-        parts = [{"shard": shard} for shard in pending]
-        for _ in run(settings, parts, tokenise, actor, settings=settings, draft=draft, **more):
+    with live_line(draft.made_from["stage"], draft, unit, total, total - sum(pending.values())):
+        for _ in run(settings, [{"part": part} for part in pending], tokenise, actor, settings=settings, draft=draft, **more):
             pass
 
 
@@ -253,11 +256,11 @@ class Device:
     waits for another inside a batch, and the bits are the same whatever the number of threads.
     """
 
-    def __init__(self, layout: Layout, budget: int, half: bool = True) -> None:
+    def __init__(self, layout: Layout, budget: int, precision: str = "auto") -> None:
         import torch
 
         self.name = "cuda" if layout.gpus else "cpu"
-        self._half = half
+        self._asked = precision
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
@@ -301,33 +304,47 @@ class Device:
         import torch
 
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        return torch.autocast("cuda", dtype=kind) if kind else contextlib.nullcontext()
+        return torch.autocast(self.name, dtype=kind) if kind else contextlib.nullcontext()
 
     @property
     def precision(self) -> str:
-        """Half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
+        """What was asked for; of auto half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
         import torch
 
-        if self.name == "cpu" or not self._half:
+        if self._asked != "auto":
+            return self._asked
+        if self.name == "cpu":
             return "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
-    def refuse_other(self, begun: str | None, draft: Draft) -> None:
-        """InputError where what is there was computed in another precision: `auto` depends on the machine, the settings do not tell."""
+    def fix_precision(self, begun: str | None, draft: Draft) -> None:
+        """Record the precision of this device in the draft: `auto` depends on the machine, and an output has one precision.
+
+        InputError where files that are there were computed in another (`begun`), or where another actor of this run computes in another.
+        """
         if begun not in (None, self.precision):
             raise InputError(
                 f"what is there was computed in {begun}, and on this device it would go on in {self.precision}",
                 draft.place,
                 f"go on where the device does {begun}, or delete the folder to start anew",
             )
+        shared = Shared(draft.shared)
+        shared.write(f"{_PRECISION}/{self.precision}", "")
+        # each actor writes before it looks: of two that differ, one at least sees both
+        refuse_several([PurePosixPath(name).name for name in shared.names(f"{_PRECISION}/*")], draft)
+
+
+def refuse_several(precisions: list[str], draft: Draft) -> None:
+    """InputError where a draft is, or would be, computed in several precisions."""
+    if len(precisions) > 1:
+        what = f"its files would be computed in {' and '.join(sorted(precisions))}: the devices of the cluster differ"
+        raise InputError(what, draft.place, "delete the folder, and give --precision fp32, or devices that do the same")
 
 
 def precision_of(files: Iterable[File], draft: Draft) -> str | None:
     """What committed files were computed in, None where none of them says; InputError where they differ."""
     found = sorted({file.note["precision"] for file in files if "precision" in file.note})
-    if len(found) > 1:
-        what = f"its files were computed in {' and '.join(found)}: the devices of the cluster differ"
-        raise InputError(what, draft.place, "delete the folder, and give --precision fp32, or devices that do the same")
+    refuse_several(found, draft)
     return found[0] if found else None
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.data.store import store_of
-from raydense.data.tables import commit_table, query_positions, read_table
+from raydense.data.tables import commit_table, concat_parts, query_positions
 from raydense.errors import InputError
 from raydense.inference.pipeline import (
     Device,
@@ -34,7 +34,7 @@ from raydense.inference.pipeline import (
 )
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
-from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
+from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
@@ -93,9 +93,9 @@ def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str
 class RunReader:
     """Reads a run artifact by row range, one query after another; holds no more of it than the range asked for."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fingerprint: str | None = None) -> None:
         self.path = path
-        self._parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run").parts(".parquet")]
+        self._parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run", fingerprint).parts(".parquet")]
         groups = [(part, g) for part in self._parts for g in range(part.num_row_groups)]
         self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
         self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
@@ -147,7 +147,7 @@ class RunReader:
 def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prints: dict[str, str]) -> pa.Table:
     """The tokens of the pairs of the block that `table` names, with their ids and corpus rows, packed into one row."""
     block = {name: table[name][0].as_py() for name in ("block", "start", "stop")}
-    found = RunReader(settings.run).read(block["start"], block["stop"])
+    found = RunReader(settings.run, prints["run"]).read(block["start"], block["stop"])
     found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
     queries = _queries(settings.queries, prints["queries"])
     positions = query_positions(found["query_id"], queries, settings.run)
@@ -164,8 +164,8 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
 
 @lru_cache(maxsize=1)
 def _queries(folder: str, print_: str) -> pa.Table:
-    """Kept by a worker process from block to block; `print_` is in the key, since a folder can change between stages."""
-    return read_table(folder, "queries", ["query_id", "text"])
+    """Kept by a worker process from block to block; InputError where the queries are not those of the fingerprint `print_`."""
+    return concat_parts(Artifact.open(folder, "queries", print_).parts(".parquet"), "queries", ["query_id", "text"])
 
 
 def _load_tokenizer(folder: str) -> PairTokenizer:
@@ -179,15 +179,17 @@ class BlockScorer:
 
     def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft = draft
-        self._device = Device(layout, settings.token_budget, half=settings.precision == "auto")
-        # Loaded aside: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, begun)
+        self._device = Device(layout, settings.token_budget, settings.precision)
+        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
+        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
-    def _load(self, folder: str, begun: str | None) -> Any:
-        self._device.refuse_other(begun, self._draft)
+    def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
+        self._device.fix_precision(begun, self._draft)
         from raydense.models.cross_encoder import CrossEncoder
 
-        return CrossEncoder.load(folder).to(self._device.name)
+        model = CrossEncoder.load(folder).to(self._device.name)
+        check_unchanged(folder, prints["model"])
+        return model
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Score and commit one block as `tokenise_block` packed it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
@@ -56,15 +56,35 @@ _PRECISION = "auto: half precision on a GPU, bf16 where it has it, else fp16"
 
 
 class EncodeSettings(Settings, Spread):
-    """Turn every passage of a corpus into a vector, on Ray Data, resumable file by file."""
+    """Turn every passage of a corpus, or every query, into a vector, on Ray Data, resumable file by file."""
 
-    newer = ("precision",)
+    newer = ("precision", "passage_length", "query_length", "dimension")
 
     model: Folder = artifact("model", "the retriever's folder")
-    corpus: Folder = artifact("corpus", "the passages to encode")
+    corpus: FolderOrNone = artifact("corpus", "the passages to encode", None)
+    queries: FolderOrNone = artifact("queries", "or the queries to encode, for `search --vectors`", None)
+    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says", ge=1)
+    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says", ge=1)
+    dimension: int | None = setting(
+        None, "keep so many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
+    )
     dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
-    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", f"{_PRECISION}; bf16 is quick on CPUs with AMX too")
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Self:
+        if bool(self.corpus) == bool(self.queries):
+            raise ValueError("give either corpus or queries")
+        self._refuse_given(
+            ["query_length"] if self.corpus else ["passage_length"], "encode with corpus" if self.corpus else "encode with queries"
+        )
+        return self
+
+    def changes(self) -> dict[str, Any]:
+        """What these settings change of the encoder in the folder."""
+        given = {name: getattr(self, name) for name in ("passage_length", "query_length", "dimension")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class SamplingSettings(BaseSettings):

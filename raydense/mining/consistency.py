@@ -25,10 +25,11 @@ from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
-from raydense.retrieval.search import check_model, query_encoder
+from raydense.retrieval.query_vectors import check_model, query_vectors
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
 from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
+from raydense.storage.shared import Shared
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
@@ -127,13 +128,24 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
     from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
-        prepare = query_encoder(settings.model) if settings.model else list
-        stream: Iterator[Queries] = (prepare(texts) for rows in pending.values() for texts in _asked(generated, *rows).blocks())
+        shared = Shared(draft.shared)
+        stream = (block for name, rows in pending.items() for block in _blocks(shared, settings, index, name, _asked(generated, *rows)))
         hits = pool.search_blocks(stream, settings.k)
         with Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
                 asked = _asked(generated, *rows)
                 _commit(draft, settings, name, asked, *_found(asked.own, hits, store, progress))
+                shared.remove(f"asked-{name}")
+
+
+def _blocks(shared: Shared, settings: FilterSettings, index: Artifact, name: str, asked: Asked) -> Iterator[Queries]:
+    """The queries of a file as the index takes them, a block at a time: their vectors, or the texts for BM25."""
+    if not settings.model:
+        yield from asked.blocks()
+    elif total := len(asked.own):
+        table = pa.table({"query_id": [str(i) for i in range(total)], "text": asked.lists.flatten()})
+        vectors = query_vectors(Shared(shared.at(f"asked-{name}")), settings.model, table, index)
+        yield from (vectors.take(np.arange(at, min(at + _BLOCK, total))) for at in range(0, total, _BLOCK))
 
 
 def _asked(generated: Generated, start: int, stop: int) -> Asked:

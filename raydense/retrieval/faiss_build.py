@@ -42,7 +42,7 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     ranges = shard_ranges(vectors.rows, settings.shards)
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
-    calls = [(draft, str(settings.embeddings), i, *ranges[i]) for i in missing]
+    calls = [(draft, vectors.artifact.located, vectors.artifact.fingerprint, i, *ranges[i]) for i in missing]
     done = sum(there[shard_file(i)].rows for i in range(settings.shards) if i not in set(missing))
     with Progress("index", vectors.rows, "vectors", done) as progress:
         for rows in run_tasks("index", _fill, calls, settings.concurrency):
@@ -90,12 +90,12 @@ def _reason(error: RuntimeError) -> str:
     return str(error).partition(".cpp:")[2].partition(": ")[2] or str(error)
 
 
-def _fill(draft: Draft, embeddings: str, shard: int, start: int, stop: int) -> int:
+def _fill(draft: Draft, embeddings: str, fingerprint: str, shard: int, start: int, stop: int) -> int:
     """Fill one shard. One thread, since FAISS builds graphs in another order with more: bytes must not depend on the machine."""
     faiss.omp_set_num_threads(1)
     index = faiss.read_index(str(draft.read(EMPTY)))
     largest = 0.0
-    for block in Vectors(embeddings).blocks(start, stop):
+    for block in Vectors(embeddings, fingerprint=fingerprint).blocks(start, stop):
         before = index.ntotal
         index.add(block)
         if is_exact(index):

@@ -12,24 +12,27 @@ from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
+from raydense.retrieval.query_vectors import check_model, check_vectors, query_vectors
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
+from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of, provenance, provenance_of, read_manifest
+from raydense.storage.artifact import Artifact, Draft, provenance, provenance_of, read_manifest
+from raydense.storage.shared import Shared
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
 
-_TOKEN_BUDGET = 16_384
+Rows = NDArray[np.int64]
 
 
 def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
-    Queries are encoded in this process, on its GPU where it has one, while the shards search the block before. A second run
-    after a kill goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once
-    finished it needs the pool no more. Raises InputError where model and index do not belong together, qrels name an unknown query,
-    the pool does not fit the cluster, or the pool that is asked answers from another index, or is turned to one meanwhile.
+    Queries are encoded by the actor pool of `encode`, or their vectors are given. A second run after a kill goes on with the
+    blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
+    more. Raises InputError where model, vectors, queries and index do not belong together, qrels name an unknown query, the pool
+    does not fit the cluster, or the pool that is asked answers from another index, or switches to one meanwhile.
     """
     pool = None
     if settings.pool:
@@ -46,12 +49,15 @@ def search(settings: SearchSettings) -> Artifact:
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
-    check_model(settings.model, index)
-    queries = _queries(settings)
+    if settings.vectors:
+        check_vectors(settings.vectors, settings.queries, index)
+    else:
+        check_model(settings.model, index)
+    queries, positions = _queries(settings)
     there = draft.committed()
     starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
     if starts:
-        _search_blocks(draft, settings, index, queries, starts, pool)
+        _search_blocks(draft, settings, index, queries, positions, starts, pool)
     found = sum(file.rows for file in draft.committed().values())
     kind = index.summary["kind"]
     return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
@@ -65,12 +71,12 @@ def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSet
     plan = pool.plan
     if settings.index and Artifact.open(settings.index, "index").fingerprint != plan.fingerprint:
         what = f"the pool {name!r} answers from another index, {plan.index}"
-        raise InputError(what, settings.index, f"leave it out, or turn the pool to it with `raydense pool swap --name {name}`")
+        raise InputError(what, settings.index, f"leave it out, or switch the pool to it with `raydense pool swap --name {name}`")
     return pool, settings.model_copy(update={"index": settings.index or plan.index, "search_params": plan.search_params})
 
 
 def _finished(settings: SearchSettings) -> Artifact | None:
-    """The run that a pool made before, and is closed or turned by now; InputError where it was made from other things than are given."""
+    """The run that a pool made before, and is closed or has switched by now; InputError where it was made from other things than are given."""
     manifest = read_manifest(settings.output)
     if manifest is None:
         return None
@@ -78,18 +84,18 @@ def _finished(settings: SearchSettings) -> Artifact | None:
 
 
 def _search_blocks(
-    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, starts: list[int], pool: SearchPool | None
+    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool | None
 ) -> None:
     from raydense.retrieval.pool import SearchPool
 
     ids, block = PassageIds(index), settings.block
-    # as many as asked, beside the query itself
+    # as many as asked, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
+    asked = _asked(draft, settings, index, queries, positions)
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
     with pool:
-        prepare = query_encoder(settings.model, settings.background) if settings.model else list
-        stream: Iterator[Queries] = (prepare(queries["text"].slice(at, block).to_pylist()) for at in starts)
+        stream: Iterator[Queries] = (asked(at, min(at + block, len(queries))) for at in starts)
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
@@ -100,32 +106,32 @@ def _search_blocks(
                 progress.add(len(rows))
 
 
+def _asked(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows) -> Callable[[int, int], Queries]:
+    """A function that gives queries start..stop-1 as the index takes them: their vectors, or the texts for BM25."""
+    if settings.vectors:
+        given = Vectors(settings.vectors, of="queries")
+        return lambda start, stop: given.take(positions[start:stop])
+    if settings.model:
+        made = query_vectors(Shared(Shared(draft.shared).at("asked")), settings.model, queries, index, settings.background)
+        return lambda start, stop: made.take(np.arange(start, stop))
+    return lambda start, stop: queries["text"].slice(start, stop - start).to_pylist()
+
+
 def _run_file(number: int) -> str:
     return f"run-{number:05d}.parquet"
 
 
-def check_model(model: str | None, index: Artifact) -> None:
-    """InputError unless `model` is the retriever whose vectors `index` holds, or None for a BM25 index."""
-    if index.summary["kind"] == "bm25":
-        if model:
-            raise InputError("a BM25 index needs no model", "model", "leave it out, or give an index of kind faiss")
-        return
-    if not model:
-        raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
-    here, wanted = fingerprint_of(model), index.summary["model"]
-    if here != wanted:
-        what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
-        raise InputError(what, model, "give that model, or encode and index with this one")
-
-
-def _queries(settings: SearchSettings) -> pa.Table:
+def _queries(settings: SearchSettings) -> tuple[pa.Table, Rows]:
+    """The queries to search, in the order of their artifact, and the row of each there."""
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    rows = np.arange(len(queries))
     if settings.qrels:
         judged = pc.unique(read_table(settings.qrels, "qrels", ["query_id"])["query_id"])
-        queries = queries.take(pa.array(np.sort(query_positions(judged, queries, settings.qrels))))
+        rows = np.sort(query_positions(judged, queries, settings.qrels))
+        queries = queries.take(pa.array(rows))
     if not len(queries):
         raise InputError("no queries", settings.qrels or settings.queries, "give some")
-    return queries.combine_chunks()
+    return queries.combine_chunks(), rows
 
 
 def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
@@ -143,30 +149,6 @@ def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
     starts = query_starts(run["query_id"])
     rank = np.arange(1, len(run) + 1) - np.repeat(starts[:-1], np.diff(starts))
     return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
-
-
-def query_encoder(model: str, background: bool = False) -> Callable[[list[str]], NDArray[np.float32]]:
-    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one.
-
-    In the background it leaves that to others.
-    """
-    import torch
-
-    from raydense.models.dual_encoder import DualEncoder
-    from raydense.models.tokens import batches_by_token_budget
-
-    device = "cuda" if torch.cuda.is_available() and not background else "cpu"
-    encoder = DualEncoder.load(model).to(device).eval()
-
-    def encode(texts: list[str]) -> NDArray[np.float32]:
-        tokens = encoder.tokenize_queries(texts)
-        vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
-        with torch.inference_mode():
-            for batch in batches_by_token_budget(tokens.lengths, _TOKEN_BUDGET):
-                vectors[batch] = encoder.encode_queries(tokens.select(batch).pad(encoder.tokenizer.pad_id, device)).cpu().numpy()
-        return vectors
-
-    return encode
 
 
 class PassageIds:

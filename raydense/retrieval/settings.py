@@ -73,6 +73,7 @@ class SearchSettings(Settings, Pool):
     index: FolderOrNone = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
     queries: Folder = artifact("queries", "the queries")
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
+    vectors: FolderOrNone = artifact("embeddings", "in place of model: the vectors of the queries, as `encode --queries` makes them", None)
     qrels: FolderOrNone = artifact("qrels", "search only the queries judged here", None)
     k: int = setting(100, "passages of each query", ge=1)
     drop_identical: bool = setting(
@@ -89,6 +90,8 @@ class SearchSettings(Settings, Pool):
             self._refuse_given(["search_params", "replicas", "threads", "gpu"], "a search by pool")
         elif not self.index:
             raise ValueError("a search needs index, or pool")
+        if self.vectors:
+            self._refuse_given(["model", "background"], "a search with vectors")
         return self
 
     def left_open(self) -> set[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,19 @@ _BLOCK_ROWS = 65_536
 
 
 class Vectors:
-    """The vectors of an embeddings artifact; picklable by its folder."""
+    """The vectors of an embeddings artifact; picklable by its folder.
 
-    def __init__(self, folder: str | Path) -> None:
-        self.artifact = Artifact.open(folder, "embeddings")
+    InputError where they are not `of` passages, or of queries, or the artifact is not that of `fingerprint`.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], of: Literal["passages", "queries"] = "passages", fingerprint: str | None = None
+    ) -> None:
+        self.artifact = Artifact.open(folder, "embeddings", fingerprint)
+        there = self.artifact.summary.get("of", "passages")
+        if there != of:
+            fix = "encode with --corpus" if of == "passages" else "encode with --queries"
+            raise InputError(f"holds vectors of {there}, not of {of}", self.artifact.place, fix)
         self.rows = self.artifact.rows
         self.dimension = int(self.artifact.summary["dimension"])
 

@@ -20,11 +20,13 @@ import numpy as np
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.inference.query_encoder import query_encoder
 from raydense.retrieval.asking import Answer, Queries
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.named import pool_status, pools
 from raydense.retrieval.pool import SearchPool
-from raydense.retrieval.search import PassageIds, check_model, query_encoder
+from raydense.retrieval.query_vectors import check_model
+from raydense.retrieval.search import PassageIds
 from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
 from raydense.storage.artifact import Artifact
@@ -81,7 +83,10 @@ class Answering:
         first = self._look_over(self._pool.index)
         if first.without_texts and self._corpus:
             raise InputError(first.without_texts, settings.corpus, "give the corpus that the index was made of")
-        self._prepare: Callable[[list[str]], Queries] = query_encoder(settings.model) if settings.model else list
+        summary = self._pool.index.summary
+        self._prepare: Callable[[list[str]], Queries] = list
+        if settings.model:
+            self._prepare = query_encoder(settings.model, summary["model"], summary["dimension"])
         threading.Thread(target=self._keep_awake, daemon=True).start()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:

@@ -16,8 +16,10 @@ from raydense.errors import InputError
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
+from raydense.retrieval.index import index
+from raydense.retrieval.settings import IndexSettings
 from raydense.storage.artifact import Artifact, Draft, provenance
-from tests.inference_world import file_bytes, make_corpus, make_reranker, make_retriever
+from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -130,3 +132,24 @@ def test_an_error_in_a_worker_is_one_line_and_ends_the_run(world: Path, tmp_path
     assert "\n" not in str(caught.value)
     assert json.loads((tmp_path / "out" / ".work" / "made_from.json").read_text())["stage"] == "encode"
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_queries_are_encoded_by_the_same_actors_at_their_own_length_and_in_fewer_dimensions(world: Path, tmp_path: Path) -> None:
+    texts = make_queries(tmp_path / "queries", 11)
+    asked = {"model": str(world / "model"), "queries": str(tmp_path / "queries"), "dtype": "float32", "query_length": 3, "dimension": 16}
+    made = encode(EncodeSettings.read({**asked, "output": str(tmp_path / "vectors")}))
+    table = read(made.path / "embeddings-00000.arrow")
+    model = DualEncoder.load(world / "model", query_length=3)
+    with torch.inference_mode():
+        wanted = np.concatenate([model.encode_queries(model.tokenize_queries([t]).pad(model.tokenizer.pad_id)).numpy() for t in texts])
+    found = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, 16)
+    np.testing.assert_allclose(found, wanted[:, :16], rtol=1e-4, atol=1e-5)
+    assert read(made.path / "query_ids.arrow")["query_id"].to_pylist() == [f"q{i}" for i in range(11)]
+    assert (made.rows, made.summary["of"], made.summary["dimension"]) == (11, "queries", 16)
+    assert made.summary["queries"] == Artifact.open(tmp_path / "queries").fingerprint
+    with pytest.raises(InputError, match="holds vectors of queries, not of passages; encode with --corpus"):
+        index(IndexSettings.read({"kind": "faiss", "embeddings": made, "output": str(tmp_path / "index")}))
+    with pytest.raises(InputError, match="encode with queries does not use passage_length"):
+        EncodeSettings.read({**asked, "output": "o", "passage_length": 9})
+    with pytest.raises(InputError, match="dimension 129 is more than the 128 of the model"):
+        encode(EncodeSettings.read({**asked, "output": str(tmp_path / "wide"), "dimension": 129}))

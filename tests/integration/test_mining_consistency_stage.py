@@ -16,11 +16,12 @@ from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.inference.query_encoder import query_encoder
 from raydense.mining.consistency import filter_queries
 from raydense.mining.settings import FilterSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
-from raydense.retrieval.search import query_encoder, search
+from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 from raydense.training.contexts import Contexts

@@ -18,9 +18,9 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
+from raydense.inference.query_encoder import query_encoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.suite import Suite, run_suite, write_tables
-from raydense.retrieval.search import query_encoder
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -206,16 +206,13 @@ def test_small_calls_of_many_callers_get_what_they_get_alone(pool: SearchPool, v
 
 
 def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run by a pool is the run by its index; a pool that was turned in the middle is refused, and again when it is run again."""
-    monkeypatch.setattr("raydense.retrieval.search.check_model", lambda model, index: None)
-    monkeypatch.setattr(
-        "raydense.retrieval.search.query_encoder", lambda model, background: lambda texts: versions.queries[[int(t) for t in texts]]
-    )
+    """A run by a pool is the run by its index; a pool that switched in the middle is refused, and again when it is run again."""
     draft = Draft.open(tmp_path / "queries", "queries", {})
     commit_table(draft, "queries.parquet", pa.table({"query_id": [f"q{i}" for i in range(40)], "text": [str(i) for i in range(40)]}))
-    draft.finish(40)
+    asked = draft.finish(40)
+    write_embeddings(tmp_path / "vectors", versions.queries[:40], queries=asked.fingerprint)
     old, new = versions.indexes
-    common = {"queries": str(tmp_path / "queries"), "model": str(tmp_path / "queries"), "k": 5, "block": 8}
+    common = {"queries": str(tmp_path / "queries"), "vectors": str(tmp_path / "vectors"), "k": 5, "block": 8}
     by_index = search(SearchSettings(index=str(old.path), output=str(tmp_path / "index"), **common))
     by_pool = search(SearchSettings(pool=pool.name, output=str(tmp_path / "pool"), **common))
     assert by_pool.fingerprint == by_index.fingerprint

@@ -12,10 +12,13 @@ from inference_world import WORDS
 
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
+from raydense.inference.encode import encode
+from raydense.inference.query_encoder import query_encoder
+from raydense.inference.settings import EncodeSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
-from raydense.retrieval.search import query_encoder, search
+from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage.artifact import Draft, fingerprint_of, provenance
 
@@ -116,3 +119,39 @@ def test_what_does_not_belong_together_is_refused(root: Path, tmp_path: Path) ->
             search(settings(root, tmp_path / "run", index=ivf, search_params=without))
     whole = search(settings(root, tmp_path / "run", index=ivf, search_params="nprobe=4"))  # no folder was begun by those refused
     assert whole.rows == search(settings(root, tmp_path / "flat")).rows
+
+
+def test_vectors_that_were_encoded_before_give_the_run_of_the_model(root: Path, tmp_path: Path) -> None:
+    """Also of some of the queries, and in half precision; other vectors are refused."""
+    by_model = search(settings(root, tmp_path / "model", k=5, qrels=str(root / "qrels")))
+    common = {"model": str(root / "model"), "queries": str(root / "queries"), "dtype": "float32"}
+    vectors = encode(EncodeSettings.read({**common, "output": str(tmp_path / "vectors")}))
+    given = {"vectors": str(vectors.path), "model": None, "k": 5, "qrels": str(root / "qrels")}
+    search(settings(root, tmp_path / "vectors run", **given))
+    mine, theirs = read(tmp_path / "vectors run"), read(by_model.path)
+    assert mine.drop("score").equals(theirs.drop("score"))
+    np.testing.assert_allclose(mine["score"], theirs["score"], rtol=1e-5)
+    assert not (tmp_path / "model" / ".work").exists()
+    refused = [
+        ({"vectors": str(root / "embeddings")}, "holds vectors of passages, not of queries; encode with --queries"),
+        ({"queries": str(other_queries(tmp_path))}, "vectors: are of other queries"),
+        (
+            {"vectors": str(encode(EncodeSettings.read({**common, "model": str(root / "other"), "output": str(tmp_path / "other")})).path)},
+            "by another model",
+        ),
+        (
+            {"vectors": str(encode(EncodeSettings.read({**common, "dimension": 64, "output": str(tmp_path / "short")})).path)},
+            "of another dimension",
+        ),
+    ]
+    for changed, message in refused:
+        with pytest.raises(InputError, match=message):
+            search(settings(root, tmp_path / "refused", **{**given, "qrels": None, **changed}))
+    with pytest.raises(InputError, match="a search with vectors does not use model"):
+        SearchSettings.read({**given, "index": "i", "queries": "q", "output": "o", "model": "m"})
+
+
+def other_queries(folder: Path) -> Path:
+    draft = Draft.open(folder / "others", "queries", {})
+    commit_table(draft, "queries.parquet", pa.table({"query_id": ["q1"], "text": ["another"]}))
+    return draft.finish(1).path

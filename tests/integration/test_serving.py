@@ -24,11 +24,11 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 from search_versions import until
 
+from raydense.inference.query_encoder import query_encoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
-from raydense.retrieval.search import query_encoder
 from raydense.retrieval.settings import IndexSettings
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from raydense.errors import InputError
-from raydense.inference.encode import ShardEncoder
-from raydense.inference.generate import ShardWriter
-from raydense.inference.pipeline import Layout, precision_of
+from raydense.inference.encode import PartEncoder
+from raydense.inference.generate import PartWriter
+from raydense.inference.pipeline import Device, Layout, precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
 from raydense.storage.artifact import Draft
@@ -27,12 +27,12 @@ def begun(folder: Path, *precisions: str) -> Draft:
     return draft
 
 
-def actor_of(verb: str, draft: Draft, precision: str | None) -> ShardEncoder | ShardWriter | BlockScorer:
+def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | PartWriter | BlockScorer:
     of_corpus = {k: INPUTS[k] for k in ("model", "corpus", "output")}
     if verb == "encode":
-        return ShardEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
+        return PartEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
     if verb == "generate":
-        return ShardWriter(GenerateSettings.read(of_corpus), draft, {}, CPU, precision)
+        return PartWriter(GenerateSettings.read(of_corpus), draft, {}, CPU, precision)
     return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision)
 
 
@@ -61,6 +61,20 @@ def test_files_of_two_precisions_are_never_finished(tmp_path: Path) -> None:
 
 def test_a_precision_shapes_the_output_where_it_was_given() -> None:
     for cls in (EncodeSettings, RerankSettings):
-        given = {key: value for key, value in INPUTS.items() if key in cls.model_fields}
+        given = {key: value for key, value in INPUTS.items() if key in cls.model_fields and (cls, key) != (EncodeSettings, "queries")}
         assert "precision" not in cls.read(given).shaping()  # as of the artifacts before there was one
         assert cls.read({**given, "precision": "fp32"}).shaping()["precision"] == "fp32"
+
+
+def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where two kinds of GPU of a cluster begin together: whichever comes second stops the stage."""
+    draft = begun(tmp_path / "x")
+    with pytest.raises(InputError, match="no such model folder"):
+        actor_of("encode", draft, None)(pa.table({}))
+    monkeypatch.setattr(Device, "precision", "bf16")
+    with pytest.raises(InputError, match=r"would be computed in bf16 and fp32: the devices of the cluster differ; .* --precision fp32"):
+        actor_of("encode", draft, None)(pa.table({}))
+
+
+def test_what_is_asked_for_is_what_is_computed_in() -> None:
+    assert [Device(CPU, 0, asked).precision for asked in ("auto", "fp32", "bf16")] == ["fp32", "fp32", "bf16"]

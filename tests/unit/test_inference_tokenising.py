@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import pytest
 from inference_world import make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 from raydense.data.store import PassageStore, store_of
-from raydense.inference.encode import _load_tokenizer
-from raydense.inference.pipeline import tokens_of, unpack
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.inference.encode import PartEncoder, _load_tokenizer
+from raydense.inference.pipeline import Layout, tokens_of, unpack
 from raydense.inference.rerank import tokenise_block
 from raydense.inference.settings import EncodeSettings, RerankSettings
-from raydense.inference.tokenising import tokenise_shard
+from raydense.inference.sources import source_of
+from raydense.inference.tokenising import kept_tokenizer, tokenise_part
 from raydense.models.tokenizer import load_tokenizer
 from raydense.storage.artifact import Artifact, Draft, fingerprint_of
 
@@ -51,8 +55,8 @@ def prints(world: Path, model: str) -> dict[str, str]:
 def test_shards_are_tokenised_as_in_this_process_and_the_corpus_is_opened_once(world: Path, opened: list[str], tmp_path: Path) -> None:
     settings = EncodeSettings.read({"model": str(world / "retriever"), "corpus": str(world / "corpus"), "output": "o"})
     draft = Draft.open(tmp_path / "o", "embeddings", {})
-    task = partial(tokenise_shard, settings=settings, draft=draft, prints=prints(world, "retriever"), load=_load_tokenizer)
-    columns = [unpack(task(pa.table({"shard": [shard]}))) for shard in (2, 0, 1)]
+    task = partial(tokenise_part, settings=settings, draft=draft, prints=prints(world, "retriever"), load=_load_tokenizer)
+    columns = [unpack(task(pa.table({"part": [shard]}))) for shard in (2, 0, 1)]
     assert opened == [str(world / "corpus")]
     store, tokenizer = PassageStore(world / "corpus"), load_tokenizer(world / "retriever")
     for shard, found in zip((2, 0, 1), columns, strict=True):
@@ -69,3 +73,35 @@ def test_blocks_of_pairs_open_the_corpus_once(world: Path, opened: list[str], tm
     rows = [unpack(tokenise_block(block, settings, draft, prints(world, "reranker")))["row"].to_pylist() for block in blocks]
     assert rows == [[0, 9], [1, 19]]
     assert opened == [str(world / "corpus")]
+
+
+def test_a_model_replaced_while_a_stage_runs_is_refused_by_each_task_and_actor(world: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(world / "retriever", tmp_path / "model")
+    settings = EncodeSettings.read({"model": str(model), "corpus": str(world / "corpus"), "output": "o"})
+    draft, begun = Draft.open(tmp_path / "o", "embeddings", {}), {**prints(world, "retriever"), "model": fingerprint_of(model)}
+    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=_load_tokenizer)
+    layout = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
+    done = PartEncoder(settings, draft, begun, layout, None)(tokenise(pa.table({"part": [0]})))
+    make_retriever(model, seed=99)
+    kept_tokenizer.cache_clear()  # as in a worker that starts now
+    with pytest.raises(InputError, match="model: was replaced while a stage was reading it"):
+        tokenise(pa.table({"part": [1]}))
+    with pytest.raises(InputError, match="model: was replaced while a stage was reading it"):
+        PartEncoder(settings, draft, begun, layout, None)(done)
+
+
+def test_queries_are_read_at_their_own_length_and_refused_when_replaced(world: Path, tmp_path: Path) -> None:
+    queries = shutil.copytree(world / "queries", tmp_path / "queries")
+    settings = EncodeSettings.read({"model": str(world / "retriever"), "queries": str(queries), "output": "o", "query_length": 4})
+    draft, begun = Draft.open(tmp_path / "o", "embeddings", {}), prints(world, "retriever")
+    changes = tuple(settings.changes().items())
+    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=_load_tokenizer, changes=changes)
+    found = tokens_of(unpack(tokenise(pa.table({"part": [0]}))))
+    texts = read_table(queries, "queries")["text"].to_pylist()
+    assert found.ids.tolist() == load_tokenizer(world / "retriever", query_length=4).queries(texts).ids.tolist()
+    assert found.lengths.max() == 4
+    source_of.cache_clear()
+    shutil.rmtree(queries)
+    make_queries(queries, 7)
+    with pytest.raises(InputError, match="queries: was replaced while a stage was reading it"):
+        tokenise(pa.table({"part": [0]}))

@@ -1,0 +1,91 @@
+"""What `encode` reads: the passages of a corpus, shard by shard, or queries, block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.store import PassageStore, store_of
+from raydense.data.tables import concat_parts, write_arrow
+from raydense.storage.artifact import Artifact
+
+QUERIES_A_FILE = 2_048
+
+
+class Source(Protocol):
+    """Texts in parts: part i, of the rows [start, stop) that `parts[i]` holds, makes one file. `unit` says what they are."""
+
+    unit: str
+
+    @property
+    def parts(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def texts(self, part: int) -> list[str]:
+        """What the encoder reads of each row of a part."""
+
+    def write_ids(self, path: Path) -> None:
+        """Write the ids by row, as an Arrow file."""
+
+
+@dataclass
+class Passages:
+    """A corpus; a part is one of its files."""
+
+    store: PassageStore
+    unit: str = "passages"
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        return self.store.shards
+
+    @property
+    def fingerprint(self) -> str:
+        return self.store.fingerprint
+
+    def texts(self, part: int) -> list[str]:
+        return self.store.passages(np.arange(*self.parts[part]))
+
+    def write_ids(self, path: Path) -> None:
+        self.store.write_ids(path)
+
+
+class Queries:
+    """Queries in the order of their artifact, 2,048 a part; InputError where the artifact is not that of `fingerprint`."""
+
+    unit: str = "queries"
+
+    def __init__(self, folder: str, fingerprint: str | None = None) -> None:
+        artifact = Artifact.open(folder, "queries", fingerprint)
+        self._fingerprint = artifact.fingerprint
+        self._table = concat_parts(artifact.parts(".parquet"), "queries", ["query_id", "text"])
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        total = len(self._table)
+        return [(start, min(start + QUERIES_A_FILE, total)) for start in range(0, total, QUERIES_A_FILE)]
+
+    def texts(self, part: int) -> list[str]:
+        start, stop = self.parts[part]
+        found: list[str] = self._table["text"].slice(start, stop - start).to_pylist()
+        return found
+
+    def write_ids(self, path: Path) -> None:
+        write_arrow(path, pa.table({"query_id": self._table["query_id"]}))
+
+
+@lru_cache(maxsize=1)
+def source_of(corpus: str | None, queries: str | None, fingerprint: str) -> Source:
+    """A corpus or queries, kept open by a worker process from task to task; InputError where they are not those of `fingerprint`."""
+    return Passages(store_of(corpus, fingerprint)) if corpus else Queries(str(queries), fingerprint)
