@@ -247,11 +247,12 @@ class Block:
     """One block of queries on its way through the shards of one version; begun anew where the pool goes on to another."""
 
     def __init__(self, versions: Versions, queries: Queries, k: int, turn: int) -> None:
-        self.versions, self.queries, self.k, self.turn = versions, queries, k, turn
+        self.versions, self.queries, self.wanted, self.turn = versions, queries, k, turn
         self._begin()
 
     def _begin(self) -> None:
         self.version = version = self.versions.current()
+        self.k = min(self.wanted, version.index.rows)  # k sizes arrays here and in the shards: no more than there can be hits
         self.prepared = version.prepare(self.queries)
         self.refs = [part if part.nbytes <= _INLINE else ray.put(part) for part in self.prepared]
         exact = version.largest_norm is not None

@@ -183,8 +183,8 @@ class SearchPool:
     def search(self, queries: Queries, k: int) -> Hits:
         """The best k passages of each query, by score falling, then row rising.
 
-        `queries` are float32 [n, d] for FAISS, a list of strings for BM25. Returns scores float32 [n, k] and rows int64
-        [n, k]; -inf and -1 where there is none. All come from one version of the index; `answer` says which.
+        `queries` are float32 [n, d] for FAISS, a list of strings for BM25. Returns scores float32 [n, min(k, rows of the index)] and
+        rows int64 of the same shape; -inf and -1 where there is none. All come from one version of the index; `answer` says which.
         """
         return self.answer(queries, k).hits
 
@@ -194,7 +194,7 @@ class SearchPool:
         parts = list(self.answers(blocks, k))
         if not parts:
             version = self._versions.current()
-            return Answer(queries, no_hits(0, k), version.plan.fingerprint, version.number)
+            return Answer(queries, no_hits(0, min(k, version.index.rows)), version.plan.fingerprint, version.number)
         while any(part.version != parts[-1].version for part in parts):
             newest = max(part.version for part in parts)
             parts = [part if part.version == newest else next(self.answers([part.queries], k)) for part in parts]

@@ -60,6 +60,7 @@ def test_run_names_the_nearest_passages_and_none_that_is_not_there(root: Path, t
     run = search(settings(root, tmp_path / "run", k=100, block=16))
     table = read(tmp_path / "run")
     assert run.rows == len(table) == 50 * 60
+    assert search(settings(root, tmp_path / "all", k=10**9)).rows == run.rows, "k beyond the passages there are takes no memory"
     assert [len(pq.read_table(p)) for p in run.parts(".parquet")] == [960, 960, 960, 120]
     vectors = query_encoder(str(root / "model"))(TEXTS).astype(np.float64)
     true = vectors[:50] @ vectors.T
