@@ -1,4 +1,4 @@
-"""A recipe run to its end on a cluster whose nodes and workers are killed all the time, and its driver too: is it the quiet run's, byte for byte?
+"""Runs a recipe on a cluster whose nodes, workers and driver are killed at random, and compares its artifacts with a quiet run's, byte for byte.
 
     PYTHONPATH=tests python benchmarks/chaos.py [--recipe FILE] [--set STAGE.KEY=VALUE]... [--seed N] [--quiet FOLDER] [--output FOLDER]
 
@@ -6,8 +6,8 @@ The cluster is this machine's: a head without CPUs, where the driver runs, and t
 quietly first (or `--quiet` is such a run's output), then again while every 20 to 40 s a node is killed with all its workers, or hangs for
 20 s; a new one joins some time after. In between some process of the job is killed: an actor, a task, or what Ray keeps for it, drawn by its
 kind first. After half of the kills the driver is killed, and the same command run again; where it gives up by itself it is run again too, and
-counted. Printed: the kills by kind, what was begun again, the seconds of both runs, and each stage's comparison. The moments come from the
-seed; what runs at them does not. Exit code 1 where something differs.
+counted. Printed: the kills by kind, what was restarted, the seconds of both runs, and each stage's comparison. The seed decides the
+moments, not what runs at them. Exit code 1 where something differs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Chaos:
             self._say("worker", kind)
 
     def _join(self) -> None:
-        """Begin nodes in place of those that are gone, one at a time; one may fail to start where the machine is very busy."""
+        """Start nodes in place of lost ones, one at a time; one may fail to start on a very busy machine."""
         nodes = self.cluster.nodes
         for node in [node for node in nodes if not node.joined() and node.process.poll() is not None]:
             nodes.remove(node)
@@ -116,7 +116,7 @@ def command(asked: argparse.Namespace, output: Path) -> list[str]:
 
 
 def run(cluster: Nodes, words: list[str], log: Path, chaos: Chaos | None) -> tuple[float, int, int]:
-    """Run the command until it is done: its seconds, how often it was begun, and how often it had given up by itself."""
+    """Run the command until it is done; returns its seconds, how often it was started, and how often it had given up."""
     began, begun, gave_up, code = time.monotonic(), 0, 0, -1
     while code:
         begun += 1
@@ -132,7 +132,7 @@ def run(cluster: Nodes, words: list[str], log: Path, chaos: Chaos | None) -> tup
 
 
 def differences(quiet: Path, chaotic: Path) -> list[str]:
-    """A line for each file of a stage, and each manifest, that is not the quiet run's; what a manifest says of a file is held against the file."""
+    """A line for each file and manifest of a stage that differs from the quiet run's; each file is compared with its entry in the manifest."""
     stages = sorted(path.parent.relative_to(quiet) for path in quiet.rglob("manifest.json"))
     return [line for stage in stages for line in _stage(quiet / stage, chaotic / stage)]
 
@@ -154,7 +154,7 @@ def _stage(quiet: Path, chaotic: Path) -> list[str]:
 
 
 def restarted(cluster: Nodes) -> int:
-    """How often Ray began an actor again, of all jobs of the cluster."""
+    """How often Ray restarted an actor, over all jobs of the cluster."""
     os.environ.update(cluster.environment)
     import ray
 

@@ -1,8 +1,8 @@
-"""What all cores of this machine give over one, for plain training steps that have nothing to do with each other: a ceiling for workers.
+"""The speed of all cores of this machine against one, for independent training steps: a ceiling for workers.
 
     python benchmarks/cores.py [--seconds 10] [--rounds 3]
 
-A process a core, held to it, does forward and backward passes of a small BERT (2 layers, 128 wide, 64 texts of 64 tokens) with one thread:
+One process per core, pinned to it, does forward and backward passes of a small BERT (2 layers, 128 wide, 64 texts of 64 tokens) with one thread:
 first one process alone, then one on each core at the same time. Printed: steps per second of each, and the ratio; cores that share a
 physical core, a cache or its power give less than their number.
 """

@@ -1,4 +1,4 @@
-"""Encoding against sentence-transformers' own `encode`: the same folder, texts and cores, in one run, turn by turn.
+"""Encoding against sentence-transformers' own `encode`: the same folder, texts and cores, in one run, taking turns.
 
     python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl]
 
@@ -98,7 +98,7 @@ def make_corpus(source: Path, folder: Path, passages: int) -> None:
 
 
 def ours(options: argparse.Namespace, corpus: Path, output: Path) -> tuple[float, Artifact]:
-    """The seconds of a whole encode, and what it made."""
+    """The seconds of a whole encode, and its artifact."""
     settings = {"model": options.model, "token_budget": options.token_budget, "concurrency": options.concurrency}
     begun = time.perf_counter()
     artifact = encode(EncodeSettings.read({"output": str(output), "corpus": str(corpus), **settings}))

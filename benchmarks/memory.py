@@ -1,4 +1,4 @@
-"""The memory that a training worker was told to need, beside the most that it held: each setting in a fresh process, without Ray's own.
+"""The estimated memory of a training worker against the most that it held: each setting in a fresh process, without Ray's own memory.
 
     PYTHONPATH=tests python benchmarks/memory.py [--only NAME ...] [--ray]
 

@@ -1,6 +1,6 @@
 """How long mining takes, and how much memory it holds: `python benchmarks/mine.py [queries] [hits of each]`.
 
-Writes a corpus of 1,000,000 short passages, a run of random hits (50,000 queries with 200 each by default) and one judgement a query,
+Writes a corpus of 1,000,000 short passages, a run of random hits (50,000 queries with 200 each by default) and one judgement per query,
 then mines 8 negatives of each query in a fresh process, and prints its CPU time, wall time and peak memory.
 """
 

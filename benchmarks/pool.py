@@ -1,10 +1,10 @@
-"""A search pool with a name under many calls, undisturbed, and while its actors are killed and its index is turned.
+"""A search pool with a name under many calls, undisturbed, and while its actors are killed and its index is switched.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/pool.py --calls 10000
 
 Four callers, each a process of its own, ask a pool of 2 shards x 2 replicas (10,000 vectors of 24, 1 to 8 queries a call, k 10), all calls
-twice: without faults, then while a shard actor is killed (kill -9) five times and the index is turned five times between two, which hold
-other vectors of the same corpus. Every answer is compared with what the index that it names answers alone. Prints the calls that failed, those
+twice: without faults, then while a shard actor is killed (kill -9) five times and the pool switches five times between two indexes, which hold
+other vectors of the same corpus. Every answer is compared with the answer of the index that it names, searched alone. Prints the calls that failed, those
 that were mixed (not that of one index), p50 and p99 of a call's seconds, the longest, and what each swap took.
 """
 

@@ -93,12 +93,12 @@ def settings_of(options: argparse.Namespace, work: Path, **changes: Any) -> Pret
 
 
 def ours(options: argparse.Namespace, work: Path, **changes: Any) -> float:
-    """Passages per second of the stage's loop, as its summary tells it."""
+    """Passages per second of the stage's loop, as in its summary."""
     return float(train(settings_of(options, work, **changes)).summary["queries_per_second"])
 
 
 def bare(options: argparse.Namespace, store: PassageStore) -> float:
-    """Passages per second of what one would write by hand: transformers' model, loss and collator, PyTorch's optimiser and loader."""
+    """Passages per second of what a user would write by hand: transformers' model, loss and collator, PyTorch's optimiser and loader."""
     torch.set_num_threads(physical_cpus())
     settings = settings_of(options, Path("unused"))
     tokenizer = AutoTokenizer.from_pretrained(options.model)

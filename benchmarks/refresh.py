@@ -1,4 +1,4 @@
-"""What finding negatives beside a training costs its steps, in mode async, on the CPU.
+"""What mining negatives next to a training costs its steps, in mode async, on the CPU.
 
     python benchmarks/refresh.py --corpus CORPUS --queries QUERIES --examples EXAMPLES [--steps 240] [--every 60]
 

@@ -1,6 +1,6 @@
 """How fast the passage store opens, how much memory it holds, and how fast it reads: `python benchmarks/store.py [passages]`.
 
-Writes a corpus of short texts aside (2 million passages by default, 21 million are Wikipedia's), opens it in a fresh process,
+Writes a corpus of short texts to a temporary folder (2 million passages by default, 21 million are Wikipedia's), opens it in a fresh process,
 and prints one table. The files were just written, so they are read from the page cache: the figures are those of the store.
 """
 

@@ -37,7 +37,7 @@ Step = Callable[[int, Batch], float]
 
 
 def bare_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device) -> Step:
-    """What one would write by hand: the loss from PyTorch's own cross entropy, and PyTorch's AdamW."""
+    """What a user would write by hand: the loss from PyTorch's own cross entropy, and PyTorch's AdamW."""
     model.to(device)
     optimizer = make_optimizer(model, settings)
 

@@ -1,10 +1,10 @@
-"""How far the losses of a run that goes on with another number of workers are from those of a run that nobody stopped.
+"""How far the losses of a run that continues with another number of workers are from those of a run without a stop.
 
     PYTHONPATH=tests python benchmarks/workers.py [--steps 20]
 
 For each engine a tiny retriever takes half of its steps with some number of workers and the other half with another, and all of them
 with the first number. Printed: the largest relative difference of the losses after the change; and, for comparison, that of 4 workers
-and 1 from start to end, where nobody stops. Dropout is 0. Workers are plain processes of torch's own.
+and 1 from start to end, without a stop. Dropout is 0. Workers are plain processes of torch's own.
 """
 
 from __future__ import annotations

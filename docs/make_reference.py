@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the settings, so that the reference cannot differ from the code."""
+"""Writes docs/reference.md from the settings, so that the reference always matches the code."""
 
 import typing
 from inspect import cleandoc
@@ -13,11 +13,11 @@ from raydense.settings import BaseSettings
 
 _HEAD = """# Reference of the stages
 
-Made from the settings of the stages (`settings.py` of each package) by `make docs`. A key here is a key of a recipe and a flag of the command line
-(`passage_length` is `--passage-length`). *Input*: a folder; its fingerprint is part of the output's. *Spread*: how the work is
-shared out; the output is the same whatever it is. Everything else shapes the output: with another value the stage refuses
-to go on in the same folder. `evaluate --suite` is no stage but many: only the command line has it. `serve` makes nothing: its keys are also the `args` of an app in
-a configuration file of Ray Serve.
+Generated from the settings of the stages (`settings.py` of each package) by `make docs`. A key here is a key of a recipe and a flag of the command line
+(`passage_length` is `--passage-length`). *Input*: a folder, whose fingerprint is part of the output's. *Spread*: how the work is
+distributed; the output is the same for any value. Every other setting shapes the output: with another value the stage refuses
+to continue in the same folder. `evaluate --suite` consists of many stages and exists on the command line only. `serve` makes no artifact: its keys are also
+the `args` of an app in a configuration file of Ray Serve.
 """
 
 

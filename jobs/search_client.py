@@ -60,7 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pool", required=True, help="the name that `raydense pool start` gave the pool")
     parser.add_argument("--model", help="the retriever's folder; none for a pool over a BM25 index")
     parser.add_argument("--corpus", required=True, help="the corpus that the index was made from")
-    parser.add_argument("--questions", required=True, help="a text file, a question a line")
+    parser.add_argument("--questions", required=True, help="a text file, one question per line")
     parser.add_argument("--output", required=True, help="the file of JSON lines to write")
     parser.add_argument("--k", type=int, default=10, help="passages of each question  [10]")
     parser.add_argument("--block", type=int, default=256, help="questions of one call  [256]")

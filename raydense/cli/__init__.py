@@ -1,4 +1,4 @@
-"""The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, its flags made from its settings.
+"""The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, with flags made from its settings.
 
 Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted.
 """
@@ -69,7 +69,7 @@ def _evaluate_command() -> click.Command:
 
 
 def _tell(verb: str, result: Any, as_json: bool) -> None:
-    """Print what a stage made: JSON for programs, a line (or a table of metrics) for people."""
+    """Print what a stage made: as JSON, or as a line (or a table of metrics) to read."""
     if isinstance(result, Path | str):
         print(json.dumps({"output": str(result)}) if as_json else f"{verb}: {result}")
         return
@@ -94,8 +94,8 @@ def _tell(verb: str, result: Any, as_json: bool) -> None:
 def app() -> None:
     """Train and serve dense passage retrieval on Ray.
 
-    Begin with `raydense demo`. A stage reads artifact folders and makes one; it can be stopped at any moment and run again.
-    `raydense VERB --help` tells each stage's inputs and settings.
+    Begin with `raydense demo`. A stage reads artifact folders and writes one; it can be stopped at any moment and run again.
+    `raydense VERB --help` lists the inputs and settings of a stage.
     """
 
 
@@ -119,7 +119,7 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     help="trials at once, of a recipe with `sweep:`; on one machine trainings share its cores  [1]",
 )
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
-    """Run the stages of RECIPE in order, going on where an earlier run stopped; of a recipe with `sweep:`, every trial's."""
+    """Run the stages of RECIPE in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
     join(address)
     read = read_recipe(recipe, output, changes)
     submit.refuse_unseen(stages_of(read))
@@ -168,7 +168,7 @@ def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
 
 
 def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
-    """Of each run of a report, the seconds of all that was needed to make it."""
+    """For each run of a report, the seconds of all stages that it depends on."""
     of_folder = {str(stage.settings.output): stage.name for stage in recipe.stages}
     rows = {}
     for item in runs:
@@ -182,7 +182,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 @click.argument("recipe")
 @_recipe_options
 def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
-    """Say what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it will need."""
+    """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs."""
     sweep = Sweep.read(recipe, output, changes)
     rows = plan(Recipe.read(recipe, output, changes)) if sweep is None else plan_sweep(sweep)
     if as_json:
@@ -203,7 +203,7 @@ def _print_stages(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
-    """A line a trial, then a line a stage of the recipe: how many different ones the trials share, and how far these are."""
+    """One line per trial, then one line per stage of the recipe: how many different ones the trials share, and their states."""
     for number, trial in enumerate(sweep.trials, 1):
         done = sum(row["state"] == "done" for row in rows if number in row["trials"])
         print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
@@ -221,9 +221,9 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
 @click.option("--seed", default=1, metavar="INT", type=int, help="another seed, another sample data set  [1]")
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")
 def demo_command(output: str, seed: int, as_json: bool) -> None:
-    """Make a sample data set and run the whole house on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
+    """Make a sample data set and run the whole chain on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
 
-    Run it again and nothing is computed twice; stop it anywhere and run it again, and it goes on.
+    Run it again and nothing is computed twice; stop it anywhere, run it again, and it continues.
     """
     file = recipe_file("quickstart")
     report = _run(Recipe.read(file, output, (f"seed={seed}",)), as_json)
@@ -239,7 +239,7 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
 @app.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as one JSON object on standard output")
 def doctor_command(as_json: bool) -> None:
-    """Look over this machine: versions, Ray, GPUs, compiler, storage. Each fault comes with its fix; exit code 1 if there is one."""
+    """Check this machine: versions, Ray, GPUs, compiler, storage. Each fault is printed with its fix; exit code 1 if there is one."""
     from raydense.cli.doctor import examine
 
     findings = list(examine(None if as_json else lambda finding: print(finding.line(), flush=True)))
@@ -259,7 +259,7 @@ app.add_command(submissions_of(app))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit; every error that a person can fix is one line."""
+    """Run the command line and exit; every error that the user can fix is one line."""
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -273,7 +273,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         say(f"{verb}: {' '.join(wrong.format_message().split())} See `{verb} --help`.")
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        say("raydense: interrupted; the same command goes on from here")
+        say("raydense: interrupted; the same command continues from here")
         sys.exit(130)
     except submit.JobError as error:
         say(f"raydense: {error}")

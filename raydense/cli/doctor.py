@@ -1,4 +1,4 @@
-"""Looks over a machine before work begins: versions, Ray, GPUs, compiler, storage. Each finding that is not ok has its fix."""
+"""Checks a machine before work begins: versions, Ray, GPUs, compiler, storage. Each finding that is not ok has a fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOW_SHARED_MEMORY_GIB = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, its state (`ok`, `note` or `fault`), what was found, and the fix."""
+    """What was checked, its state (`ok`, `note` or `fault`), what was found, and the fix."""
 
     subject: str
     state: str
@@ -30,7 +30,7 @@ class Finding:
 
 
 def examine(tell: Callable[[Finding], None] | None = None) -> list[Finding]:
-    """All findings; `tell` is called with each as it comes."""
+    """All findings; `tell` is called with each in turn."""
     findings = []
     for look in (_python, _packages, _torch, _faiss, _compiler, _storage, _shared_memory, _ray):
         for finding in look():
@@ -165,7 +165,7 @@ def _ray() -> Iterator[Finding]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
+    """The first line of an error's message, or its name if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -26,7 +26,7 @@ _FLAGS = f"{__name__}.flags"
 class Command(click.Command):
     """A verb whose flags are made from its `settings` when it is called, and listed in its help by what they are.
 
-    Where one key chooses which others there are, as the objective of a training, the flags are those of what is given.
+    If one key decides which others exist, as the objective of a training does, the flags are those of the given value.
     """
 
     def __init__(self, name: str, settings: type[BaseSettings] | None = None, **rest: Any) -> None:
@@ -138,7 +138,7 @@ def flags_of(form: type[BaseSettings]) -> list[Flag]:
 
 
 def _section(form: type[BaseSettings], key: str, field: FieldInfo) -> str:
-    """The part of the help that a flag stands in."""
+    """The section of the help that lists a flag."""
     group, dot, _ = key.partition(".")
     if dot:
         return f"{group}: {form.model_fields[group].description}"
@@ -147,7 +147,7 @@ def _section(form: type[BaseSettings], key: str, field: FieldInfo) -> str:
 
 
 def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
-    """The settings in a file, those that were given as flags in their place."""
+    """The settings of a file, overridden by those given as flags."""
     values = load_yaml(config) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
     for key, value in given.items():
@@ -159,7 +159,7 @@ def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) ->
 
 
 def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings | SuiteSettings:
-    """As `read`, for `evaluate`: the settings with --suite are others; InputError where one does not go with the other kind."""
+    """As `read`, for `evaluate`: the settings with --suite are others; InputError if a flag belongs to the other kind."""
     runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
     given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
     form: type[EvaluateSettings] | type[SuiteSettings]

@@ -1,4 +1,4 @@
-"""`raydense pool`: search pools with a name, which outlive the command; other jobs ask them, and they are turned to other indexes."""
+"""`raydense pool`: search pools with a name, which outlive the command; other jobs call them, and they switch to other indexes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from raydense.runtime.progress import duration, say
 
 @click.group("pool")
 def pool_group() -> None:
-    """Start a search pool that outlives this command, see how it is, turn it to another index while it is asked, and end it.
+    """Start a search pool that outlives this command, show its state, switch it to another index while it serves, and end it.
 
-    A pool lives on a running Ray cluster (--address, or RAY_ADDRESS) until it is closed, or nobody has asked it for --idle-timeout
-    seconds. `raydense search --pool NAME` asks it, and so does `SearchPool.connect(NAME)` of any job. The index lies in a bucket, or on storage
-    that all nodes mount. See docs/reliability.md for what becomes of a call when something dies.
+    A pool lives on a running Ray cluster (--address, or RAY_ADDRESS) until it is closed, or has had no call for --idle-timeout
+    seconds. `raydense search --pool NAME` calls it, and so does `SearchPool.connect(NAME)` of any job. The index lies in a bucket, or on storage
+    that all nodes mount. docs/reliability.md lists what happens to a call when something dies.
     """
 
 
@@ -53,11 +53,11 @@ _INDEX = click.option("--index", required=True, metavar="PATH", help="the index"
     default=0.0,
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="end the pool when nobody has asked it for so long; 0: never  [0]",
+    help="end the pool after so long without a call; 0: never  [0]",
 )
 @_on_cluster
 def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -> None:
-    """Start a pool of the name NAME, and wait until each shard has an actor that is loaded."""
+    """Start a pool named NAME, and wait until each shard has an actor that is loaded."""
     from raydense.retrieval.pool import SearchPool
 
     join(address)
@@ -72,10 +72,10 @@ def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -
 @click.option("--search-params", default=None, metavar="TEXT", help=f"{_told('search_params')}; by default those of now")
 @_on_cluster
 def pool_swap(name: str, index: str, replicas: int | None, search_params: str | None, address: str | None, as_json: bool) -> None:
-    """Turn a pool to another index while it is asked: no call fails, and each is answered by one index alone.
+    """Switch a pool to another index while it serves: no call fails, and each is answered by one index.
 
-    The new actors load beside the old ones, and take over when all are there; for that long both need memory. If they cannot load, the pool stays as
-    it is. Once begun, a swap goes on though this command is interrupted.
+    The new actors load next to the old ones, and take over when all are loaded; until then both need memory. If they cannot load, the pool stays as
+    it is. A swap that has begun continues if this command is interrupted.
     """
     from raydense.retrieval.pool import SearchPool
 
@@ -89,7 +89,7 @@ def pool_swap(name: str, index: str, replicas: int | None, search_params: str | 
 @click.option("--name", metavar="NAME", help="the pool's name; by default all")
 @_on_cluster
 def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
-    """Say what a pool answers from, and of each actor where it is and how; of all pools without --name."""
+    """Show the index of a pool, and the place and state of each actor; of all pools without --name."""
     from raydense.retrieval.named import pool_status, pools
 
     join(address)
@@ -99,14 +99,14 @@ def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
     for status in () if as_json else found:
         _print(status, False)
     if not found:
-        say("pool: there is none")
+        say("pool: none is running")
 
 
 @pool_group.command("close")
 @_NAME
 @_on_cluster
 def pool_close(name: str, address: str | None, as_json: bool) -> None:
-    """End a pool and its actors. Calls that are under way fail with one line that says so."""
+    """End a pool and its actors. Calls in progress fail with one line that says so."""
     from raydense.retrieval.named import close_pool
 
     join(address)

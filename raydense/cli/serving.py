@@ -16,7 +16,7 @@ from raydense.serving.settings import ServeSettings
 
 
 def serve_command() -> click.Command:
-    """The verb `serve`, its flags made from its settings."""
+    """The verb `serve`, with flags made from its settings."""
     where = [
         Flag(["--name"], default="search", metavar="NAME", help="the app's name, on a cluster that has several  [search]"),
         Flag(["--route"], default="/", metavar="PATH", help="what its URLs begin with, on a cluster that has several apps  [/]"),

@@ -1,4 +1,4 @@
-"""`raydense submit`: the verbs, and `run`, as jobs of a Ray cluster; how far they are, what they say, and their end."""
+"""`raydense submit`: the verbs, and `run`, as jobs of a Ray cluster; their state, their output, and how to stop them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def submit_group() -> None:
 
     `raydense submit train ... --address http://HEAD:8265` is `raydense train ...` there.
 
-    The code that runs is this machine's: it travels, with the recipe. Data does not. Relative paths are made whole from the folder
-    that you are in; in a recipe, inputs must be whole already. What a job reads and writes lies in a bucket (s3://, gs://), or on storage
+    The code of this machine is sent, with the recipe; data is not. Relative paths are resolved from the current folder;
+    in a recipe, inputs must be absolute. What a job reads and writes is in a bucket (s3://, gs://), or on storage
     that all nodes mount, at the same path: a path in the home folder or /tmp on a disk of this machine is refused at once, unless the cluster is at an address
-    of this machine; and the job begins with a look on every node that is up, and is refused if one does not see an input, or the
+    of this machine; and the job first checks every node that is up, and is refused if one does not see an input, or the
     output's folder.
 
     The job is named by what it makes. Submitted again while it runs, it is followed from its start; when it has ended, it is submitted
-    anew as NAME-2 and so on, and goes on where it was. Ctrl-C leaves it running. The settings are looked over before anything is
+    again as NAME-2 and so on, and continues. Ctrl-C leaves it running. The settings are checked before anything is
     sent. If the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
     """
 
 
 def _submit_options() -> list[click.Parameter]:
-    """The options that a submission has beside those of what it submits."""
+    """The options of a submission in addition to those of what it submits."""
     return [
         Flag(["--address"], metavar="URL", help=_DASHBOARD),
         Flag(["--no-wait"], is_flag=True, help="print the job's name, and do not follow it"),
@@ -93,7 +93,7 @@ def _submit(work: submit.Work, address: str | None, python: str, no_wait: bool, 
 
 
 def _follow(client: Any, name: str, address: str, as_json: bool, out: TextIO) -> NoReturn:
-    """Hand on what a job says, and exit as it does."""
+    """Pass on what a job prints, and exit with its code."""
     said = _Said(out)
     try:
         job = submit.Follower(client, name, said.write).follow()
@@ -107,7 +107,7 @@ def _follow(client: Any, name: str, address: str, as_json: bool, out: TextIO) ->
 
 
 class _Said:
-    """What a job says, handed on; keeps the last line that may be its result as JSON."""
+    """Passes on what a job prints; keeps the last line that may be its result as JSON."""
 
     def __init__(self, out: TextIO) -> None:
         self.out, self._rest, self._last = out, "", ""
@@ -147,7 +147,7 @@ def _print_job(job: Any, as_json: bool) -> None:
 @_WHERE
 @_AS_JSON
 def job_status(name: str, address: str | None, as_json: bool) -> None:
-    """Say how far the job NAME is, or how it ended."""
+    """Print the state of the job NAME, or how it ended."""
     _print_job(submit.job_of(submit.connect(submit.dashboard(address)), name), as_json)
 
 
@@ -156,7 +156,7 @@ def job_status(name: str, address: str | None, as_json: bool) -> None:
 @_WHERE
 @_AS_JSON
 def job_stop(name: str, address: str | None, as_json: bool) -> None:
-    """End the job NAME. What its stages committed is kept: submitted again, they go on."""
+    """End the job NAME. What its stages committed is kept: submitted again, they continue."""
     job, ran = submit.stop(submit.connect(submit.dashboard(address)), name)
     if not ran:
         say(f"{name}: had ended before")
@@ -167,7 +167,7 @@ def job_stop(name: str, address: str | None, as_json: bool) -> None:
 @_WHERE
 @_AS_JSON
 def job_list(address: str | None, as_json: bool) -> None:
-    """Say how far the jobs are that raydense submitted, the oldest first."""
+    """Print the state of all jobs that raydense submitted, the oldest first."""
     rows = submit.jobs(submit.connect(submit.dashboard(address)))
     if as_json:
         print(json.dumps([submit.show(job) for job in rows]))
@@ -178,9 +178,9 @@ def job_list(address: str | None, as_json: bool) -> None:
 @submit_group.command("logs")
 @_NAME
 @_WHERE
-@click.option("--no-wait", is_flag=True, help="only what it said so far")
+@click.option("--no-wait", is_flag=True, help="only what it printed so far")
 def job_logs(name: str, address: str | None, no_wait: bool) -> None:
-    """Print what the job NAME says, from its start, until it ends; the exit code is the job's."""
+    """Print the output of the job NAME, from its start, until it ends; the exit code is the job's."""
     where = submit.dashboard(address)
     client = submit.connect(where)
     submit.job_of(client, name)

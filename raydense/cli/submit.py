@@ -1,7 +1,7 @@
-"""Submits work to a Ray cluster through its dashboard: sends the code of this machine, follows the job, gives its exit code back.
+"""Submits work to a Ray cluster through its dashboard: sends the code of this machine, follows the job, returns its exit code.
 
 A submission is named by what it makes: verb, settings, paths and code. Submitted again while it runs, the job is followed, not
-started twice. The job itself first looks whether every node sees the paths that it was given (`refuse_unseen`).
+started twice. The job first checks that every node sees its paths (`refuse_unseen`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _DISKS = {"apfs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfs", "ntfs
 
 
 class JobError(Exception):
-    """The cluster did not take a job, or was lost while a job was followed; nothing that better input would fix."""
+    """The cluster did not take a job, or was lost while a job was followed; not an error of the input."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is submitted: a verb or `run`, the stages of it, what stands after `raydense` on the job's command line.
+    """What is submitted: a verb or `run`, the stages of it, the words after `raydense` on the job's command line.
 
     `file` is the recipe that travels with the code: its name and its text.
     """
@@ -68,7 +68,7 @@ def verb_work(verb: str, settings: Settings) -> Work:
 
 
 def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable[str]) -> Work:
-    """A recipe with its bases put in; `stages` as it was read for `output`, and `words` the other flags of `raydense run`.
+    """A recipe merged with its bases; `stages` as it was read for `output`, and `words` the other flags of `raydense run`.
 
     InputError where a stage reads from a relative path: the job runs in another folder.
     """
@@ -84,7 +84,7 @@ def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable
 
 
 def words_of(settings: Settings) -> list[str]:
-    """The flags that say the settings that were given."""
+    """The flags for the settings that were given."""
     words: list[str] = []
     given = settings.given_keys()
     for key in settings.all_fields():
@@ -102,7 +102,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _inputs(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Each path that a stage reads, with its key; a data set's id and `tiny` are none."""
+    """Each path that a stage reads, with its key; a data set's id and `tiny` are not paths."""
     for key in settings.inputs():
         value = settings.value_of(key)
         if isinstance(value, list):
@@ -129,7 +129,7 @@ def _absolute(settings: Settings) -> Settings:
 
 
 def needed(stages: Iterable[Stage]) -> list[str]:
-    """The paths that stages read and that none of them makes."""
+    """The paths that stages read and none of them writes."""
     stages = list(stages)
     made = [Path(stage.settings.output) for stage in stages]
     paths = {path: Path(path) for stage in stages for _, path in _inputs(stage.settings)}
@@ -148,7 +148,7 @@ def _paths(settings: Settings) -> dict[str, Any]:
 
 
 def code_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """A digest of the files of a package, without what Python keeps of them."""
+    """A digest of the files of a package, without Python's caches."""
     whole = hashlib.sha256()
     for file in sorted(_code(package)):
         whole.update(f"{file.relative_to(package)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -166,7 +166,7 @@ def entrypoint(work: Work, python: str) -> str:
 
 @contextmanager
 def packed(work: Work) -> Iterator[Path]:
-    """A folder with what travels: this package (about a megabyte), and the recipe; never data."""
+    """A folder with what is sent: this package (about a megabyte) and the recipe; never data."""
     with tempfile.TemporaryDirectory(prefix="raydense-submit-") as folder:
         package = Path(__file__).parents[1]
         shutil.copytree(package, Path(folder) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -176,13 +176,13 @@ def packed(work: Work) -> Iterator[Path]:
 
 
 def dashboard(address: str | None) -> str:
-    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError where there is none, it is of another form, or carries credentials."""
+    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError if there is none, it has another form, or contains credentials."""
     where = address or os.environ.get("RAY_ADDRESS", "")
     fix = "give that of the cluster's dashboard, as http://HEAD:8265"
     if not where:
         raise InputError("missing", "--address", f"{fix}, or set RAY_ADDRESS to it")
     if "@" in where:
-        what = "carries credentials, which would stand in logs"
+        what = "contains credentials, which logs would show"
         raise InputError(
             what, "--address" if address else "RAY_ADDRESS", f"set {_HEADERS} to the header that the cluster asks for, as JSON"
         )
@@ -192,9 +192,9 @@ def dashboard(address: str | None) -> str:
 
 
 def refuse_local(work: Work, address: str) -> None:
-    """InputError where the cluster is not on this machine, and a path lies on a disk that surely is: in its home or /tmp.
+    """InputError where the cluster is not on this machine, and a path is on a local disk: in the home folder or /tmp.
 
-    An address of this machine may be a tunnel to a cluster elsewhere: there the job finds out itself.
+    An address of this machine may be a tunnel to a cluster elsewhere: then the job's own check decides.
     """
     if _is_here(str(urlsplit(address).hostname)):
         return
@@ -237,14 +237,14 @@ def _headers() -> dict[str, str] | None:
 
 
 def connect(address: str) -> Any:
-    """A client of Ray's job API; Ray takes the token from RAY_AUTH_TOKEN. InputError where no dashboard answers, or lets us in."""
+    """A client of Ray's job API; Ray takes the token from RAY_AUTH_TOKEN. InputError if no dashboard answers, or it denies access."""
     import requests
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     for module in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
-    os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would stand before what was given
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # else RAY_ADDRESS would take precedence
     try:
         return JobSubmissionClient(address, headers=_headers())
     except AuthenticationError:
@@ -256,9 +256,9 @@ def connect(address: str) -> Any:
 
 
 def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
-    """The submission's name, and what became of it: a job of this name that runs is the one, or else one is begun.
+    """The submission's name, and what happened: a running job of this name is used, otherwise one is started.
 
-    JobError where the cluster does not take it.
+    JobError if the cluster does not accept it.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -279,7 +279,7 @@ def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
 
 
 def _named(client: Any, base: str) -> tuple[str, str, bool]:
-    """The name to submit `base` under, what became of the last one, and whether that runs."""
+    """The name to submit `base` under, the state of the last job of that base, and whether it runs."""
     jobs = {}
     for job in client.list_jobs():
         number = re.fullmatch(re.escape(base) + r"(?:-(\d+))?", job.submission_id or "")
@@ -294,7 +294,7 @@ def _named(client: Any, base: str) -> tuple[str, str, bool]:
 
 
 def job_of(client: Any, name: str) -> Any:
-    """What the cluster knows of a submission; InputError where it knows none of this name."""
+    """Ray's record of a submission; InputError if there is none of this name."""
     try:
         return client.get_job_info(name)
     except RuntimeError as error:
@@ -304,13 +304,13 @@ def job_of(client: Any, name: str) -> Any:
 
 
 def jobs(client: Any) -> list[Any]:
-    """What the cluster knows of all submissions of raydense, the oldest first."""
+    """Ray's records of all submissions of raydense, the oldest first."""
     named = [job for job in client.list_jobs() if (job.submission_id or "").startswith("raydense-")]
     return sorted(named, key=lambda job: job.start_time or 0)
 
 
 class Unread:
-    """Of a text that is read from its start again and again, in any pieces: what was not read before."""
+    """The new part of a text that is read again and again from its start, in pieces of any size."""
 
     def __init__(self) -> None:
         self._read = self._passed = 0
@@ -328,7 +328,7 @@ class Unread:
 
 
 class Follower:
-    """Hands on what a job says, from its start; a connection that is lost is tried again, and nothing is said twice."""
+    """Passes on what a job prints, from its start; a lost connection is retried, and no line is repeated."""
 
     def __init__(self, client: Any, name: str, write: Callable[[str], object]) -> None:
         self.client, self.name, self.write = client, name, write
@@ -336,7 +336,7 @@ class Follower:
         self._lost: float | None = None  # since when
 
     def follow(self) -> Any:
-        """Returns when the job has ended, with what the cluster knows of it; JobError where it cannot be reached for long."""
+        """Returns when the job has ended, with Ray's record of it; JobError if the cluster cannot be reached for long."""
         import aiohttp
 
         while True:
@@ -348,10 +348,10 @@ class Follower:
                 self._lost = None
             except (RuntimeError, OSError, aiohttp.ClientError) as error:
                 if self._lost is None:
-                    say(f"{self.name}: the connection is lost, and tried again; the job goes on")
+                    say(f"{self.name}: the connection is lost and retried; the job continues")
                     self._lost = time.monotonic()
                 if time.monotonic() - self._lost > _PATIENCE_S:
-                    raise JobError(f"{self.name}: the cluster cannot be reached ({_last_line(error)}); the job may go on") from error
+                    raise JobError(f"{self.name}: the cluster cannot be reached ({_last_line(error)}); the job may continue") from error
             time.sleep(_AGAIN_S)
 
     async def _tail(self) -> None:
@@ -369,13 +369,13 @@ def stop(client: Any, name: str) -> tuple[Any, bool]:
     deadline = time.monotonic() + _PATIENCE_S
     while not (job := job_of(client, name)).status.is_terminal():
         if time.monotonic() > deadline:
-            raise JobError(f"{name}: was told to stop, and has not yet")
+            raise JobError(f"{name}: was asked to stop, and has not stopped yet")
         time.sleep(_AGAIN_S / 4)
     return job, True
 
 
 def exit_code(job: Any) -> int:
-    """The exit code of a job's command; 1 where it never came to one and did not succeed."""
+    """The exit code of a job's command; 1 if it has none and did not succeed."""
     code = job.driver_exit_code
     if code is None:
         return 0 if str(job.status) == "SUCCEEDED" else 1
@@ -383,7 +383,7 @@ def exit_code(job: Any) -> int:
 
 
 def outcome(job: Any) -> str:
-    """A few words on how far a job is, or how it ended."""
+    """The state of a job in a few words."""
     status = str(job.status)
     if status == "FAILED" and job.driver_exit_code is None:
         return f"failed: {_last_line(job.message or '')}"
@@ -397,7 +397,7 @@ def _last_line(error: object) -> str:
 
 
 def refuse_unseen(stages: Iterable[Stage]) -> None:
-    """In a job that was submitted: InputError where a node of the cluster does not see a path that the stages read or write."""
+    """In a submitted job: InputError if a node of the cluster does not see a path that the stages read or write."""
     if _SUBMISSION not in os.environ:
         return
     ensure_ray()
@@ -427,7 +427,7 @@ def _missing(paths: list[str]) -> list[str]:
 
 @contextmanager
 def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
-    """Empty files in the folders that will hold the outputs, by which other nodes can tell that they see these; removed again."""
+    """Empty files in the folders that will hold the outputs, by which other nodes check that they see these; removed afterwards."""
     files: dict[str, str] = {}
     try:
         for stage in stages:
@@ -440,7 +440,7 @@ def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
             file = folder / f".raydense-{uuid.uuid4().hex}"
             try:
                 file.touch(exist_ok=False)
-            except OSError:  # the stage itself says that it may not write there
+            except OSError:  # the stage itself reports that it may not write there
                 continue
             files[str(file)] = str(output)
         yield files
@@ -450,12 +450,12 @@ def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
 
 
 def wait_words(name: str, address: str) -> str:
-    """How to follow and to stop a job that goes on by itself."""
+    """How to follow and stop a job that continues on its own."""
     return f"{name} goes on; `raydense submit logs {name} --address {address}` follows it, `submit stop` ends it"
 
 
 def show(job: Any) -> dict[str, Any]:
-    """What `status` and `list` say of a job."""
+    """What `status` and `list` print about a job."""
     done = job.status.is_terminal()
     return {
         "submission_id": job.submission_id,
@@ -466,12 +466,12 @@ def show(job: Any) -> dict[str, Any]:
 
 
 def line(job: Any) -> str:
-    """The same as a line for people."""
+    """The same as one line to read."""
     return f"{job.submission_id}  {outcome(job)}  {job.entrypoint}"
 
 
 def announce(work: Work, settings: Settings) -> None:
-    """Say which of the paths that were given stand for which on the cluster."""
+    """Print which path on the cluster each given path stands for."""
     whole = work.stages[0].settings
     given = [*_inputs(settings), ("output", settings.output)]
     paths = [*_inputs(whole), ("output", whole.output)]

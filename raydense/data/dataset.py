@@ -1,4 +1,4 @@
-"""A data set under work: a folder of artifacts that belong together (corpus, queries, qrels, ...), finished as one of kind `dataset`."""
+"""A data set that is being written: a folder of artifacts that belong together (corpus, queries, qrels, ...), finished as one of kind `dataset`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raydense.storage.artifact import Artifact, Draft
 
 
 class DatasetDraft:
-    """Opens and finishes the parts of a data set; `done` is the data set where an earlier run finished it.
+    """Opens and finishes the parts of a data set; `done` is the data set if an earlier run finished it.
 
     A part that an earlier, interrupted run finished is kept.
     """
@@ -31,18 +31,18 @@ class DatasetDraft:
                 )
 
     def part(self, name: str, kind: str) -> Draft:
-        """The draft of the part in the folder `name`; hand its artifact to `keep` when finished. InputError for a second of that name."""
+        """The draft of the part in the folder `name`; pass its artifact to `keep` when it is finished. InputError for a second of that name."""
         if name in self._parts:
             raise InputError(f"two files of the input would both be {name}", self.draft.place, "rename or remove one")
         return Draft.open(storage.join(self.draft.place, name), kind, {**self.made_from, "part": name})
 
     def keep(self, name: str, artifact: Artifact) -> Artifact:
-        """Count a finished part to the data set."""
+        """Add a finished part to the data set."""
         self._parts[name] = artifact
         return artifact
 
     def table(self, name: str, kind: str, table: pa.Table, **summary: Any) -> Artifact:
-        """Write one of the small kinds as the part `name`; its manifest says `summary` of it."""
+        """Write one of the small kinds as the part `name`; `summary` goes into its manifest."""
         draft = self.part(name, kind)
         if draft.done:
             return self.keep(name, draft.done)
@@ -50,7 +50,7 @@ class DatasetDraft:
         return self.keep(name, draft.finish(table.num_rows, **summary))
 
     def finish(self) -> Artifact:
-        """Make it a data set; its rows are those of the corpus, where it has one."""
+        """Finish the data set; its rows are those of the corpus, if it has one."""
         parts = {name: {"kind": a.kind, "rows": a.rows, "fingerprint": a.fingerprint} for name, a in sorted(self._parts.items())}
         rows = self._parts["corpus"].rows if "corpus" in self._parts else max(a.rows for a in self._parts.values())
         return self.draft.finish(rows, parts=parts)

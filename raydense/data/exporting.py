@@ -1,4 +1,4 @@
-"""Export: artifacts become files of another tool, by exact field name; written aside and renamed, never over what is there."""
+"""Export: artifacts become files of another tool, by exact field name; written under another name and renamed, never over an existing file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITE: dict[str, Callable[[Outlet], None]] = {
 def export(settings: ExportSettings) -> Path | str:
     """Write artifacts in another tool's format; returns the path written.
 
-    One file where the format has one for what is given (a run, training examples), else a folder (BEIR). InputError where
+    One file where the format has one for the given artifacts (a run, training examples), else a folder (BEIR). InputError where
     the output exists, where the format cannot hold what is given, or lacks what it needs.
     """
     place = storage.place_of(settings.output)
@@ -52,7 +52,7 @@ def export(settings: ExportSettings) -> Path | str:
 
 
 def _export_to_store(settings: ExportSettings, uri: str) -> str:
-    """Written on this machine first; of a folder, a file appears after another."""
+    """Writes on this machine first; the files of a folder then appear one after another."""
     if storage.exists(uri):
         raise InputError("exists already", uri, "give another --output, or delete it")
     with tempfile.TemporaryDirectory(prefix="raydense-export-") as aside:

@@ -161,7 +161,7 @@ class World:
         return [(pool := pools[k][f % FACTS])[d % len(pool)] for k, f, d in zip(kinds, facts.tolist(), draws, strict=True)]
 
     def noted(self, entities: Ints, note: Ints | int) -> Ints:
-        """Which of its facts (0..5) the note of this number about each entity says again."""
+        """Which of its facts (0..5) the note of this number about each entity repeats."""
         return self.draw(7, entities + note * _NEXT_NOTE, FACTS)
 
     def passages(self) -> Iterator[pa.Table]:
@@ -190,9 +190,9 @@ class World:
         return self.draw(5, entities, len(KINDS))
 
     def _texts(self, passage: Ints, fact: Ints, note: Ints, names: list[str]) -> list[str]:
-        """A sentence that says the fact, and an aside before or after it."""
+        """A sentence that states the fact, with an aside before or after it."""
         ways = len(KINDS[0].relations[0].says)
-        # a note never says a fact the way the article says it
+        # a note never words a fact as the article does
         other = 1 + self.draw(9, fact + np.maximum(note, 0) * _NEXT_NOTE, ways - 1)
         way = (self.draw(8, fact, ways) + np.where(note < 0, 0, other)) % ways
         kinds, relations = self.kind_of(fact // FACTS).tolist(), (fact % FACTS).tolist()

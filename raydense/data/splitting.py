@@ -1,6 +1,6 @@
 """Where documents are cut into passages: blocks of words, or whole sentences up to a number of tokens.
 
-Nothing here knows a tokenizer or a file: texts come in with a function that tells where their tokens begin, and spans come out,
+Nothing here knows a tokenizer or a file: the input is texts and a function that gives the offsets of their tokens, the output is spans,
 pairs of characters (start, stop). The spans of a text rise, never overlap, and leave out nothing but white space.
 """
 
@@ -24,7 +24,7 @@ def word_spans(texts: list[str], length: int) -> list[list[Span]]:
     """Of each text the consecutive blocks of `length` words, as white space separates them; the last block has what is left.
 
     DPR, section 4.1: "multiple, disjoint text blocks of 100 words". Disjoint is taken at its word: a short last block is not
-    filled up from elsewhere in the document, so that no text stands in two passages.
+    filled up from elsewhere in the document, so that no text is in two passages.
     """
     block = re.compile(rf"\S+(?:\s+\S+){{0,{length - 1}}}")
     return [[found.span() for found in block.finditer(text)] for text in texts]
@@ -33,8 +33,8 @@ def word_spans(texts: list[str], length: int) -> list[list[Span]]:
 def token_spans(texts: list[str], language: str, length: int, starts: Starts) -> list[list[Span]]:
     """Of each text the consecutive groups of whole sentences that have at most `length` tokens; query-as-context, section 4.1.
 
-    A sentence is cut, where a token begins, only if it has more tokens by itself; its last piece goes on with the next sentences.
-    Sentences are grouped by the tokens of the whole text. A tokenizer may count a group differently when it stands alone, so
+    A sentence is cut, at a token, only if it alone has more tokens; its last piece is grouped with the next sentences.
+    Sentences are grouped by the tokens of the whole text. A tokenizer may count a group differently on its own, so
     each is counted again, and cut again where it is too long: the limit holds for every passage as it will be read. Only a single
     character of more tokens than that is left as it is.
     """

@@ -1,7 +1,7 @@
 """The passage store: a corpus artifact, memory-mapped, read by row; ids are looked up without a dict of them.
 
 A corpus is a list of Arrow IPC files (`corpus-00000.arrow`, ...) with `passage_id`, `title`, `text` and perhaps `doc_id`. A
-passage's row is its position in the corpus. Beside them lie `id_hash.npy` (sorted) with `id_row.npy`, and `text_hash.npy` by row.
+passage's row is its position in the corpus. Next to them are `id_hash.npy` (sorted) with `id_row.npy`, and `text_hash.npy` by row.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ class PassageStore:
             raise InputError(
                 f"was made with another corpus than {self.path} ({made_with[:8]}, not {self.fingerprint[:8]})",
                 artifact.place,
-                "give the corpus that it was made with, or make it anew with this one",
+                "give the corpus that it was made with, or make it again with this one",
             )
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
-        """As `rows_of`, each different id looked up once; InputError that names the first unknown id, and `where` it stands."""
+        """As `rows_of`, each different id looked up once; InputError that names the first unknown id, and `where` it is."""
         words = ids.combine_chunks().dictionary_encode()
         rows = self.rows_of(words.dictionary)
         if (rows < 0).any():
@@ -172,12 +172,12 @@ def store_of(path: str, fingerprint: str) -> PassageStore:
     """The store of a corpus, kept open by a worker process from task to task; InputError where it is not the one of `fingerprint`."""
     store = PassageStore(path)
     if store.fingerprint != fingerprint:
-        raise InputError("is another corpus than when the stage began", path, "let the stage end before its inputs are made anew")
+        raise InputError("changed after the stage began", path, "let the stage finish before you replace its inputs")
     return store
 
 
 def full_text(table: pa.Table) -> pa.ChunkedArray:
-    """Title and text of each row of `table`, joined by a blank; the text alone where there is no title."""
+    """Title and text of each row of `table`, joined by a space; the text alone if there is no title."""
     return pc.utf8_trim_whitespace(pc.binary_join_element_wise(table["title"], table["text"], " "))
 
 
@@ -212,7 +212,7 @@ class CorpusWriter:
                 row = self.rows + pc.index(blank, pa.scalar(True)).as_py()
                 raise InputError(f"empty {name}", self.where(row), "fill it, or remove the passage")
         self._id_hashes.append(hash_strings(table["passage_id"]))
-        # without text the title is all that tells a passage from another one
+        # without text the title is all that distinguishes a passage
         self._text_hashes.append(hash_strings(pc.if_else(blank, table["title"], table["text"]) if self.blank else table["text"]))
         self.rows += table.num_rows
         self._held.append(table)

@@ -62,7 +62,7 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 
 def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where: object) -> NDArray[np.int64]:
-    """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it stands."""
+    """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it is."""
     found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())
     if found.null_count:
         missing = wanted.filter(pc.is_null(found))[0].as_py()
@@ -76,7 +76,7 @@ def positives_of(qrels: pa.Table) -> pa.Table:
 
 
 def query_starts(query_id: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Where the rows of each query begin, in rows that stand together by query, and where the last ends; int64 [queries + 1]."""
+    """Offsets of the first row of each query in rows grouped by query, and of the end of the last; int64 [queries + 1]."""
     if not len(query_id):
         return np.zeros(1, dtype=np.int64)
     ids = query_id.combine_chunks()

@@ -29,7 +29,7 @@ def normal_tokens(text: str) -> str:
 
 
 def token_matcher(answers: list[str]) -> Callable[[str], bool]:
-    """Whether the tokens of one of the answers stand in a text one after another. An answer without a token matches nothing."""
+    """Whether a text contains the tokens of one of the answers in sequence. An answer without a token matches nothing."""
     wanted = [tokens for tokens in map(normal_tokens, answers) if tokens]
 
     def holds(text: str) -> bool:
@@ -49,7 +49,7 @@ class RegexMatchers:
     given_up: set[str] = field(default_factory=set)
 
     def matcher(self, answers: list[str], query_id: str, where: object) -> Callable[[str], bool]:
-        """Whether one of the expressions is found in a text, whatever the case; InputError on one that is none."""
+        """Whether one of the expressions is found in a text, whatever the case; InputError on one that is invalid."""
         patterns = [self._compile(answer, query_id, where) for answer in answers if answer.strip()]
         return lambda text: any(self._found(pattern, unicodedata.normalize("NFC", text)) for pattern in patterns)
 

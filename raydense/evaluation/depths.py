@@ -1,4 +1,4 @@
-"""A re-ranked run beside its candidates, by how many of these the re-ranker is given."""
+"""A re-ranked run against its candidates, by the number of candidates that the re-ranker gets."""
 
 from __future__ import annotations
 

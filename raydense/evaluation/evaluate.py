@@ -30,7 +30,7 @@ _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
 
 def evaluate(settings: EvaluateSettings) -> Artifact:
-    """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, a row a query that counts.
+    """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, one row per query that counts.
 
     Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. Without qrels the metrics are top-1 and
     so on, answer accuracy over all queries that have answers. `summary["result"]` is the object

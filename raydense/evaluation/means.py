@@ -1,4 +1,4 @@
-"""What a model measures on many test sets, in one table: a row a set, the mean of sets that belong together, the mean of all.
+"""What a model measures on many test sets, in one table: one row per set, the mean of sets that belong together, the mean of all.
 
 BEIR's mean counts CQADupStack, twelve sets in one sub-folder, once. So sets `GROUP/NAME` count together as one, by their mean.
 """
@@ -52,7 +52,7 @@ def _means(of: list[dict[str, float]]) -> dict[str, float]:
 
 
 def text_table(summary: dict[str, Any]) -> str:
-    """The summary for a terminal: for each run, a line a set."""
+    """The summary for a terminal: for each run, one line per set."""
     return _page(summary, "{lines}", aligned)
 
 

@@ -27,7 +27,7 @@ class Measured:
 
 
 def parse_metrics(names: list[str]) -> list[ir_measures.Measure]:
-    """The measures of names as "nDCG@10"; InputError that says what a misspelt one may be."""
+    """The measures of names as "nDCG@10"; InputError that suggests the name that was meant."""
     if not names:
         raise InputError("no metric", "metrics", "name some, as nDCG@10 RR@10 R@100")
     return list(dict.fromkeys(_parse_metric(name) for name in names))
@@ -38,7 +38,7 @@ def _parse_metric(name: str) -> ir_measures.Measure:
         measure = ir_measures.parse_measure(name)
         if ir_measures.DefaultPipeline.supports(measure):
             return measure
-        raise InputError(f"{name!r} needs a package beside ir-measures that is not installed", "metrics", "choose another metric")
+        raise InputError(f"{name!r} needs a package that is not installed, next to ir-measures", "metrics", "choose another metric")
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
         known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii()}
@@ -54,7 +54,7 @@ class Judgements:
     """Some qrels, and the measures to take against them.
 
     Ties and missing queries are read as trec_eval does: hits are ordered by score falling, equal scores by passage id falling
-    (whatever the rank says), and a judged query that the run lacks counts 0 (its option -c). Queries that are not judged count
+    (whatever the rank is), and a judged query that the run lacks counts 0 (its option -c). Queries that are not judged count
     nothing. ir-measures asks several libraries, which break ties differently, so they are given scores without ties.
     """
 

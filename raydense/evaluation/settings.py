@@ -53,7 +53,7 @@ class EvaluateSettings(Settings):
 class SuiteSettings(Settings):
     """With --suite: measure a retriever, or BM25, on every test set of a folder; one table, and the mean of all.
 
-    Each set is imported, encoded, indexed, searched and measured in a folder of its own; stopped, it goes on where it was.
+    Each set is imported, encoded, indexed, searched and measured in a folder of its own; if stopped, it continues.
     """
 
     output: Folder = setting(..., "the folder for the outputs of all sets, and for the table", min_length=1)
@@ -62,12 +62,12 @@ class SuiteSettings(Settings):
         "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
     )
     model: FolderOrNone = artifact("model", "faiss: the retriever", None)
-    reranker: FolderOrNone = artifact("model", "orders the first passages of each query anew, and is measured too", None)
+    reranker: FolderOrNone = artifact("model", "a re-ranker for the first passages of each query, which is measured, too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
     splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
-    k: int = setting(100, "passages of each query; the query itself, where it stands in the corpus, is none", ge=1)
+    k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")

@@ -74,7 +74,7 @@ def sign_flip(gaps: NDArray[np.float64]) -> float:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """The p-values adjusted for their number (Holm 1979): each may be held against the level as it stands."""
+    """The p-values adjusted for their number (Holm 1979): compare each with the significance level directly."""
     order = np.argsort(p_values, kind="stable")
     adjusted = np.empty(len(p_values))
     highest = 0.0

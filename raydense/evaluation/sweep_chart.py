@@ -8,7 +8,7 @@ from typing import Any
 
 
 def chart_svg(runs: Mapping[str, Mapping[str, Any]], along: str, values: Mapping[str, float]) -> str:
-    """The first metric of the "runs" of `trials.summarise`, a line a run, along `values`: each variant's place on the axis `along`.
+    """The first metric of the "runs" of `trials.summarise`, one line per run, along `values`: each variant's place on the axis `along`.
 
     Bars are the sample standard deviation over the seeds. The same runs give the same bytes; no metric gives "".
     """

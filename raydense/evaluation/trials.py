@@ -1,4 +1,4 @@
-"""The reports of several trials in one table: a row a variant, the mean and spread of each metric over its seeds."""
+"""The reports of several trials in one table: one row per variant, the mean and spread of each metric over its seeds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Reports = Mapping[str, Mapping[str, Artifact]]
 
 TESTS = (
     f"Against the first variant: paired, two-sided randomisation test over queries ({SAMPLES:,} sign flips), the values of a query"
-    " averaged over the seeds that both have, and corrected by Holm for all variants and metrics of a run. It tells whether these"
-    " models differ on queries like these; how much another seed would change them, the spread tells."
+    " averaged over the seeds that both have, and corrected by Holm for all variants and metrics of a run. It shows whether these"
+    " models differ on queries like these; the spread shows how much another seed would change them."
 )
 
 
@@ -33,7 +33,7 @@ def summarise(reports: Reports) -> dict[str, Any]:
     `values` (one a seed), and for all variants but the first a `significance` as that of a report: {metric: comparison}.
 
     The seeds of one query are no independent observations: pooled, they would make any difference significant. So the values
-    of a query are averaged over the seeds before the test, which has a pair a query.
+    of a query are averaged over the seeds before the test, which has one pair per query.
     """
     per_query = {variant: _per_query(of) for variant, of in reports.items() if of}
     first = next(iter(per_query), "")
@@ -74,7 +74,7 @@ def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, An
 
 
 def text_table(summary: dict[str, Any], once: Collection[str]) -> str:
-    """The summary for a terminal: for each run, a line a variant; one line for a run that was made `once` for all of them."""
+    """The summary for a terminal: for each run, one line per variant; one line for a run that was made `once` for all of them."""
     blocks = []
     for run, lines in _cells(summary, once).items():
         lines[0][0] = run

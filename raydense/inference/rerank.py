@@ -103,7 +103,7 @@ class RunReader:
     def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
         """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth.
 
-        InputError where the rows of a query do not stand together.
+        InputError where the rows of a query are not adjacent.
         """
         first_rows: list[NDArray[np.int64]] = []
         heads: list[pa.Array] = []
@@ -135,7 +135,7 @@ class RunReader:
         again = np.setdiff1d(np.arange(len(numbers)), fresh)
         if again.size:
             query = heads[int(again[0])].as_py()
-            raise InputError(f"the rows of query {query!r} do not stand together", self.path, "sort the run by query and rank")
+            raise InputError(f"the rows of query {query!r} are not adjacent", self.path, "sort the run by query and rank")
 
     def read(self, start: int, stop: int) -> pa.Table:
         """The rows start..stop-1, with query_id, passage_id and rank."""

@@ -1,4 +1,4 @@
-"""A run as the miners read it: a block of whole queries at a time, against the corpus, the queries and the positives it goes with."""
+"""A run as the miners read it: block by block of complete queries, with the corpus, the queries and the positives that belong to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Judged:
     def queries_of(self, block: pa.Table) -> tuple[pa.Array, Rows, Rows]:
         """The id of each query of a block, how many rows it has, and its number among the judged queries, or -1.
 
-        InputError on a query that the queries do not have, and on one whose rows do not stand together.
+        InputError on a query that the queries do not have, and on one whose rows are not adjacent.
         """
         starts = query_starts(block["query_id"])
         ids = block["query_id"].take(pa.array(starts[:-1])).combine_chunks()
@@ -58,7 +58,7 @@ class Judged:
         again[np.setdiff1d(np.arange(len(known)), np.unique(known, return_index=True)[1])] = True
         if again.any():
             query = ids[int(np.argmax(again))].as_py()
-            raise InputError(f"the rows of query {query!r} do not stand together", self.run, "sort the run by query and rank")
+            raise InputError(f"the rows of query {query!r} are not adjacent", self.run, "sort the run by query and rank")
         self.met[known] = True
         numbers = pc.fill_null(pc.index_in(ids, value_set=self.positives.query_ids), -1).to_numpy().astype(np.int64)
         self.judged_met[numbers[numbers >= 0]] = True

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 REPORT = "report.md"
 _BLOCK = 2_048
-# The ranks that the histogram tells apart begin here.
+# First ranks of the bars of the histogram.
 _BINS = [*range(1, 11), *(edge * 10**power + 1 for power in range(1, 9) for edge in (1, 2, 5))]
 
 
 def filter_queries(settings: FilterSettings) -> Artifact:
     """The generated queries whose own passage, or one of the same text, is among the first k that the index finds.
 
-    What comes out is `generated` again: a file for each one of the input, the same rows, each list in its order without what was
-    not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill goes on
+    The output is `generated` again: a file for each one of the input, the same rows, each list in its order without what was
+    not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill continues
     with the files that are missing; the queries kept are the same whatever the replicas, threads or shards of an exact index.
     Raises InputError where generated queries, index, model and corpus do not belong together, where the index has the words of
     these queries, and when no query is left.
@@ -153,7 +153,7 @@ def _asked(generated: Generated, start: int, stop: int) -> Asked:
 
 
 def _found(own: Rows, hits: Iterator[tuple[Queries, Hits]], store: PassageStore, progress: Progress) -> tuple[Rows, Rows]:
-    """The rank of each query's own passage in the hits that come next, 0 where there is none, and the row of its first hit."""
+    """The rank of each query's own passage in the next hits, 0 if it is not among them, and the row of its first hit."""
     place, first = np.zeros_like(own), np.full_like(own, -1)
     for at in range(0, len(own), _BLOCK):
         _, (_, rows) = next(hits)

@@ -1,4 +1,4 @@
-"""The page that `filter` leaves beside the queries that it kept: counts, a histogram of the ranks, a sample to read."""
+"""The report that `filter` writes next to the queries that it kept: counts, a histogram of the ranks, a sample to read."""
 
 from __future__ import annotations
 

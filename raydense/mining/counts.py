@@ -1,4 +1,4 @@
-"""What the blocks of a run counted, added up and told."""
+"""Counts of the blocks of a run, added up and reported."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _DENOISED = 2  # the stream of the draw: other lots than those of the undenoised
 
 
 class HybridMiner(Miner):
-    """Joins two parts into one example a query, and keeps the source of each passage.
+    """Joins two parts into one example per query, and keeps the source of each passage.
 
     The undenoised part: the positives of the qrels, and negatives drawn from the ranks of the run. The denoised part: the
     pseudo-positives and `denoised` of the confident negatives of the labels, which are drawn first. Each part has its own
@@ -27,7 +27,7 @@ class HybridMiner(Miner):
     query, but positives of the qrels all stay.
 
     A passage of the run that the labels call positive is left out of the undenoised negatives, and counted: that part has noise
-    since it is not known which of its passages are false negatives, and there is no use in noise that is known to be such.
+    since it is not known which of its passages are false negatives, and known noise has no use.
     Scores are the teacher's probabilities; the undenoised negatives, and positives that the teacher did not see, have none.
     """
 

@@ -1,4 +1,4 @@
-"""Pseudo-labels (RocketQA; PAIR, section 3.3): a re-ranker as the teacher tells positives and negatives among candidates.
+"""Pseudo-labels (RocketQA; PAIR, section 3.3): a re-ranker as the teacher separates positives from negatives among the candidates.
 
 The candidates are scored by `rerank` in the work folder of the output; then each block of the scored run becomes one
 committed file of examples, with what was counted in its note.
@@ -40,7 +40,7 @@ def label(settings: LabelSettings) -> Artifact:
     """Examples for training from the teacher's probability (the sigmoid of its score) of each candidate at ranks 1..depth.
 
     Above `s_pos` it is a pseudo-positive, below `s_neg` a confident negative, and the rest is left out. Where the qrels have
-    positives of the query (relevance >= 1) these stay, all of them and whatever the teacher says, and neither they nor a passage
+    positives of the query (relevance >= 1) these stay, all of them, whatever the teacher's probability, and neither they nor a passage
     of the same text come back as anything else. Other queries have their pseudo-positives alone; one without any is dropped.
     Equal texts count once, and none is on both sides. Examples come in the order of the run; positives of the qrels by relevance
     falling, then pseudo-positives by probability falling; negatives in the order of the draw. `report.md` has the counts, a

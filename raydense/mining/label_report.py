@@ -1,4 +1,4 @@
-"""The page that `label` leaves beside its examples: counts, a histogram of the teacher's probabilities, a sample to read."""
+"""The report that `label` writes next to its examples: counts, a histogram of the teacher's probabilities, a sample to read."""
 
 from __future__ import annotations
 

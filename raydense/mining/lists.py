@@ -45,7 +45,7 @@ class Listed:
         return {pair["values"]: pair["counts"] for pair in found}
 
     def columns(self, kept: Flags) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Rows, scores (null where there is none) and sources of the lists of the kept queries."""
+        """Rows, scores (null if there is none) and sources of the lists of the kept queries."""
         offsets = pa.array(np.append(0, np.cumsum(self.counts(len(kept))[kept])), pa.int32())
         chosen = kept[self.query]
         score = pa.array(self.score[chosen], pa.float32(), from_pandas=True)  # from_pandas: NaN becomes null

@@ -114,7 +114,7 @@ def repeats(query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
 
 
 def among(query: Rows, key: NDArray[np.generic], of_query: Rows, of_key: NDArray[np.generic]) -> Flags:
-    """Whether each pair of a query and a key (a text's hash) is one of the pairs of `of_query` and `of_key`; bool [n]."""
+    """Whether each pair of query and key (a text's hash) is one of the pairs of `of_query` and `of_key`; bool [n]."""
     keys, codes = np.unique(np.concatenate([key, of_key]), return_inverse=True)
     pairs = np.concatenate([query, of_query]) * len(keys) + codes
     return np.isin(pairs[: len(key)], pairs[len(key) :])

@@ -44,7 +44,7 @@ class MineSettings(Settings):
     skip: int = setting(0, "first ranks to leave out", ge=0)
     pick: Literal["random", "top"] = setting("random", "draw from the ranks at random, or take the highest")
     shortage: Literal["keep", "drop", "fail"] = setting(
-        "keep", "what to do with a query that has fewer negatives than asked: keep what there is, drop it, or stop"
+        "keep", "what to do with a query that has fewer negatives than asked: keep what was found, drop the query, or stop"
     )
     seed: int = setting(42, "of the draw", ge=0, lt=2**63)
 
@@ -74,7 +74,7 @@ class LabelSettings(Settings, Spread):
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; what lies between is left out", ge=0, le=1)
     negatives: int = setting(8, "most confident negatives of each query, drawn at random", ge=1)
     shortage: Literal["keep", "drop", "fail"] = setting(
-        "keep", "what to do with a query that has fewer negatives than asked: keep what there is, drop it, or stop"
+        "keep", "what to do with a query that has fewer negatives than asked: keep what was found, drop the query, or stop"
     )
     seed: int = setting(42, "of the draw, and of the sample to read", ge=0, lt=2**63)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)

@@ -22,7 +22,7 @@ def a_run(ids: str) -> pa.Table:
 def test_a_query_in_two_places_is_refused_wherever_the_files_are_cut(tmp_path: Path, cut: int) -> None:
     run = a_run("aabbcaad")
     write_table(tmp_path / "run", "run", run.slice(0, cut), run.slice(cut))
-    with pytest.raises(InputError, match="the rows of query 'a' do not stand together; sort the run by query and rank") as caught:
+    with pytest.raises(InputError, match="the rows of query 'a' are not adjacent; sort the run by query and rank") as caught:
         RunReader(str(tmp_path / "run")).blocks(2, 10)
     assert str(tmp_path / "run") in str(caught.value)
 

@@ -164,5 +164,5 @@ def test_unknown_ids_and_torn_queries_are_refused(tmp_path: Path):
     torn = pa.concat_tables([part, part.set_column(0, "query_id", pa.array(["r"] * 7)), part])
     write_table(tmp_path / "skip" / "queries2", "queries", [pa.table({"query_id": ["q", "r"], "text": ["a", "b"]})])
     write_table(tmp_path / "skip" / "torn", "run", [torn])
-    with pytest.raises(InputError, match="rows of query 'q' do not stand together"):
+    with pytest.raises(InputError, match="rows of query 'q' are not adjacent"):
         mine_world(tmp_path / "skip", run=str(tmp_path / "skip" / "torn"), queries=str(tmp_path / "skip" / "queries2"))

@@ -113,7 +113,7 @@ def test_credentials_in_the_address_of_a_cluster_too(
         main(["submit", "list", *(["--address", bad] if given else [])])
     said = "".join(capsys.readouterr())
     assert ended.value.code == 2
-    assert f"{'--address' if given else 'RAY_ADDRESS'}: carries credentials" in said
+    assert f"{'--address' if given else 'RAY_ADDRESS'}: contains credentials" in said
     assert PASSWORD not in said
 
 

@@ -1,1 +1,1 @@
-"""Formats of other tools: one module a family, each with what it reads and what it writes."""
+"""Formats of other tools: one module per format, each with what it reads and what it writes."""

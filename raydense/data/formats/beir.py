@@ -26,7 +26,7 @@ def passages(folder: Path, strict: bool = True) -> Passages:
 
 
 def read(folder: Path, intake: Intake) -> None:
-    """Take a BEIR folder. A folder without qrels is a data set to search only."""
+    """Import a BEIR folder. A folder without qrels is a data set for search only."""
     if intake.store is None or either(folder / "corpus.jsonl").is_file():
         intake.corpus(passages(folder, intake.strict))
     path = either(folder / "queries.jsonl")

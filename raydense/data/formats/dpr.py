@@ -37,7 +37,7 @@ def passages(source: Path) -> Passages:
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Take a folder or a file. Where there is no corpus, the contexts of the training files become it."""
+    """Import a folder or a file. Without a corpus, the contexts of the training files become the corpus."""
     files = files_of(source)
     collection = [p for p in files if p.name.startswith("psgs")]
     training = [p for p in files if plain(p).suffix in (".json", ".jsonl")]
@@ -82,7 +82,7 @@ def _read_questions(path: Path, gathered: TextCorpus) -> None:
 
 
 def _context(ctx: dict[str, Any], gathered: TextCorpus, own: bool, at: str) -> str:
-    """The passage id of a context: `passage_id`, `psg_id` or `id`; where there is none, one made from its text."""
+    """The passage id of a context: `passage_id`, `psg_id` or `id`; without one, an id made from its text."""
     given = [str(ctx[key]) for key in ("passage_id", "psg_id", "id") if ctx.get(key) is not None]
     if not own and given:
         return given[0]

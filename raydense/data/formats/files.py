@@ -1,4 +1,4 @@
-"""Finds and opens the files of a data set. NAME.gz stands for NAME: it is unpacked while it is read."""
+"""Finds and opens the files of a data set. NAME.gz is read in place of NAME, as a stream."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PACKERS = {
 
 
 def plain(path: Path) -> Path:
-    """The path of what a file holds: without the .gz of a packed file. An archive of several files (.tar.gz) is not taken for one."""
+    """The path of what a file holds: without the .gz of a packed file. An archive of several files (.tar.gz) does not count."""
     return path.with_suffix("") if path.suffix == ".gz" and path.suffixes[-2:-1] != [".tar"] else path
 
 
 def files_of(source: Path, pattern: str = "*") -> list[Path]:
     """The files in a folder whose names match, in their order, or the file `source` itself.
 
-    Left out are hidden files, and NAME.gz where NAME stands beside it.
+    Hidden files are left out, and NAME.gz if NAME exists, too.
     """
     if not source.is_dir():
         return [source]
@@ -38,14 +38,14 @@ def files_of(source: Path, pattern: str = "*") -> list[Path]:
 
 
 def either(path: Path) -> Path:
-    """`path`, or `path`.gz where only that is there."""
+    """`path`, or `path`.gz if only that exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.is_file() and not path.is_file() else path
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked; InputError where it is missing, or while reading where its packing is broken."""
+    """The bytes of a file, unpacked; InputError if it is missing, or, while reading, if the compression is broken."""
     if not path.is_file():
         raise InputError("no such file", path, "check the path")
     try:
@@ -56,7 +56,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def not_text(path: Path, line: int) -> InputError:
-    """What is wrong with a file whose bytes are not UTF-8 at `line`: it is packed, or of another encoding."""
+    """The InputError for a file whose bytes are not UTF-8 at `line`: it is compressed, or has another encoding."""
     with open(path, "rb") as stream:
         start = stream.read(6)
     for magic, (packer, tool) in _PACKERS.items():

@@ -15,7 +15,7 @@ from raydense.errors import InputError
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Take a file or a folder of them. Passages and queries get ids from their texts; equal texts are one."""
+    """Import a file or a folder of files. Passages and queries get ids from their texts; equal texts count once."""
     files = [p for p in files_of(source) if plain(p).suffix in (".json", ".jsonl") or not source.is_dir()]
     if not files:
         raise InputError("holds no *.jsonl", source, "check the folder")

@@ -1,4 +1,4 @@
-"""Takes what a reader found, checks that ids name something, and writes the parts of a data set."""
+"""Takes the tables of a reader, checks that ids exist, and writes the parts of a data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEND = "correct it, or give the data set that it was made for"
 
 
 def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True) -> Artifact:
-    """Write a stream of passages, as tables and what says where a row of them stands; not `strict`, also those without text."""
+    """Write a stream of passages, as tables, each with a function from a row to its file and line; if not `strict`, also those without text."""
     if draft.done:
         return draft.done
     tables, at = passages
@@ -36,7 +36,7 @@ def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool
 
 
 class Intake:
-    """The data set under work. Give the corpus first, then the queries, then what names both.
+    """The data set that is being written. Give the corpus first, then the queries, then what names both.
 
     `store` is the corpus: the imported one, or the one that the settings name; without one, ids of passages are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
@@ -55,7 +55,7 @@ class Intake:
         self.parts += 1
 
     def queries(self, table: pa.Table, at: Where) -> None:
-        """Write the queries; InputError on an empty id or text, and on an id that is there twice."""
+        """Write the queries; InputError on an empty id or text, and on a repeated id."""
         refuse_blank(table, ["query_id", "text"], at)
         ids = table["query_id"].combine_chunks()
         first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
@@ -85,7 +85,7 @@ class Intake:
         self._table(f"qrels/{split}", "qrels", first_of_each(table, ["query_id", "passage_id"]))
 
     def run(self, name: str, table: pa.Table, at: Where) -> None:
-        """Write a run: each query's passages in order. `table` has `query_id`, `passage_id`, perhaps `rank`, perhaps `score`."""
+        """Write a run: each query's passages in order. `table` has `query_id`, `passage_id`, and optionally `rank` and `score`."""
         self.check_ids(table, at)
         pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([([], "count_all")])
         twice = pc.index(pc.greater(pairs["count_all"], 1), pa.scalar(True)).as_py()
@@ -96,7 +96,7 @@ class Intake:
         self._table(name, "run", _ranked(table))
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
-        """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows; perhaps scores of each."""
+        """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores of each."""
         if self.store is None:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
@@ -143,14 +143,14 @@ class Intake:
 
 
 def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
-    """The rows where a combination of `keys` stands for the first time, in their order."""
+    """The rows with the first occurrence of each combination of `keys`, in order."""
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
     return table.take(pa.array(np.sort(first.to_numpy())))
 
 
 def _ranked(table: pa.Table) -> pa.Table:
-    """A run in the order its queries first appear, each by rank, else by score falling, else as the lines stand; ranks from 1."""
+    """A run in the order its queries first appear, each by rank, else by score falling, else in the order of the lines; ranks from 1."""
     ids = table["query_id"].combine_chunks()
     query = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
     line = np.arange(len(query))

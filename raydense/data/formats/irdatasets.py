@@ -34,7 +34,7 @@ def passages(name: str) -> Passages:
 
 
 def read(name: str, intake: Intake) -> None:
-    """Take documents, queries and qrels, whatever the data set has; the split is the last part of its id."""
+    """Import documents, queries and qrels, as far as the data set has them; the split is the last part of its id."""
     dataset = _load(name)
     if intake.store is None and dataset.has_docs():
         intake.corpus(passages(name))
@@ -48,7 +48,7 @@ def read(name: str, intake: Intake) -> None:
 
 
 def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """What `records()` gives; InputError where the library fails to download, check or unpack it."""
+    """The result of `records()`; InputError where the library fails to download, check or unpack it."""
     try:
         yield from records()
     except Exception as error:
@@ -66,7 +66,7 @@ def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
 
 
 def title_and_text(document: Any) -> tuple[str, str | None]:
-    """Of a document of any data set. Where only the library knows its text, that holds the title, which is taken off its beginning."""
+    """Title and text of a document of any data set. If only the library knows its text, that begins with the title, which is removed."""
     title = (getattr(document, "title", None) or "").strip()
     if hasattr(document, "text"):
         return title, document.text

@@ -1,4 +1,4 @@
-"""Reads files of lines (JSON lines, or columns) as Arrow tables, in blocks: fast where all is well, and exact where it is not.
+"""Reads files of lines (JSON lines, or columns) as Arrow tables, in blocks: fast for valid files, and exact about the first fault.
 
 A block is parsed by Arrow. Where that fails, or a needed field is missing, the block is read again line by line, which either
 succeeds (an id that is a number becomes a string) or names the file, the line and the fault.
@@ -71,7 +71,7 @@ def _check_text(path: Path, line: int, block: bytes) -> None:
 
 
 def first_line(path: Path) -> str:
-    """The first line with something in it; InputError where there is none."""
+    """The first line that is not empty; InputError if there is none."""
     for _, block in blocks(path):
         for line in block.splitlines():
             if line.strip():
@@ -80,7 +80,7 @@ def first_line(path: Path) -> str:
 
 
 def where(path: Path, skip: int = 0) -> Callable[[int], str]:
-    """What names the line of the n-th row (from 0) of a file as `path:line`; looks it up when called."""
+    """A function that gives the line of the n-th row (from 0) of a file as `path:line`; it looks the line up when called."""
     return partial(_where, path, skip)
 
 
@@ -111,7 +111,7 @@ def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
 
 
 def json_object(line: bytes | str, at: str) -> dict[str, Any]:
-    """A line as a JSON object; InputError with `at` where it is none."""
+    """A line as a JSON object; InputError with `at` if it is not one."""
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -143,9 +143,9 @@ def check_string(value: str, key: str, at: str) -> str:
 def columns(
     path: Path, fields: list[Field], skip: int = 0, quoted: bool = False, spaces: bool = False, optional: int = 0
 ) -> Iterator[pa.Table]:
-    """The rows of a file of columns, set apart by tabs (or, with `spaces`, by any blanks), with the fields' names in order.
+    """The rows of a file of columns, separated by tabs (or, with `spaces`, by any white space), with the fields' names in order.
 
-    `quoted` reads CSV quotes. The last `optional` columns need not be there.
+    `quoted` reads CSV quotes. The last `optional` columns may be missing.
     """
     names = [f.name for f in fields]
     reading = pa.csv.ReadOptions(column_names=names, block_size=2 * BLOCK_BYTES, use_threads=False)
@@ -175,7 +175,7 @@ def _csv_cells(text: str, at: str) -> list[str]:
     try:
         return next(csv.reader([text], delimiter="\t", strict=True))
     except (csv.Error, StopIteration) as error:
-        raise InputError(f"quotes do not match ({error})", at, "give one row a line, quoted as CSV") from None
+        raise InputError(f"quotes do not match ({error})", at, "give one row per line, quoted as CSV") from None
 
 
 def _parsed(cell: str, field: Field, at: str) -> Any:
@@ -211,7 +211,7 @@ def _tables(
 
 
 def _lacks(column: pa.ChunkedArray, field: Field) -> bool:
-    """Whether a needed field is missing, or a number is none."""
+    """Whether a required field is missing, or a number is not one."""
     if field.type == "float" and not pc.all(pc.is_finite(column)).as_py():
         return True
     return bool(field.needed and column.null_count)
@@ -229,7 +229,7 @@ def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) ->
 def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON list or of JSON lines, streamed, each with the `path:line` where it begins.
 
-    An object that some blocks do not finish is taken for malformed: nobody waits for the end of the file, nor holds it.
+    An object that spans several blocks counts as malformed, so that the rest of the file is neither read nor held.
     """
     decoder, text, at, line = json.JSONDecoder(), "", 0, 1
     source, between = blocks(path), re.compile(r"[\s,]*")
@@ -248,9 +248,9 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             if text[at:].strip() in ("", "]"):
                 if opening:
-                    raise InputError("holds no object", path, "give a list with some, or an object a line") from None
+                    raise InputError("holds no object", path, "give a non-empty list, or one object per line") from None
                 return
-            raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or an object a line") from None
+            raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or one object per line") from None
         if not isinstance(value, dict):
             raise InputError(f"not a JSON object but {type(value).__name__}", f"{path}:{line}", _MEND)
         yield f"{path}:{line}", value

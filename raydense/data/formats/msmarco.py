@@ -46,7 +46,7 @@ def passages(source: Path) -> Passages:
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Take a folder, or one file, by names."""
+    """Import a folder, or one file, by file names."""
     files = files_of(source)
     of = {kind: [p for p in files if p.name.startswith(kind)] for kind in ("collection", "queries", "qrels", "qidpidtriples", "triples")}
     of["top1000"] = [p for p in files if p.name.startswith("top1000")]
@@ -71,7 +71,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def split_of(path: Path) -> str:
-    """`qrels.dev.small.tsv` -> `dev.small`; `all` where the name says nothing."""
+    """`qrels.dev.small.tsv` -> `dev.small`; `all` if the name has no split."""
     middle = plain(path).name.split(".")[1:]
     if middle and middle[-1] in ("tsv", "txt"):
         middle.pop()
@@ -93,7 +93,7 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
 
 
 def _give_triples(triples: pa.Table, path: Path, intake: Intake) -> None:
-    """One example a query: its positives and its negatives, each once, in the order of the file."""
+    """One example per query: its positives and its negatives, each once, in the order of the file."""
     for name in ("positive", "negative"):
         intake.check_ids(triples.select(["query_id", name]).rename_columns(["query_id", "passage_id"]), where(path))
     queries = pc.unique(triples["query_id"])
@@ -111,9 +111,9 @@ def _lists(pairs: pa.Table, side: str, queries: pa.Array) -> pa.ListArray:
 
 
 class _TextTriples:
-    """Triples of texts, read a block at a time: of texts that came before only the numbers are kept, three a line.
+    """Triples of texts, read a block at a time: of texts that were read before only the numbers are kept, three per line.
 
-    Passages get ids from their texts; queries that are equal are one.
+    Passages get ids from their texts; equal queries count once.
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -144,7 +144,7 @@ class _TextTriples:
         return pa.table({"query_id": pa.array([text_id(text) for text in texts.to_pylist()], pa.string()), "text": texts})
 
     def examples(self, path: Path, store: PassageStore, queries: pa.Table) -> pa.Table:
-        """One example a query, in the order of the file, with the rows of its positives and of its negatives, each once."""
+        """One example per query, in the order of the file, with the rows of its positives and of its negatives, each once."""
         rows = store.known_rows(pa.chunked_array(self._ids, pa.string()), path)
         query, *sides = np.concatenate(self._lines[path], axis=1)
         numbers, first, back = np.unique(query, return_index=True, return_inverse=True)
@@ -165,7 +165,7 @@ def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _lists_of(query: NDArray[np.int64], passage: NDArray[np.int64], queries: int) -> pa.ListArray:
-    """The passages of each query 0 .. `queries`-1, each once, in the order in which they come."""
+    """The passages of each query 0 .. `queries`-1, each once, in their order."""
     _, first = np.unique(query << 32 | passage, return_index=True)
     first.sort()
     query, passage = query[first], passage[first]

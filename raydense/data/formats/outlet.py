@@ -1,4 +1,4 @@
-"""What the writers of formats take from: the given artifacts, opened when asked for, and streams of rows and texts."""
+"""Input of the writers of formats: the given artifacts, opened on first use, and streams of rows and texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = 8_192
 
 
 class Passage(NamedTuple):
-    """A passage as a file for training spells it out."""
+    """A passage as in a training file: id, title and text."""
 
     passage_id: str
     title: str
@@ -48,7 +48,7 @@ class Outlet:
         self.given = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
 
     def choose(self, *kinds: str, beside: tuple[str, ...] = ()) -> str:
-        """Which one of `kinds` was given to be written, `beside` being given for its texts; InputError else."""
+        """Which one of `kinds` was given to be written, with `beside` for its texts; InputError otherwise."""
         form = self.settings.format
         chosen = [kind for kind in kinds if kind in self.given]
         if "examples" in chosen:
@@ -81,7 +81,7 @@ class Outlet:
             yield self.store.slice(start, min(start + _STEP, len(self.store)), ["passage_id", "title", "text"])
 
     def examples(self) -> Iterator[Example]:
-        """The training examples with the texts that their rows and ids stand for."""
+        """The training examples with the texts of their rows and ids."""
         assert self.settings.examples
         self.store.refuse_rows_of_another(Artifact.open(self.settings.examples, "examples"))
         table = self.table("examples")
@@ -118,7 +118,7 @@ def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:
 
 
 def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart: str = "\t", header: str = "") -> None:
-    """Rows of columns, given as some tables of columns; InputError where a cell holds what sets cells or lines apart."""
+    """Rows of columns, given as some tables of columns; InputError if a cell contains a separator of cells or lines."""
     with open(path, "w", encoding="utf-8", newline="\n") as stream:
         stream.write(f"{header}\n" if header else "")
         for table in tables:

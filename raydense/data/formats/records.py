@@ -37,7 +37,7 @@ def text(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> st
 
 
 def name(entry: dict[str, Any], key: str, at: str) -> str:
-    """An id: a string, or a whole number, which becomes one."""
+    """An id: a string, or a whole number, which becomes a string."""
     value = _get(entry, key, at, _NEEDED)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise _wrong(value, key, at, "a string or a whole number")
@@ -45,7 +45,7 @@ def name(entry: dict[str, Any], key: str, at: str) -> str:
 
 
 def number(entry: dict[str, Any], key: str, at: str) -> float:
-    """A number; also one that stands in a string, as DPR's scores do."""
+    """A number, or a string that holds one, as in DPR's scores."""
     value = _get(entry, key, at, _NEEDED)
     try:
         found = float("nan" if isinstance(value, bool) else value)
@@ -111,14 +111,14 @@ class ExampleRows:
         negative_scores: list[float] | None = None,
         sources: list[str] | None = None,
     ) -> None:
-        """Take one example; InputError where it has no positive."""
+        """Add one example; InputError if it has no positive."""
         if not positives:
             raise InputError("no positive passage", at, "give at least one, or remove the entry")
         self.rows.append((query_id, positives, negatives, positive_scores, negative_scores, sources))
         self.places.append(at)
 
     def at(self, row: int) -> str:
-        """Where an example stands."""
+        """The file and line of an example."""
         return self.places[row]
 
     def table(self) -> pa.Table:
@@ -130,7 +130,7 @@ class ExampleRows:
         return pa.table({key: column for key, column in columns.items() if column.null_count < len(column)})
 
     def judgements(self) -> tuple[pa.Table, list[str]]:
-        """The positives as qrels of relevance 1, and where each stands."""
+        """The positives as qrels of relevance 1, and the file and line of each."""
         pairs = [(row[0], positive, at) for row, at in zip(self.rows, self.places, strict=True) for positive in row[1]]
         columns = {"query_id": [p[0] for p in pairs], "passage_id": [p[1] for p in pairs]}
         return pa.table({**columns, "relevance": pa.array([1] * len(pairs), pa.int32())}), [p[2] for p in pairs]

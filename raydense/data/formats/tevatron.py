@@ -20,7 +20,7 @@ RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "docid"), Field
 
 
 def _files(source: Path) -> dict[str, list[Path]]:
-    """The files by what they are: a file's first line says it."""
+    """The files by kind, which the first line of a file shows."""
     found: dict[str, list[Path]] = {"corpus": [], "training": [], "run": []}
     for path in files_of(source):
         if plain(path).suffix in (".jsonl", ".json"):

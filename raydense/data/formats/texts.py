@@ -26,7 +26,7 @@ def text_id(*parts: str) -> str:
 
 
 class Numbers:
-    """Numbers texts from 0 in the order in which they first come; holds no text, but two hashes of each."""
+    """Numbers texts from 0 in the order of their first occurrence; stores two hashes of each, not the text."""
 
     def __init__(self) -> None:
         self._hash, self._check = np.zeros(0, np.uint64), np.zeros(0, np.uint64)  # of all that came so far, by the first one rising
@@ -61,7 +61,7 @@ class Numbers:
 
 
 class TextCorpus:
-    """Passages and queries of training files; holds them in memory, as JSON with an entry a query is small beside a corpus."""
+    """Passages and queries of training files; holds them in memory, since JSON with one entry per query is small compared with a corpus."""
 
     def __init__(self) -> None:
         self.passages: dict[str, tuple[str, str, str]] = {}

@@ -48,7 +48,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def split_of(path: Path) -> str:
-    """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` where the name says nothing."""
+    """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` if the name has no split."""
     words = [w for w in plain(path).name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
     return ".".join(words) or "all"
 
