@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from ranks import run_ranks
 from training_data import make_training_data
 
 from raydense.errors import InputError
@@ -39,7 +39,7 @@ def hold_half(rank: int, folder: str) -> None:
 
 
 def test_all_workers_refuse_what_one_of_them_holds(tmp_path: Path) -> None:
-    multiprocessing.spawn(hold_half, (str(tmp_path),), nprocs=2)
+    run_ranks(hold_half, (str(tmp_path),), 2)
     said = [(tmp_path / str(rank)).read_text() for rank in range(2)]
     assert said[0] == said[1]
     assert "not finite" in said[0]
@@ -62,6 +62,6 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
     asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), micro_batch="auto", workers=2, batch_size=4, accumulation=1)
     given = asked.model_dump(exclude_unset=True)
-    multiprocessing.spawn(rank_with_room, (given, str(tmp_path)), nprocs=2)
+    run_ranks(rank_with_room, (given, str(tmp_path)), 2)
     refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
     assert refused[0] == refused[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from ranks import run_ranks
 from training_data import TrainingData, make_training_data
 from transformers import MPNetConfig, MPNetModel
 
@@ -183,7 +183,7 @@ def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: 
         for micro_batch in ((0, 2) if workers == 2 else (0,))
     }
     given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
-    multiprocessing.spawn(rank_of_several, (workers, given, str(tmp_path)), nprocs=workers)
+    run_ranks(rank_of_several, (workers, given, str(tmp_path)), workers)
     several = torch.load(tmp_path / "result.pt")
     for name, s in asked.items():
         assert_same(several[name], one_step(s), start_of(data, name[0]), str(name))
@@ -196,7 +196,7 @@ def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, ze
         for method in ("retriever", "joint", "static", *(("generator", "mlm", "cocondenser", "cotmae") if zero == 2 else ()))
     }
     given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
-    multiprocessing.spawn(rank_of_several, (2, given, str(tmp_path)), nprocs=2)
+    run_ranks(rank_of_several, (2, given, str(tmp_path)), 2)
     several = torch.load(tmp_path / "result.pt")
     for method in asked:
         assert_same(several[method], one_step(settings(data, method, clip=0.0)), start_of(data, method), method)
@@ -224,7 +224,7 @@ def test_small_gradients_of_many_pieces_are_not_lost_in_half_precision(data: Tra
         for zero in (1, 2, 3)
     ]
     given = [s.model_dump(exclude_unset=True) for s in asked]
-    multiprocessing.spawn(many_small_gradients, (given, str(tmp_path)), nprocs=1)
+    run_ranks(many_small_gradients, (given, str(tmp_path)), 1)
     assert torch.load(tmp_path / "found.pt") == pytest.approx([1 + 511 / 512] * 3, rel=2e-3)
 
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, multiprocessing, nn
+from ranks import run_ranks
+from torch import Tensor, nn
 
 from raydense.training.engine import DeepSpeedEngine, Engine, Precision, TorchEngine, learning_rate, make_engine
 from raydense.training.settings import TrainSettings
@@ -128,16 +129,12 @@ def leg(rank: int, number: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def legs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What the legs of each way found; workers are forks of one process that has imported what takes seconds."""
+    """What the legs of each way found."""
     folder = tmp_path_factory.mktemp("legs")
-    slow = ["deepspeed", "torch._inductor.compile_fx", "setuptools.dist", "raydense.training.shards"]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(slow)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        for number, workers in enumerate(WORKERS):
-            there = digests(folder)
-            multiprocessing.start_processes(leg, (number, str(folder)), nprocs=workers, start_method="forkserver")
-            assert there.items() <= digests(folder).items(), "a checkpoint was written to by those who read it"
+    for number, workers in enumerate(WORKERS):
+        there = digests(folder)
+        run_ranks(leg, (number, str(folder)), workers)
+        assert there.items() <= digests(folder).items(), "a checkpoint was written to by those who read it"
     return {way: [torch.load(folder / f"{way} {number}.pt") for number in range(len(WORKERS))] for way in WAYS}
 
 

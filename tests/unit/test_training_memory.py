@@ -28,6 +28,7 @@ from raydense.training.settings import PretrainSettings, Training, TrainSettings
 from raydense.training.step import checkpoint_activations, pieces_of
 
 CPU = torch.device("cpu")
+LAYERS = 4
 METHODS: dict[str, dict[str, Any]] = {
     "retriever": {},
     "separate encoders": {"objective": "retriever", "shared": False},
@@ -47,18 +48,18 @@ PRETRAINING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
-    """With a start model of eight layers, and a re-ranker made from it."""
+    """With a start model of four layers, and a re-ranker made from it."""
     made = make_training_data(tmp_path_factory.mktemp("training"))
     store = PassageStore(made.root / "sample/corpus")
-    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "eight", 1)
-    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 384}
-    BertModel(BertConfig(vocab_size=5_000, **shape), add_pooling_layer=False).save_pretrained(made.root / "eight")
-    CrossEncoder.load(made.root / "eight").save(made.root / "scorer")
+    make_tiny_encoder(store.passages(np.arange(len(store))), made.root / "start", 1)
+    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": LAYERS, "num_attention_heads": 6, "intermediate_size": 384}
+    BertModel(BertConfig(vocab_size=5_000, **shape), add_pooling_layer=False).save_pretrained(made.root / "start")
+    CrossEncoder.load(made.root / "start").save(made.root / "scorer")
     return made
 
 
 def pretraining(data: TrainingData, method: str, **changes: Any) -> PretrainSettings:
-    own = {"model": str(data.root / "eight"), "dropout": 0.1, "batch_size": 4, "passage_length": 64, "engine": "ddp", **PRETRAINING[method]}
+    own = {"model": str(data.root / "start"), "dropout": 0.1, "batch_size": 4, "passage_length": 64, "engine": "ddp", **PRETRAINING[method]}
     inputs = {"output": str(data.root / "o"), "corpus": str(data.root / "sample/corpus")}
     return PretrainSettings(**{**inputs, **own, **changes}, method=method)
 
@@ -66,7 +67,7 @@ def pretraining(data: TrainingData, method: str, **changes: Any) -> PretrainSett
 def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> Training:
     if method in PRETRAINING:
         return pretraining(data, method, **changes)
-    own = {"objective": method, "model": str(data.root / "eight"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
+    own = {"objective": method, "model": str(data.root / "start"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
     if own["objective"] != "reranker":
         own |= {"query_length": 16, "passage_length": 64}
     if own["objective"] in ("reranker", "joint"):
@@ -121,7 +122,7 @@ def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dr
     masked = max(int((texts["labels"] != NOT_MASKED).sum()) if "labels" in texts else 0 for texts in batch.values())
     logits = 4 * masked * 5_000  # float32; on the way back there are their gradient, and the gradient of their logarithm
     assert saved > 2**20
-    assert saved <= outline(asked).running(1) <= 1.15 * saved + 3 * logits  # and one layer on the way back
+    assert saved <= outline(asked).running(1) <= (1 + 1.2 / LAYERS) * saved + 3 * logits  # and one layer on the way back
 
 
 def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: TrainingData) -> None:
