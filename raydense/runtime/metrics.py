@@ -32,16 +32,20 @@ _BOUNDS_S = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 
 def show(gauge: str, value: float, /, **tags: str) -> None:
     """Set `gauge` of `GAUGES`, with the tags that it has."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    if _has_ray():
         _gauge(gauge).set(value, tags=tags)
 
 
 def time_taken(times: str, seconds: float, /, **tags: str) -> None:
     """Count a duration among `times` of `TIMES`, a histogram."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    if _has_ray():
         _histogram(times).observe(seconds, tags=tags)
+
+
+def _has_ray() -> bool:
+    """Whether this process has a Ray: another thread may be importing it just now, and then it lacks even the question."""
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 @lru_cache
