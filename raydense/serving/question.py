@@ -40,6 +40,8 @@ class Question(BaseSettings):
             given = json.loads(body)
         except ValueError as error:
             raise InputError(f"no JSON ({error})", "body", _EXAMPLE) from None
+        except RecursionError:
+            raise InputError("JSON nested too deeply", "body", _EXAMPLE) from None
         if not isinstance(given, dict):
             raise InputError("no JSON object", "body", _EXAMPLE)
         return cls.read(given)

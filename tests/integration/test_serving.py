@@ -182,6 +182,7 @@ def test_many_callers_at_once(world: World, truth: Truth) -> None:
     [
         (b"what?", "body: no JSON (Expecting value: line 1 column 1 (char 0)); send "),
         (b"[]", "body: no JSON object; send "),
+        (b"[" * 100_000, "body: JSON nested too deeply; send "),
         ({}, "give either queries or query: send "),
         ({"query": "a", "queries": ["b"]}, "give either queries or query: send "),
         ({"queries": ["a", 7]}, "queries.1: input should be a valid string (given: 7); it is: the queries"),
