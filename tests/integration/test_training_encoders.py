@@ -1,0 +1,53 @@
+"""Encoders that are no transformer encoders learn by a retriever's method, go on after a stop, and load in sentence-transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
+from training_data import TrainingData, make_training_data
+
+from raydense.data.store import PassageStore
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.storage.artifact import Artifact
+from raydense.training.history import read_history
+from raydense.training.train import train
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("training"))
+
+
+def static(data: TrainingData, folder: Path) -> Path:
+    store = PassageStore(data.root / "sample/corpus")
+    make_tiny_encoder(store.passages(np.arange(len(store))), folder / "tiny", seed=1)
+    torch.manual_seed(2)
+    module = StaticEmbedding(Tokenizer.from_file(str(folder / "tiny/tokenizer.json")), embedding_dim=48)
+    SentenceTransformer(modules=[module, Normalize()], device="cpu").save(str(folder / "static"), create_model_card=False)
+    return folder / "static"
+
+
+def assert_learned_and_loads(made: Artifact, data: TrainingData) -> None:
+    losses = [line["loss"] for line in read_history(made.path / "history.jsonl")]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    texts = PassageStore(data.root / "sample/corpus").passages(np.arange(20))
+    model = DualEncoder.load(made.path)
+    with torch.no_grad():
+        ours = model.encode_passages(model.tokenize_passages(texts).pad(model.tokenizer.pad_id)).numpy()
+    theirs = SentenceTransformer(str(made.path), device="cpu", local_files_only=True).encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=5e-6)
+
+
+def test_a_static_embedding_learns(data: TrainingData, tmp_path: Path) -> None:
+    model = static(data, tmp_path)
+    made = train(data.settings(tmp_path / "made", model=str(model), dropout=None, lr=1e-2, max_steps=30, log_every=1, passage_length=64))
+    assert_learned_and_loads(made, data)

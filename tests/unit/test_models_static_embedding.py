@@ -1,0 +1,132 @@
+"""Static embeddings against the real sentence-transformers, and how they are distilled."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
+from training_data import make_training_data
+
+from raydense.errors import InputError
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.modules.static_embedding import distilled
+from raydense.training.memory import Outline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def static(tiny_folder: Path, tmp_path: Path) -> Path:
+    torch.manual_seed(2)
+    module = StaticEmbedding(Tokenizer.from_file(str(tiny_folder / "tokenizer.json")), embedding_dim=24)
+    SentenceTransformer(modules=[module, Normalize()], device="cpu").save(str(tmp_path / "static"), create_model_card=False)
+    return tmp_path / "static"
+
+
+@pytest.fixture(scope="module")
+def job() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("static_encoder", ROOT / "jobs" / "static_encoder.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ours(model: DualEncoder, texts: list[str]) -> np.ndarray:
+    with torch.no_grad():
+        return model.encode_passages(model.tokenize_passages(texts).pad(model.tokenizer.pad_id)).numpy()
+
+
+def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
+
+
+def test_the_numbers_of_sentence_transformers_in_both_directions(static: Path, texts: list[str], tmp_path: Path) -> None:
+    """Also of a text without tokens, of one with the padding token in it, and cut at the length that it was saved with."""
+    texts = [*texts, "", "[PAD] fox"]
+    model = DualEncoder.load(static)
+    np.testing.assert_allclose(ours(model, texts), theirs(static, texts), atol=1e-6)
+    np.testing.assert_array_equal(ours(model, [""]), np.zeros((1, 24)))
+    assert model.dimension == 24
+    assert model.config.normalize
+    DualEncoder.load(static, passage_length=9).save(tmp_path / "saved")
+    again = DualEncoder.load(tmp_path / "saved")
+    assert again.config.passage_length == 9
+    np.testing.assert_allclose(ours(again, texts), theirs(tmp_path / "saved", texts), atol=1e-6)
+    assert np.abs(ours(again, texts) - ours(model, texts)).max() > 0.01
+
+
+def test_every_row_that_is_read_learns_as_a_mean_has_it(static: Path, texts: list[str]) -> None:
+    model = DualEncoder.load(static, normalize=False).train()
+    batch = model.tokenize_passages(["fox", "red fox fox"]).pad(0)
+    model.encode_passages(batch).sum().backward()
+    (table,) = model.parameters()
+    assert table.grad is not None
+    fox, red = int(batch["input_ids"][0, 0]), int(batch["input_ids"][1, 0])
+    np.testing.assert_allclose(table.grad[fox], np.full(24, 1 + 2 / 3), rtol=1e-6)
+    np.testing.assert_allclose(table.grad[red], np.full(24, 1 / 3), rtol=1e-6)
+    assert (table.grad.abs().sum(dim=1) > 0).sum() == 2
+
+
+def test_a_folder_of_model2vec_with_shared_and_weighted_rows(static: Path, texts: list[str]) -> None:
+    size = Tokenizer.from_file(str(static / "tokenizer.json")).get_vocab_size()
+    rng = np.random.default_rng(1)
+    mapping = torch.from_numpy(rng.integers(0, 5, size))
+    weights = {"embeddings": torch.randn(5, 24).half(), "mapping": mapping, "weights": torch.rand(size).double()}
+    save_file(weights, static / "model.safetensors")
+    np.testing.assert_allclose(ours(DualEncoder.load(static), texts), theirs(static, texts), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), r"no weights \(model\.safetensors\)"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "weights cannot be loaded"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(static: Path, damage: object, message: str) -> None:
+    damage(static)  # type: ignore[operator]
+    with pytest.raises(InputError, match=message):
+        DualEncoder.load(static)
+
+
+def test_distilled_has_the_leading_components_weighted_by_rank() -> None:
+    rng = np.random.default_rng(4)
+    states = (rng.normal(size=(300, 6)) * [5, 3, 2, 1, 0.5, 0.1] + 1).astype(np.float32)
+    table = distilled(states, 3)
+    centred = states.astype(np.float64) - states.mean(axis=0)
+    _, _, v = np.linalg.svd(centred, full_matrices=False)
+    weight = 1e-4 / (1e-4 + 1 / (np.arange(1, 301) * np.log(300)))
+    np.testing.assert_allclose(np.abs(table), np.abs(centred @ v[:3].T) * weight[:, None], rtol=1e-3, atol=1e-4)
+
+
+def test_the_job_makes_a_retriever_that_sentence_transformers_loads(
+    job: ModuleType, tiny_folder: Path, texts: list[str], tmp_path: Path
+) -> None:
+    job.make(str(tiny_folder), str(tmp_path / "made"), 32, 64)
+    model = DualEncoder.load(tmp_path / "made")
+    np.testing.assert_allclose(ours(model, texts), theirs(tmp_path / "made", texts), atol=1e-6)
+    teacher = DualEncoder.load(tiny_folder)
+    fox = teacher.tokenizer.passage_source.convert_tokens_to_ids("fox")
+    alone = ours(teacher, ["fox"])[0]
+    np.testing.assert_allclose(job.token_vectors(teacher)[fox], alone, atol=1e-5)
+    job.make(str(tiny_folder), str(tmp_path / "made"), 32, 64)  # is there
+    with pytest.raises(InputError, match="129 is more than the 128 of the model"):
+        job.make(str(tiny_folder), str(tmp_path / "wide"), 129, 64)
+
+
+def test_memory_of_a_training_is_told_without_its_weights(static: Path, tmp_path: Path) -> None:
+    data = make_training_data(tmp_path)
+    asked = data.settings(tmp_path / "o", model=str(static), passage_length=64, query_length=64, batch_size=16)
+    found = Outline(asked, static, torch.device("cpu"))
+    assert found.memory(0).gradients == 4 * 24 * Tokenizer.from_file(str(static / "tokenizer.json")).get_vocab_size()
