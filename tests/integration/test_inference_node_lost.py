@@ -84,7 +84,7 @@ class World:
     def computed(self) -> Counter[int]:
         """How often each shard was computed on any node so far: an actor writes a line of it into its log."""
         logs = self.cluster.folder.glob("*/session_2*/logs/worker-*.err")
-        return Counter(int(shard) for log in logs for shard in re.findall(r", encode: shard (\d+)", log.read_text()))
+        return Counter(int(shard) for log in logs for shard in re.findall(r", encode: part (\d+)", log.read_text()))
 
 
 def encodes(node: Node) -> bool:
