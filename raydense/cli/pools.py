@@ -62,7 +62,7 @@ def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -
 
     join(address)
     _print(SearchPool.start(name=name, **settings).status(), as_json)
-    say(f"pool: raydense search --pool {name} asks it, raydense pool close --name {name} ends it")
+    say(f"pool: raydense search --pool {name} calls it, raydense pool close --name {name} ends it")
 
 
 @pool_group.command("swap")

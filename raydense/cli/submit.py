@@ -77,7 +77,7 @@ def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable
         for key, path in (*_inputs(stage.settings), ("output", stage.settings.output)):
             if not (storage.is_remote(path) or os.path.isabs(path)):
                 what = f"{path!r} is a relative path, and the job runs in another folder"
-                raise InputError(what, f"{file}: stages.{stage.name}.{key}", "give the whole path, there or with --set")
+                raise InputError(what, f"{file}: stages.{stage.name}.{key}", "give the absolute path, there or with --set")
     name = f"{Path(file).stem}.yaml"
     text = yaml.safe_dump(load_recipe(file), sort_keys=False, allow_unicode=True)
     return Work("run", once, ("run", name, "--output", output, *words), (name, text))
@@ -249,7 +249,7 @@ def connect(address: str) -> Any:
         return JobSubmissionClient(address, headers=_headers())
     except AuthenticationError:
         fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's"
-        raise InputError("the cluster lets only those in who know its token", address, fix) from None
+        raise InputError("the cluster requires its token", address, fix) from None
     except (ConnectionError, RuntimeError, requests.RequestException) as error:
         fix = "check --address: it is that of the dashboard, as http://HEAD:8265"
         raise InputError(f"no dashboard of Ray answers ({_last_line(error)})", address, fix) from error
@@ -300,7 +300,7 @@ def job_of(client: Any, name: str) -> Any:
     except RuntimeError as error:
         if "404" not in str(error):
             raise
-        raise InputError("no such job", name, "`raydense submit list` names those that the cluster knows") from None
+        raise InputError("no such job", name, "`raydense submit list` shows all") from None
 
 
 def jobs(client: Any) -> list[Any]:
@@ -477,4 +477,4 @@ def announce(work: Work, settings: Settings) -> None:
     paths = [*_inputs(whole), ("output", whole.output)]
     moved = [f"--{key.replace('_', '-')} {new}" for (key, old), (_, new) in zip(given, paths, strict=True) if old != new]
     if moved:
-        say(f"submit: relative paths are taken from here: {', '.join(moved)}")
+        say(f"submit: relative paths are resolved from the current folder: {', '.join(moved)}")

@@ -257,7 +257,7 @@ class CorpusWriter:
         for row, passage_id in zip(rows.tolist(), self._ids_written(rows), strict=True):
             if passage_id in seen:
                 raise InputError(
-                    f"passage_id {passage_id!r} is there twice (first at {self.where(seen[passage_id])})",
+                    f"passage_id {passage_id!r} is repeated (first at {self.where(seen[passage_id])})",
                     self.where(row),
                     "make ids unique",
                 )

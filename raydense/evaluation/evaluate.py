@@ -66,7 +66,7 @@ def named_folders(items: list[str], key: str) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, folder in map(named_folder, items):
         if name in named:
-            raise InputError(f"the name {name!r} is there twice", key, "write NAME=folder, each with another name")
+            raise InputError(f"the name {name!r} is repeated", key, "write NAME=folder, each with another name")
         named[name] = folder
     return named
 
@@ -122,7 +122,7 @@ def _answers(
     held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(wanted.k))}
     accuracy = {name: float(np.mean(values)) for name, values in held.items()}
     if given_up:
-        say(f"evaluate: gave up {len(given_up):,} answer expressions that searched too long, the first is {min(given_up)!r}")
+        say(f"evaluate: skipped {len(given_up):,} answer expressions that took too long, the first is {min(given_up)!r}")
     summary = {"match": wanted.match, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
     return summary, Measured(accuracy, held, unanswered)
 

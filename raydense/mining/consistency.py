@@ -75,7 +75,7 @@ def filter_queries(settings: FilterSettings) -> Artifact:
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
     """Such an index finds a passage by the query itself, and nothing would be dropped."""
     if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")) == generated.origin:
-        raise InputError("has the words of these very queries (expand)", index.place, "give an index of the passages alone")
+        raise InputError("was expanded with these same queries", index.place, "give an index of the passages alone")
 
 
 @dataclass(frozen=True)

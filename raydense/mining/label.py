@@ -197,7 +197,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
         what = f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives, the first is {first!r}"
         raise InputError(what, settings.run, "give a greater depth, fewer negatives, or shortage keep or drop")
     if not queries.get("kept"):
-        raise InputError("no example is left", settings.run, "give qrels, a lower s_pos, or a teacher that is surer")
+        raise InputError("no example is left", settings.run, "give qrels, a lower s_pos, or a more confident teacher")
     dropped = {
         "no positive": queries["without"],
         "not in the run": unmet,

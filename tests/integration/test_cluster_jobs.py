@@ -30,7 +30,7 @@ SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker-1.max_
 
 @pytest.fixture(scope="module")
 def environment():
-    """Ray lets only those in who know the cluster's token."""
+    """Ray accepts only clients with the cluster's token."""
     kept = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     return {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 

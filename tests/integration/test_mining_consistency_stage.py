@@ -193,8 +193,8 @@ def test_what_does_not_belong_together_is_refused(world: Path, tmp_path: Path, m
     bad: list[tuple[str, dict[str, object], str]] = [
         ("bm25", {"corpus": str(tmp_path / "corpus")}, r"generated: was generated for another corpus"),
         ("bm25", {"index": str(tmp_path / "index")}, r"index: was made with another corpus"),
-        ("bm25", {"index": str(tmp_path / "expanded")}, r"expanded: has the words of these very queries"),
-        ("bm25", {"index": str(tmp_path / "expanded"), "generated": str(made.path)}, r"expanded: has the words of these very queries"),
+        ("bm25", {"index": str(tmp_path / "expanded")}, r"expanded: was expanded with these same queries"),
+        ("bm25", {"index": str(tmp_path / "expanded"), "generated": str(made.path)}, r"expanded: was expanded with these same queries"),
         ("bm25", {"model": str(world / "model")}, "a BM25 index needs no model"),
         ("dense", {"model": None}, "give the retriever"),
         ("dense", {"model": str(tmp_path / "model")}, "is not the model of this index"),

@@ -172,7 +172,7 @@ def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
     assert stopped.value.code == 2
-    assert "evaluate: holds what flags cannot say" in capsys.readouterr().err
+    assert "evaluate: contains a value that flags cannot express" in capsys.readouterr().err
 
 
 def test_what_lies_in_a_bucket_is_seen_by_every_node():

@@ -81,7 +81,7 @@ def test_one_file_alone(tmp_path: Path) -> None:
 def test_a_fault_in_a_packed_file_has_its_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", "beir", packed=True)
     text = FAMILIES["beir"]["corpus.jsonl"]
-    for more, said in (('{"_id": "d1", "text": "again"}', r"corpus\.jsonl\.gz:3: passage_id 'd1' is there twice"), ("{", "gz:3: not JSON")):
+    for more, said in (('{"_id": "d1", "text": "again"}', r"corpus\.jsonl\.gz:3: passage_id 'd1' is repeated"), ("{", "gz:3: not JSON")):
         (folder / "corpus.jsonl.gz").write_bytes(gzip.compress((text + more).encode()))
         with pytest.raises(InputError, match=said):
             imported("beir", folder, tmp_path / "out")
@@ -100,7 +100,7 @@ def test_a_broken_gzip_file_is_one_line(tmp_path: Path, broken: Callable[[bytes]
     whole = gzip.compress((folder / "corpus.jsonl").read_bytes() * 1_000)
     (folder / "corpus.jsonl").unlink()
     (folder / "corpus.jsonl.gz").write_bytes(broken(whole))
-    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz: not a whole gzip file \(.*\); get it again") as caught:
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz: not a complete gzip file \(.*\); get it again") as caught:
         imported("beir", folder, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -116,7 +116,7 @@ def zipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("pack", "said"),
     [
-        (gzip.compress, r"corpus\.jsonl: packed with gzip; name it corpus\.jsonl\.gz, and it is unpacked while it is read"),
+        (gzip.compress, r"corpus\.jsonl: packed with gzip; name it corpus\.jsonl\.gz, and it is decompressed while it is read"),
         (bz2.compress, r"corpus\.jsonl: packed with bzip2; bunzip2 \S*corpus\.jsonl"),
         (lzma.compress, r"corpus\.jsonl: packed with xz; unxz \S*corpus\.jsonl"),
         (lambda data: pa.compress(data, "zstd", asbytes=True), r"corpus\.jsonl: packed with zstd; unzstd \S*corpus\.jsonl"),

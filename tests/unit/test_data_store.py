@@ -125,7 +125,7 @@ def test_ids_whose_hashes_are_equal(tmp_path: Path) -> None:
 
 
 def test_duplicate_ids_are_refused_with_both_places(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"passage 2501: passage_id 'p7' is there twice \(first at passage 7\)"):
+    with pytest.raises(InputError, match=r"passage 2501: passage_id 'p7' is repeated \(first at passage 7\)"):
         write(tmp_path / "c", [*PASSAGES[:2501], PASSAGES[7], *PASSAGES[2501:3000]], shard_rows=1_000)
 
 

@@ -110,7 +110,7 @@ def test_documents_without_text_make_no_passage_and_are_counted(tmp_path: Path, 
 
 def test_an_id_that_is_there_twice_and_no_text_at_all(tmp_path: Path) -> None:
     rows = [{"passage_id": "a", "title": "", "text": t} for t in ("x", "y")]
-    with pytest.raises(InputError, match=r"passage_id 'a-0' is there twice"):
+    with pytest.raises(InputError, match=r"passage_id 'a-0' is repeated"):
         split(SplitSettings(corpus=raw_corpus_of(rows, tmp_path / "c"), unit="words", output=str(tmp_path / "made")))
     rows = [{"passage_id": "a", "title": "", "text": " "}]
     with pytest.raises(InputError, match="no passages"):

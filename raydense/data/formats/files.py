@@ -52,7 +52,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with open(path, "rb") if plain(path) == path else gzip.open(path) as stream:
             yield stream  # type: ignore[misc]
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InputError(f"not a whole gzip file ({error})", path, "get it again") from None
+        raise InputError(f"not a complete gzip file ({error})", path, "get it again") from None
 
 
 def not_text(path: Path, line: int) -> InputError:
@@ -62,6 +62,6 @@ def not_text(path: Path, line: int) -> InputError:
     for magic, (packer, tool) in _PACKERS.items():
         if plain(path) == path and start.startswith(magic):
             archive = path.suffix == ".tgz" or ".tar" in path.suffixes
-            fix = f"name it {path.name}.gz, and it is unpacked while it is read" if magic == _GZIP else f"{tool} {path}"
+            fix = f"name it {path.name}.gz, and it is decompressed while it is read" if magic == _GZIP else f"{tool} {path}"
             return InputError(f"packed with {packer}", path, f"tar -xf {path}, and move it elsewhere" if archive else fix)
     return InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8")

@@ -17,7 +17,7 @@ from raydense.storage.artifact import Artifact, Draft
 
 Where = Callable[[int], str]
 Passages = tuple[Iterable[pa.Table], Where]
-_MEND = "correct it, or give the data set that it was made for"
+_FIX = "correct it, or give the data set that it was made for"
 
 
 def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True) -> Artifact:
@@ -63,7 +63,7 @@ class Intake:
             seen, fresh = np.unique(first, return_index=True)
             row = int(np.setdiff1d(np.arange(len(first)), fresh)[0])
             earlier = at(int(fresh[np.searchsorted(seen, first[row])]))
-            raise InputError(f"query_id {ids[row].as_py()!r} is there twice (first at {earlier})", at(row), "make ids unique")
+            raise InputError(f"query_id {ids[row].as_py()!r} is repeated (first at {earlier})", at(row), "make ids unique")
         self.query_ids = ids
         self._table("queries", "queries", table)
 
@@ -112,7 +112,7 @@ class Intake:
         rows = self.store.rows_of(flat)
         if (unknown := np.flatnonzero(rows < 0)).size:
             line = int(pc.list_parent_indices(ids)[int(unknown[0])].as_py())
-            raise InputError(f"names passage {flat[int(unknown[0])].as_py()!r}, which the corpus does not have", at(line), _MEND)
+            raise InputError(f"names passage {flat[int(unknown[0])].as_py()!r}, which the corpus does not have", at(line), _FIX)
         return pa.ListArray.from_arrays(ids.offsets, pa.array(rows))
 
     def check_ids(self, table: pa.Table, at: Where, strict: bool = True) -> int:
@@ -127,7 +127,7 @@ class Intake:
         unknown = np.flatnonzero(self.store.rows_of(table["passage_id"]) < 0)
         if unknown.size and strict:
             row = int(unknown[0])
-            raise InputError(f"names passage {table['passage_id'][row].as_py()!r}, which the corpus does not have", at(row), _MEND)
+            raise InputError(f"names passage {table['passage_id'][row].as_py()!r}, which the corpus does not have", at(row), _FIX)
         return unknown.size
 
     def _check_queries(self, ids: pa.ChunkedArray, at: Where) -> None:
@@ -135,7 +135,7 @@ class Intake:
             return
         row = pc.index(pc.is_in(ids, value_set=self.query_ids), pa.scalar(False)).as_py()
         if row >= 0:
-            raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _MEND)
+            raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _FIX)
 
     def _table(self, name: str, kind: str, table: pa.Table, **summary: str) -> None:
         self.dataset.table(name, kind, table, **summary)

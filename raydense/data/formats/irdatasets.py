@@ -56,7 +56,7 @@ def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
             raise
         said = " ".join(str(error).split())[:200]
         what = f"ir_datasets could not read it ({type(error).__name__}: {said})"
-        raise InputError(what, name, "see that its files can be downloaded from here, and run again") from error
+        raise InputError(what, name, "check that this machine can download its files, and run again") from error
 
 
 def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:

@@ -29,7 +29,7 @@ _MOST_BLOCKS = 4
 _ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
 _JSON_TYPES = {"id": (str, int), "text": (str,)}
 _SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
-_MEND = "correct the line"
+_FIX = "correct the line"
 
 
 class Field(NamedTuple):
@@ -115,9 +115,9 @@ def json_object(line: bytes | str, at: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"not JSON ({error})", at, _MEND) from None
+        raise InputError(f"not JSON ({error})", at, _FIX) from None
     if not isinstance(row, dict):
-        raise InputError(f"not a JSON object but {type(row).__name__}", at, _MEND)
+        raise InputError(f"not a JSON object but {type(row).__name__}", at, _FIX)
     return row
 
 
@@ -127,7 +127,7 @@ def _checked(value: Any, field: Field, at: str) -> Any:
             return None
         raise InputError(f"no {field.key!r}", at, "each line needs it")
     if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]):
-        raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_SAID[field.type]}", at, _MEND)
+        raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_SAID[field.type]}", at, _FIX)
     return check_string(str(value), field.key, at)
 
 
@@ -136,7 +136,7 @@ def check_string(value: str, key: str, at: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{key!r} holds half of a surrogate pair", at, _MEND) from None
+        raise InputError(f"{key!r} holds half of a surrogate pair", at, _FIX) from None
     return value
 
 
@@ -187,7 +187,7 @@ def _parsed(cell: str, field: Field, at: str) -> Any:
             raise ValueError
         return value
     except (ValueError, OverflowError):
-        raise InputError(f"{field.key} is {cell[:40]!r}, not {_SAID[field.type]}", at, _MEND) from None
+        raise InputError(f"{field.key} is {cell[:40]!r}, not {_SAID[field.type]}", at, _FIX) from None
 
 
 def _tables(
@@ -252,7 +252,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 return
             raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or one object per line") from None
         if not isinstance(value, dict):
-            raise InputError(f"not a JSON object but {type(value).__name__}", f"{path}:{line}", _MEND)
+            raise InputError(f"not a JSON object but {type(value).__name__}", f"{path}:{line}", _FIX)
         yield f"{path}:{line}", value
         line += text.count("\n", at, stop)
         at, opening = stop, None

@@ -88,7 +88,7 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
     for path, table, once in zip(paths, tables, single, strict=True):
         if once.num_rows < table.num_rows:
             twice = once["query_id"][pc.index(pc.greater(once["count_all"], 1), pa.scalar(True)).as_py()].as_py()
-            raise InputError(f"query_id {twice!r} is there twice", path, "make ids unique")
+            raise InputError(f"query_id {twice!r} is repeated", path, "make ids unique")
     intake.queries(first_of_each(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
