@@ -54,7 +54,7 @@ class Node:
         return self.joined()
 
     def processes(self) -> list[psutil.Process]:
-        """All that live of it, its raylet first: whoever starts others should end first."""
+        """All its live processes, the raylet first, since what starts others should end first."""
         return sorted(marked(self._mark), key=lambda one: (name_of(one) != "raylet", one.pid))
 
     def workers(self) -> list[psutil.Process]:
@@ -101,7 +101,7 @@ class Node:
 
 
 class Nodes:
-    """The cluster: a head without CPUs, where drivers run, and nodes beside it."""
+    """The cluster: a head without CPUs, where drivers run, and nodes."""
 
     def __init__(self, folder: Path, cpus: int, **environment: str) -> None:
         self.folder, self.cpus, self.mark = folder, cpus, secrets.token_hex(16)
@@ -134,7 +134,7 @@ class Nodes:
         return self.nodes[-1]
 
     def driver(self, *words: str, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        """A process on the head that joins the cluster; what it says goes to `log`."""
+        """A process on the head that joins the cluster; its output goes to `log`."""
         joins = self.environment | {MARK: f"{self.mark}/driver/", "RAY_ADDRESS": self.address}
         with open(log, "a") as stream:
             return subprocess.Popen([sys.executable, *words], cwd=cwd, env=joins, stdout=stream, stderr=stream, start_new_session=True)
@@ -150,7 +150,7 @@ class Nodes:
 
 @contextmanager
 def several_nodes(folder: Path, nodes: int, cpus: int = 2, **environment: str) -> Iterator[Nodes]:
-    """A cluster with so many nodes beside its head, Ray's settings from `environment`; `folder` has a short path, for the sockets."""
+    """A cluster with so many nodes in addition to its head, Ray's settings from `environment`; `folder` has a short path, for the sockets."""
     cluster = Nodes(folder, cpus, **environment)
     try:
         for _ in range(nodes):
@@ -179,7 +179,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end_marked(mark: str) -> None:
-    """kill -9 of all whose mark begins so, first stopped, so that none sees another's end and begins something anew."""
+    """kill -9 of all whose mark begins so, first stopped, so that none sees another's end and restarts something."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in marked(mark):
             send(process, number)
@@ -187,7 +187,7 @@ def end_marked(mark: str) -> None:
 
 
 def name_of(process: psutil.Process) -> str:
-    """What `ps` shows: a worker of Ray says what it is at work on."""
+    """What `ps` shows: a worker of Ray shows its current task."""
     with suppress(psutil.Error):
         words = process.cmdline()
         return Path(words[0]).name if words and not words[0].startswith("ray::") else words[0] if words else ""
@@ -200,7 +200,7 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, below those that the system gives out by itself: a Ray beside this one takes many of these."""
+    """Free ports, below those that the system assigns: other Rays on the machine take many of these."""
     held: list[socket.socket] = []
     while len(held) < count:
         with suppress(OSError):

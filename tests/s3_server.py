@@ -62,7 +62,7 @@ def _answers(port: int) -> bool:
 
 
 def environment(port: int, cache: Path) -> dict[str, str]:
-    """What the environment says to reach the server, with a cache: what makes a process one of another machine."""
+    """The environment variables for the server, with a cache: what makes a process one of another machine."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": KEY,

@@ -1,4 +1,4 @@
-"""Two indexes of one corpus, of different vectors, with what each answers alone, by which a mixed answer is told; and callers that ask."""
+"""Two indexes of one corpus, of different vectors, with what each answers alone, to detect a mixed answer; and callers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Asked:
 
 
 class Caller:
-    """A job of its own that asks a pool, some queries a call; made an actor of Ray with two concurrent calls, so that it says how far it is."""
+    """A job of its own that asks a pool, some queries a call; made an actor of Ray with two concurrent calls, so that it reports its progress."""
 
     def __init__(self, name: str, versions: Versions, seed: int) -> None:
         self.pool, self.versions = SearchPool.connect(name), versions
@@ -128,7 +128,7 @@ def kill_one(pool: SearchPool, number: int) -> None:
 
 
 def until(there: Callable[[], bool], what: str) -> None:
-    """Wait for it, two minutes at most; `what` says what did not come."""
+    """Wait for it, two minutes at most; `what` names what did not come."""
     end = time.monotonic() + 120
     while not there():
         assert time.monotonic() < end, what

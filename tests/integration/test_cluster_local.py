@@ -86,7 +86,7 @@ PASSAGES = 1_200
 
 @pytest.fixture
 def started():
-    """The script as `make cluster-local` runs it, and what it says once the cluster is up."""
+    """The script as `make cluster-local` runs it, and its output once the cluster is up."""
     kept = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.7", "--idle", "2"]
     process = subprocess.Popen(command, cwd=ROOT, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

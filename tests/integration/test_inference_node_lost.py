@@ -109,7 +109,7 @@ def quiet(world: World) -> dict[str, bytes]:
 
 
 def test_a_node_hangs_and_is_lost(world: World, quiet: dict[str, bytes]) -> None:
-    """While it hangs the other one goes on; it wakes up, is lost, and a third one comes."""
+    """While it hangs the other one continues; it wakes up, is lost, and a third one joins."""
     victim = world.cluster.nodes[1]
     encoding = world.at_work("lost")
     victim.freeze()
@@ -133,7 +133,7 @@ def test_a_slow_node_is_waited_for(world: World, quiet: dict[str, bytes]) -> Non
 
 
 def test_the_head_is_lost_and_comes_back_from_its_storage(world: World, quiet: dict[str, bytes]) -> None:
-    """The driver is on a node: it and the actors wait for the head, and go on."""
+    """The driver is on a node: it and the actors wait for the head, and continue."""
     encoding = world.at_work("head", world.cluster.nodes[0])
     world.cluster.head.kill()
     assert len(encoding.committed()) < SHARDS
@@ -143,7 +143,7 @@ def test_the_head_is_lost_and_comes_back_from_its_storage(world: World, quiet: d
 
 
 def test_the_head_is_lost_with_its_storage(world: World, quiet: dict[str, bytes]) -> None:
-    """All of the cluster ends, with the driver on the head. The same command on a new one goes on from what was committed."""
+    """All of the cluster ends, with the driver on the head. The same command on a new one continues from what was committed."""
     cluster, encoding = world.cluster, world.at_work("again")
     cluster.head.kill()
     encoding.driver.kill()

@@ -165,7 +165,7 @@ def test_the_report_can_be_read(world: Path, made: Artifact) -> None:
 
 
 def test_what_takes_generated_queries_takes_those_kept(world: Path, tmp_path: Path, made: Artifact) -> None:
-    """A passage that has lost all its queries has none for pre-training, and its own words alone for BM25; a second filter goes on."""
+    """A passage that has lost all its queries has none for pre-training, and only its own words for BM25; a second filter continues."""
     kept = lists_of(made.path)
     assert made.summary["without"] > made.summary["without_before"]
     given = {"method": "cotmae", "context": "query", "model": "tiny", "corpus": str(world / "corpus"), "output": "o"}

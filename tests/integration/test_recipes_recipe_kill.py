@@ -42,7 +42,7 @@ _MOST_FILES = 15
 
 
 class Run:
-    """A `raydense run` of the recipe as a process group of its own, in `folder`; what it says goes to a file there."""
+    """A `raydense run` of the recipe as a process group of its own, in `folder`; its output goes to a file there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / f"log-{len(list(folder.glob('log-*')))}"

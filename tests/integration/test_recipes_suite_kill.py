@@ -1,4 +1,4 @@
-"""kill -9 between two sets of a suite: run again, it goes on, and ends with the bytes of an undisturbed one."""
+"""kill -9 between two sets of a suite: run again, it continues, and ends with the bytes of an undisturbed one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def by_hand(folder: Path, model: Path, source: Path, k: int) -> dict[str, float]
 
 
 def manifests(folder: Path) -> dict[str, tuple[int, int]]:
-    """When each artifact that is there was finished, and the file that says so."""
+    """When each artifact was finished, and the file that shows it."""
     return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in folder.rglob("manifest.json")}
 
 

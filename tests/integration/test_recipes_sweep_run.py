@@ -41,7 +41,7 @@ sweep:
 
 
 def manifests(folder: Path) -> dict[str, tuple[int, int]]:
-    """When each artifact that is there was finished, and the file that says so; those inside of work under way are not meant."""
+    """When each artifact was finished, and the file that shows it; those inside of work under way are not meant."""
     files = [file for file in folder.rglob("manifest.json") if ".work" not in file.parts]
     return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in files}
 

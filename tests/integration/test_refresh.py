@@ -1,4 +1,4 @@
-"""Training with hard negatives made anew while it goes on: which step learns from which generation, and what a generation holds."""
+"""Training with hard negatives that are mined again while it runs: which step learns from which generation, and what a generation holds."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Kept(Generations):
 
 @pytest.fixture(scope="module")
 def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A training in mode sync; beside it lie the phases of each generation."""
+    """A training in mode sync; the phases of each generation are next to it."""
 
     def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
         make_generation(settings, start, Kept(**vars(generations)), number)

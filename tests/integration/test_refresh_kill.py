@@ -1,4 +1,4 @@
-"""kill -9 of a training that mines while it trains: run again it goes on in the phase where it was, and its model is the undisturbed one."""
+"""kill -9 of a training that mines while it trains: run again it continues in the phase where it was, and its model is the undisturbed one."""
 
 from __future__ import annotations
 

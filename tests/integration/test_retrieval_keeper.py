@@ -1,4 +1,4 @@
-"""Pools with a name: turned to another index while they are asked, looked after, and ended."""
+"""Pools with a name: switched to another index while they serve, maintained, and ended."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def shard_actors(name: str) -> list[str]:
 
 
 def test_a_swap_while_callers_ask(pool: SearchPool, versions: Versions) -> None:
-    """Three callers with small blocks; each answer is that of one index, both answer, and a stream that was begun goes on."""
+    """Three callers with small blocks; each answer is that of one index, both answer, and a stream that was begun continues."""
     old, new = versions.indexes
     answered: list[str] = []
     wrong: list[int] = []
@@ -108,7 +108,7 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
 
 
 def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versions) -> None:
-    """Its next process knows the version that it was turned to, finds the actors, and ends one that a swap left behind."""
+    """Its next process knows the version that it was switched to, finds the actors, and ends one that a swap left behind."""
     pool.swap(versions.indexes[1])
     until(lambda: len(shard_actors(pool.name)) == 2, "the old actors have not ended")
     before = set(shard_actors(pool.name))
@@ -128,7 +128,7 @@ def _pids(pool: SearchPool) -> set[int]:
 
 
 class Witness:
-    """Stands for an actor that nobody looks after."""
+    """Stands for an actor that no keeper maintains."""
 
 
 def test_an_actor_that_was_ended_for_good_is_started_anew(pool: SearchPool, versions: Versions) -> None:
@@ -189,7 +189,7 @@ def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(version
 
 
 def test_small_calls_of_many_callers_get_what_they_get_alone(pool: SearchPool, versions: Versions) -> None:
-    """Forty threads with a query each, more than may wait in an actor: put together, or told to come again, with the same hits."""
+    """Forty threads with a query each, more than may wait in an actor: batched, or refused as busy and repeated, with the same hits."""
     found: dict[int, bool] = {}
 
     def ask(i: int) -> None:
@@ -238,7 +238,7 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
 
 
 def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Started, looked at, turned and closed from the command line."""
+    """Started, inspected, switched and closed from the command line."""
 
     def said(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:

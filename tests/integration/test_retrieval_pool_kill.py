@@ -24,7 +24,7 @@ SWAP = "import sys; from raydense.retrieval.pool import SearchPool; SearchPool.c
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
-    """Three shard actors are killed, the index is turned twice here, and once by a job that is killed while it waits for that."""
+    """Three shard actors are killed, the index is switched twice here, and once by a job that is killed while it waits for that."""
     ensure_ray()
     versions = make_versions(tmp_path)
     first, second = versions.indexes

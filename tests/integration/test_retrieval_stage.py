@@ -1,4 +1,4 @@
-"""The stage `search` with a real encoder: the run it writes, what it refuses, and how it goes on after a stop."""
+"""The stage `search` with a real encoder: the run it writes, what it refuses, and how it continues after a stop."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stage on a cluster whose CPUs others hold says so, and goes on when they are free."""
+"""A stage on a cluster whose CPUs are taken reports it, and continues when they are free."""
 
 import threading
 from collections.abc import Callable

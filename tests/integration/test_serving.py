@@ -43,7 +43,7 @@ K = 7
 
 @dataclass(frozen=True)
 class World:
-    """What is served: two indexes of one model and one of another, the pool that is turned between them, an index of words, and where."""
+    """What is served: two indexes of one model and one of another, the pool that switches between them, an index of words, and where."""
 
     root: Path
     indexes: list[Artifact]
@@ -109,7 +109,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 class Truth:
-    """What each index answers to each text, from a pool that nobody turns."""
+    """What each index answers to each text, from a pool that does not switch."""
 
     def __init__(self, world: World) -> None:
         self.queries = query_encoder(str(world.root / "model"))(TEXTS)
@@ -245,7 +245,7 @@ def _replicas() -> list[psutil.Process]:
 
 
 def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
-    """What it had at work fails (500); whoever asks again is answered, and another process comes in its place."""
+    """Its requests in progress fail (500); a second request is answered, and another process replaces it."""
     before = {one.pid for one in _replicas()}
     assert len(before) == 2
     os.kill(min(before), signal.SIGKILL)
@@ -264,7 +264,7 @@ def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
 
 
 def test_more_than_can_wait_are_told_so(world: World) -> None:
-    """503 at once for those that neither the process nor the proxy has room for (about 4 and 4 here); the others are answered when they can be."""
+    """503 at once beyond what the process and the proxy hold (about 4 and 4 here); the others are answered in turn."""
     status = pool_status(own_pool(ServeSettings(index=str(world.words.path)), "words"))
     told: list[int] = []
     callers: list[threading.Thread] = []

@@ -1,4 +1,4 @@
-"""Folders of a store, over real HTTP: names, mirrors, drafts that go on elsewhere, and what fails now and then."""
+"""Folders of a store, over real HTTP: names, mirrors, drafts that continue elsewhere, and intermittent faults."""
 
 from __future__ import annotations
 

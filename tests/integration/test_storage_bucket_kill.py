@@ -1,4 +1,4 @@
-"""Stages on a store that fails now and then, and encoding to one that is killed and goes on on another machine: as on a disk, to the byte."""
+"""Stages on a store with intermittent faults, and encoding that is killed and continues on another machine: as on a disk, to the byte."""
 
 from __future__ import annotations
 

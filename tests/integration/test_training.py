@@ -145,7 +145,7 @@ def workers_here() -> list[psutil.Process]:
 
 
 def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed twice with one failure allowed: what came to a new checkpoint between them has its tries anew."""
+    """Killed twice with one failure allowed: a new checkpoint in between resets the count."""
     rng = random.Random(os.getpid())
     moments = [rng.randrange(11, 20), rng.randrange(21, 35)]
     killed: list[tuple[int, int]] = []
@@ -256,7 +256,7 @@ def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingD
 
 
 def registered(storage: Path) -> int:
-    """The step of the newest checkpoint that Ray Train would go on from."""
+    """The step of the newest checkpoint that Ray Train would continue from."""
     snapshot = storage / RUN / "checkpoint_manager_snapshot.json"
     return max([0, *map(int, re.findall(r'"step": ?(\d+)', snapshot.read_text()))]) if snapshot.is_file() else 0
 

@@ -1,4 +1,4 @@
-"""A training on two machines into a bucket: a machine is lost, then the driver, and another one goes on. The model is that of one into a folder."""
+"""A training on two machines into a bucket: a machine is lost, then the driver, and another one continues. The model is that of one into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies beside the checkpoints: the best weights of whoever continues from one."""
+"""The files next to the checkpoints: the best weights for a run that continues from one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def checkpoint(shared: Shared, state: State) -> None:
-    """The part of a checkpoint that says where it stands, as Ray Train lays it down."""
+    """The part of a checkpoint that records its step, as Ray Train writes it."""
     shared.write(f"{RUN}/checkpoint_{state.step}/state.json", json.dumps(asdict(state)))
 
 

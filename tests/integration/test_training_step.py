@@ -103,7 +103,7 @@ def one_step(asked: Training, rank: int = 0, workers: int = 1, go: Any = forward
 
 
 def assert_same(one: Outcome, other: Outcome, start: dict[str, torch.Tensor], what: str = "") -> None:
-    """The same loss, and weights whose differences are rounding beside how far they moved from `start`."""
+    """The same loss, and weights whose differences are rounding compared with how far they moved from `start`."""
     assert one[0] == pytest.approx(other[0], rel=1e-5), what
     moved = max(float((value - start[name]).abs().max()) for name, value in other[1].items())
     assert moved > 1e-3, "nothing to compare"

@@ -1,4 +1,4 @@
-"""A run that goes on with another number of workers, 4 to 2 to 1 to 2: its losses, weights and moments, on every engine.
+"""A run that continues with another number of workers, 4 to 2 to 1 to 2: its losses, weights and moments, on every engine.
 
 Workers are plain processes of torch's own; the model is small, with a frozen weight and sizes that no number of workers divides.
 """
@@ -101,7 +101,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def leg(rank: int, number: int, folder: str) -> None:
-    """Of every way the steps that this number of workers does; the first then goes on to the end, as the run that nobody stopped."""
+    """Of every way the steps that this number of workers does; the first then continues to the end, as the run without a stop."""
     workers = WORKERS[number]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What the doctor says of an error, on one line."""
+"""What `doctor` prints of an error, on one line."""
 
 import pytest
 

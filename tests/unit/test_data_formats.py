@@ -104,7 +104,7 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_malformed_object_is_told_before_the_rest_of_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last line is not UTF-8: who reads as far as that says so instead."""
+    """The last line is not UTF-8: a reader that gets that far reports it instead."""
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
     path = put_json(tmp_path / "train.json", {"a": 1}, *({"text": "long " * 10} for _ in range(500)))
     path.write_bytes(path.read_bytes().replace(b'{"text"', b'{"text', 1) + b"\xff\n")

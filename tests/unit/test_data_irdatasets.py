@@ -88,7 +88,7 @@ def test_a_full_disk_while_downloading_stays_one() -> None:
 
 
 def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:
-    """With the library itself, its home empty and every address sent to a port that nobody listens on."""
+    """With the library itself, its home empty and every address redirected to a closed port."""
     pytest.importorskip("ir_datasets")
     from raydense.data.importing import import_dataset
     from raydense.data.settings import ImportSettings

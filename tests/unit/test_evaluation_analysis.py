@@ -1,4 +1,4 @@
-"""What evaluate tells beyond the metrics: a re-ranked run by depth, and how near positives are to queries and negatives."""
+"""What evaluate reports beyond the metrics: a re-ranked run by depth, and how near positives are to queries and negatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was begun in one precision does not go on in another, without Ray."""
+"""A stage begun in one precision does not continue in another; without Ray."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_saved_it_is_the_same_with_its_lengths_and_prefix(folder: Path, tmp_path
 
 
 def test_a_length_of_before_is_no_limit(folder: Path, tmp_path: Path) -> None:
-    """What a folder of ours tells other tools to cut to is not what its model allows."""
+    """The length that a folder gives other tools is not the most that its model allows."""
     Generator.load(folder, passage_length=20, query_length=30).save(tmp_path / "short")
     assert Generator.load(tmp_path / "short").config.query_length == 30
     assert Generator.load(tmp_path / "short", passage_length=300).config.passage_length == 300

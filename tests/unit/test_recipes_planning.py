@@ -1,4 +1,4 @@
-"""What a plan tells of stages: from the recipe alone, from what is there, and held against what stages then make."""
+"""What a plan shows of stages: from the recipe alone, from finished artifacts, and compared with what stages then write."""
 
 import re
 from pathlib import Path

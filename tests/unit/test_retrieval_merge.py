@@ -136,7 +136,7 @@ def test_memory_plan_fits_or_says_the_mend() -> None:
 
 
 def test_memory_that_others_have_reserved_is_no_room() -> None:
-    """Two pools that fit a cluster alone, but not together; what a swap's own old actors hold is said apart from what others do."""
+    """Two pools that fit a cluster alone, but not together; the message separates what a swap's own old actors hold from what others hold."""
     gib = 2**30
     plan = MemoryPlan([3 * gib, 3 * gib], replicas=1)
     plan.check([8 * gib, 8 * gib], "Flat", free=[3 * gib, 3 * gib])

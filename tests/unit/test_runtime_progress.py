@@ -1,4 +1,4 @@
-"""What is said of progress: no rate before there is one, and none of the time that workers take to start."""
+"""Lines of progress: no rate before there is one, and start-up time does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/security.md promises and needs no Ray: names that stay inside, no pickle, no code of a model folder, no secrets said."""
+"""What docs/security.md promises and needs no Ray: names that stay inside, no pickle, no code of a model folder, no secrets printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training is told to need is what its modules hold, and `micro_batch: auto` takes what fits."""
+"""The estimated memory of a training is what its modules hold, and `micro_batch: auto` takes what fits."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_the_largest_that_fits_is_a_power_of_two_or_all(data: TrainingData) -> N
 
 @pytest.mark.parametrize("most", [0, 1, 9, 48])
 def test_a_trial_halves_until_nothing_runs_out(data: TrainingData, most: int) -> None:
-    """A GPU that has room for `most` passages at once, as torch tells where there is no more."""
+    """A GPU with memory for `most` passages at once, which raises torch's error beyond that."""
     asked = settings(data, batch_size=12, negatives=3)
     model = loaded(asked)
 
