@@ -24,6 +24,7 @@ from raydense.errors import InputError, fixable
 from raydense.inference.settings import Spread
 from raydense.models.encoder_config import input_module, read_encoder_config
 from raydense.models.encoder_folder import encoder_folders, require_folder, said_in, weights_folder
+from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
@@ -155,6 +156,7 @@ def run(
         compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, max_size=layout.most),
         num_gpus=layout.gpus or None,
         num_cpus=None if layout.gpus else layout.cpus,
+        runtime_env=None if layout.gpus else {"env_vars": cpu_worker_env()},
         **common,
     )
     stage = arguments["draft"].made_from["stage"]

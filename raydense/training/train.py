@@ -20,6 +20,7 @@ from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import read_table
 from raydense.errors import InputError, StorageError, fixable
 from raydense.models.joint import JointModel
+from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
@@ -240,6 +241,8 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
+    # else threads that wait for work keep their cores busy, and two trainings on one machine take ten times as long as one
+    env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **_allocator(job, gpu)}
     trainer = TorchTrainer(
         lambda: train_worker(job),  # type: ignore[arg-type]
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
@@ -247,14 +250,18 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
         run_config=RunConfig(  # type: ignore[call-arg]  # it is of another class where types are checked
             name=RUN,
             **job.shared.for_ray(),
-            # else threads that wait for work keep their cores busy, and two trainings on one machine take ten times as long as one
-            worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
+            worker_runtime_env={"env_vars": env},
             failure_config=FailureConfig(max_failures=job.settings.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
     )
     result: Any = trainer.fit()
     return result.return_value
+
+
+def _allocator(job: Job, gpu: bool) -> dict[str, str]:
+    """The environment of the workers' allocator; with activation checkpointing glibc's, which `give_memory_back` has return memory."""
+    return {} if gpu or job.settings.activation_checkpointing else cpu_worker_env()
 
 
 def _finish(settings: Training, draft: Draft, shared: Shared, result: dict[str, Any], seconds: float) -> Artifact:
