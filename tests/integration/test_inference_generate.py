@@ -63,7 +63,7 @@ def test_three_actors_draw_the_same_queries(world: Path, generated: Artifact) ->
 
 
 def test_a_repeated_query_is_dropped(world: Path, tmp_path: Path) -> None:
-    sure = generate(settings(world, tmp_path / "sure", top_k=1))  # the likeliest query, EACH times over
+    sure = generate(settings(world, tmp_path / "sure", sampling={"top_k": 1}))  # the likeliest query, EACH times over
     lists = Generated(sure.path).slice(0, PASSAGES).to_pylist()
     assert {len(queries) for queries in lists} <= {0, 1}
     assert sure.summary["repeated"] + sure.summary["empty"] + sum(map(len, lists)) == PASSAGES * EACH

@@ -61,7 +61,7 @@ def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
     work = submit.verb_work("evaluate", settings)
     assert shlex.split(submit.entrypoint(work, "python")) == [
         *("python", "-m", "raydense", "evaluate", "--output", f"{folder}/o", "--run", f"one={folder}/runs/a", "--run", f"{folder}/runs/b"),
-        *("--qrels", f"{folder}/q", "--title", "a b", "--answers.k", "1", "--answers.k", "5"),
+        *("--qrels", f"{folder}/q", "--answers.k", "1", "--answers.k", "5", "--title", "a b"),
     ]
     dataset = submit.verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
     assert "beir/scifact" in dataset.words
