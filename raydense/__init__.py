@@ -1,57 +1,128 @@
 """raydense: training and serving dense passage retrieval on Ray.
 
-The names below are imported when first used, so that `import raydense` stays quick.
+A stage is a function of its settings: `encode(EncodeSettings(...))` makes an artifact. The names below are imported when first
+used, so that `import raydense` stays quick; type checkers see them all.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raydense.data.exporting import export
+    from raydense.data.importing import import_corpus, import_dataset
+    from raydense.data.sample import sample
+    from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
+    from raydense.data.store import PassageStore
+    from raydense.errors import InputError
+    from raydense.evaluation.evaluate import evaluate
+    from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
+    from raydense.inference.encode import encode
+    from raydense.inference.generate import generate
+    from raydense.inference.rerank import rerank
+    from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
+    from raydense.inference.split import split
+    from raydense.mining.consistency import filter
+    from raydense.mining.label import label
+    from raydense.mining.mine import mine
+    from raydense.mining.settings import FilterSettings, HybridSettings, LabelSettings, MineSettings
+    from raydense.models.cross_encoder import CrossEncoder
+    from raydense.models.dual_encoder import DualEncoder
+    from raydense.models.generator import Generator
+    from raydense.refresh.refresh import train
+    from raydense.retrieval.index import index
+    from raydense.retrieval.pool import SearchPool
+    from raydense.retrieval.search import search
+    from raydense.retrieval.settings import BM25Settings, IndexSettings, SearchSettings
+    from raydense.storage.artifact import Artifact
+    from raydense.training.pretrain import pretrain
+    from raydense.training.settings import PretrainSettings, TrainSettings
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Artifact": "raydense.storage.artifact",
-    "InputError": "raydense.errors",
-    "PassageStore": "raydense.data.store",
-    "make_sample": "raydense.data.sample",
-    "import_corpus": "raydense.data.importing",
-    "import_dataset": "raydense.data.importing",
-    "export": "raydense.data.exporting",
-    "split": "raydense.inference.split",
-    "train": "raydense.refresh.refresh",
-    "generate": "raydense.inference.generate",
-    "encode": "raydense.inference.encode",
-    "rerank": "raydense.inference.rerank",
-    "index": "raydense.retrieval.index",
-    "filter_queries": "raydense.mining.consistency",
-    "mine": "raydense.mining.mine",
-    "label": "raydense.mining.label",
-    "evaluate": "raydense.evaluation.evaluate",
-    "SearchPool": "raydense.retrieval.pool",
-    "DualEncoder": "raydense.models.dual_encoder",
-    "CrossEncoder": "raydense.models.cross_encoder",
-    "Generator": "raydense.models.generator",
-    "SampleSettings": "raydense.data.settings",
-    "ImportSettings": "raydense.data.settings",
-    "ExportSettings": "raydense.data.settings",
-    "SplitSettings": "raydense.inference.settings",
-    "TrainSettings": "raydense.training.settings",
-    "PretrainSettings": "raydense.training.settings",
-    "GenerateSettings": "raydense.inference.settings",
-    "EncodeSettings": "raydense.inference.settings",
-    "IndexSettings": "raydense.retrieval.settings",
-    "SearchSettings": "raydense.retrieval.settings",
-    "FilterSettings": "raydense.mining.settings",
-    "MineSettings": "raydense.mining.settings",
-    "LabelSettings": "raydense.mining.settings",
-    "RerankSettings": "raydense.inference.settings",
-    "EvaluateSettings": "raydense.evaluation.settings",
+    "raydense.data.exporting": ["export"],
+    "raydense.data.importing": ["import_corpus", "import_dataset"],
+    "raydense.data.sample": ["sample"],
+    "raydense.data.settings": ["ExportSettings", "ImportSettings", "SampleSettings"],
+    "raydense.data.store": ["PassageStore"],
+    "raydense.errors": ["InputError"],
+    "raydense.evaluation.evaluate": ["evaluate"],
+    "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings"],
+    "raydense.inference.encode": ["encode"],
+    "raydense.inference.generate": ["generate"],
+    "raydense.inference.rerank": ["rerank"],
+    "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
+    "raydense.inference.split": ["split"],
+    "raydense.mining.consistency": ["filter"],
+    "raydense.mining.label": ["label"],
+    "raydense.mining.mine": ["mine"],
+    "raydense.mining.settings": ["FilterSettings", "HybridSettings", "LabelSettings", "MineSettings"],
+    "raydense.models.cross_encoder": ["CrossEncoder"],
+    "raydense.models.dual_encoder": ["DualEncoder"],
+    "raydense.models.generator": ["Generator"],
+    "raydense.refresh.refresh": ["train"],
+    "raydense.retrieval.index": ["index"],
+    "raydense.retrieval.pool": ["SearchPool"],
+    "raydense.retrieval.search": ["search"],
+    "raydense.retrieval.settings": ["BM25Settings", "IndexSettings", "SearchSettings"],
+    "raydense.storage.artifact": ["Artifact"],
+    "raydense.training.pretrain": ["pretrain"],
+    "raydense.training.settings": ["PretrainSettings", "TrainSettings"],
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+__all__ = [
+    "AnswerSettings",
+    "Artifact",
+    "BM25Settings",
+    "CrossEncoder",
+    "DualEncoder",
+    "EncodeSettings",
+    "EvaluateSettings",
+    "ExportSettings",
+    "FilterSettings",
+    "GenerateSettings",
+    "Generator",
+    "HybridSettings",
+    "ImportSettings",
+    "IndexSettings",
+    "InputError",
+    "LabelSettings",
+    "MineSettings",
+    "PassageStore",
+    "PretrainSettings",
+    "RerankSettings",
+    "SampleSettings",
+    "SamplingSettings",
+    "SearchPool",
+    "SearchSettings",
+    "SplitSettings",
+    "TrainSettings",
+    "encode",
+    "evaluate",
+    "export",
+    "filter",
+    "generate",
+    "import_corpus",
+    "import_dataset",
+    "index",
+    "label",
+    "mine",
+    "pretrain",
+    "rerank",
+    "sample",
+    "search",
+    "split",
+    "train",
+]
 
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'raydense' has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in _HOME_OF:
+            return getattr(import_module(_HOME_OF[name]), name)
+        raise AttributeError(f"module 'raydense' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.sample import make_sample
+from raydense.data.sample import sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
@@ -45,7 +45,7 @@ class TrainingData:
 def make_training_data(root: Path, negatives: int = 3) -> TrainingData:
     """Make it under `root`: 210 passages, 96 training queries, 16 dev queries."""
     made = SampleSettings(output=str(root / "sample"), passages=200, train_queries=96, dev_queries=16, test_queries=4)
-    make_sample(made)
+    sample(made)
     store = PassageStore(root / "sample/corpus")
     qrels = read_table(root / "sample/qrels/train", "qrels").to_pandas()
     qrels["row"] = store.rows_of(pa.array(qrels["passage_id"]))

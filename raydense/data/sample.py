@@ -31,7 +31,7 @@ _PAIRS_PER_ENTITY = 4
 Ints = NDArray[np.int64]
 
 
-def make_sample(settings: SampleSettings) -> Artifact:
+def sample(settings: SampleSettings) -> Artifact:
     """Make the sample: a data set of `corpus`, `queries` (all splits, with answers), `qrels/train`, `qrels/dev` and `qrels/test`.
 
     Two queries of different splits never ask for the same fact. InputError where there are too few facts for the queries.

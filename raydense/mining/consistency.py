@@ -41,7 +41,7 @@ _BLOCK = 2_048
 _BINS = [*range(1, 11), *(edge * 10**power + 1 for power in range(1, 9) for edge in (1, 2, 5))]
 
 
-def filter_queries(settings: FilterSettings) -> Artifact:
+def filter(settings: FilterSettings) -> Artifact:
     """The generated queries whose own passage, or one of the same text, is among the first k that the index finds.
 
     The output is `generated` again: a file for each one of the input, the same rows, each list in its order without what was

@@ -67,17 +67,17 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "sample": Verb(SampleSettings, "raydense.data.sample:make_sample"),
+    "sample": Verb(SampleSettings, "raydense.data.sample:sample"),
     "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
     "split": Verb(SplitSettings, "raydense.inference.split:split"),
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(TrainSettings, "raydense.refresh.refresh:train"),
     "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
-    "pretrain": Verb(PretrainSettings, "raydense.training.train:train"),
+    "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
     "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
-    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter_queries"),
+    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),
     "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
     "label": Verb(LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),

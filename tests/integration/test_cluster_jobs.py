@@ -88,7 +88,7 @@ def submit(dashboard, environment):
 def world(tmp_path_factory):
     """A data set of 700 passages, the same passages as `psgs_w100.tsv`, and a small encoder with random weights."""
     folder = tmp_path_factory.mktemp("world")
-    rd.make_sample(rd.SampleSettings(passages=700, train_queries=300, dev_queries=20, test_queries=30, output=str(folder / "data")))
+    rd.sample(rd.SampleSettings(passages=700, train_queries=300, dev_queries=20, test_queries=30, output=str(folder / "data")))
     rd.export(rd.ExportSettings(format="dpr", corpus=str(folder / "data/corpus"), output=str(folder / "psgs_w100.tsv")))
     store = rd.PassageStore(folder / "data/corpus")
     make_tiny_encoder(store.passages(np.arange(len(store))), folder / "model", seed=3)

@@ -13,8 +13,8 @@ from raydense.storage.artifact import Draft
 def test_a_hundred_thousand_passages_in_flat_memory(tmp_path: Path) -> None:
     peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     script = (
-        "import sys; from raydense.data.sample import make_sample; from raydense.data.settings import SampleSettings;"
-        "print(make_sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000)).rows);" + peak
+        "import sys; from raydense.data.sample import sample; from raydense.data.settings import SampleSettings;"
+        "print(sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000)).rows);" + peak
     )
     grown = []
     for count in (20_000, 100_000):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raydense.data.generated import commit_queries
-from raydense.mining.consistency import filter_queries
+from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
@@ -22,9 +22,9 @@ from tests.killing import kill_once_committed
 FILES, ROWS = 60, 25
 FILTER = """
 import json, sys
-from raydense.mining.consistency import filter_queries
+from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
-filter_queries(FilterSettings(**json.loads(sys.argv[1])))
+filter(FilterSettings(**json.loads(sys.argv[1])))
 """
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -63,9 +63,9 @@ def test_a_killed_filter_continues_and_equals_an_undisturbed_one(world: Path) ->
     kept = committed(output)
     assert 3 <= len(kept) < FILES
     assert not (output / "manifest.json").exists()
-    continued = filter_queries(FilterSettings(**given))
+    continued = filter(FilterSettings(**given))
     assert kept.items() <= stamps(output, [file.path for file in continued.files]).items()
-    whole = filter_queries(FilterSettings(**{**given, "output": str(world / "whole")}))
+    whole = filter(FilterSettings(**{**given, "output": str(world / "whole")}))
     assert 0 < whole.summary["queries"] < whole.summary["read"] == FILES * ROWS * 6
     assert file_bytes(continued.path) == file_bytes(whole.path)
     assert (continued.fingerprint, continued.summary) == (whole.fingerprint, whole.summary)

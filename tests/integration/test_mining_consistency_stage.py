@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 import pytest
 
 from raydense.data.generated import Generated, commit_queries
-from raydense.data.sample import make_sample
+from raydense.data.sample import sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.query_encoder import query_encoder
-from raydense.mining.consistency import filter_queries
+from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
@@ -53,7 +53,7 @@ def some_queries(texts: list[str], rng: np.random.Generator) -> Lists:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sample's passages with some of them twice, their queries, BM25 and vectors in one shard and in two."""
     root = tmp_path_factory.mktemp("filter")
-    made = PassageStore(f"{make_sample(SampleSettings(output=str(root / 'sample'), passages=300, train_queries=10)).path}/corpus")
+    made = PassageStore(f"{sample(SampleSettings(output=str(root / 'sample'), passages=300, train_queries=10)).path}/corpus")
     table = made.take(np.arange(300), ["passage_id", "title", "text"])
     again = table.slice(20, 5).set_column(0, "passage_id", pa.array([f"again-{i}" for i in range(5)]))
     writer = CorpusWriter(Draft.open(root / "corpus", "corpus", {"test": "corpus"}), 120)
@@ -79,7 +79,7 @@ def settings(world: Path, output: Path, kind: str, **more: object) -> FilterSett
 @pytest.fixture(scope="module")
 def made(world: Path) -> Artifact:
     """What BM25 in one shard keeps at k 2."""
-    return filter_queries(settings(world, world / "kept", "bm25", k=2))
+    return filter(settings(world, world / "kept", "bm25", k=2))
 
 
 def lists_of(folder: Path) -> Lists:
@@ -107,7 +107,7 @@ def searched(world: Path, output: Path, kind: str, k: int) -> list[list[int]]:
 def test_kept_is_what_search_finds(world: Path, tmp_path: Path, kind: str, k: int, capfd: pytest.CaptureFixture[str]) -> None:
     read, text = lists_of(world / "generated"), PassageStore(world / "corpus").take(np.arange(305), ["text"])["text"].to_pylist()
     write_generated(tmp_path / "generated", read, fingerprint_of(world / "corpus"), [])  # one block, as in the search: the same rounding
-    made = filter_queries(settings(world, tmp_path / "kept", kind, k=k, generated=str(tmp_path / "generated")))
+    made = filter(settings(world, tmp_path / "kept", kind, k=k, generated=str(tmp_path / "generated")))
     found = iter(searched(world, tmp_path, kind, k))
     ranks = [
         [next((r for r, hit in enumerate(next(found), 1) if text[hit] == text[row]), 0) for _ in line] for row, line in enumerate(read)
@@ -132,17 +132,17 @@ def test_kept_is_what_search_finds(world: Path, tmp_path: Path, kind: str, k: in
 
 
 def test_the_same_however_the_index_is_cut_and_spread(world: Path, tmp_path: Path, made: Artifact) -> None:
-    words = filter_queries(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), replicas=2))
+    words = filter(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), replicas=2))
     assert file_bytes(words.path) == file_bytes(made.path)
     assert file_bytes(made.path).keys() == {"report.md", *(f"generated-{i:05d}.arrow" for i in range(3))}
-    one = filter_queries(settings(world, tmp_path / "one", "dense", k=5))
-    two = filter_queries(settings(world, tmp_path / "two", "dense", k=5, index=str(world / "dense-2"), threads=1))
+    one = filter(settings(world, tmp_path / "one", "dense", k=5))
+    two = filter(settings(world, tmp_path / "two", "dense", k=5, index=str(world / "dense-2"), threads=1))
     assert file_bytes(one.path) == file_bytes(two.path)
 
 
 def test_the_same_however_the_input_is_cut(world: Path, tmp_path: Path, made: Artifact) -> None:
     write_generated(tmp_path / "generated", lists_of(world / "generated"), fingerprint_of(world / "corpus"), [])
-    whole = filter_queries(settings(world, tmp_path / "whole", "bm25", k=2, generated=str(tmp_path / "generated")))
+    whole = filter(settings(world, tmp_path / "whole", "bm25", k=2, generated=str(tmp_path / "generated")))
     assert lists_of(whole.path) == lists_of(made.path)
     assert (whole.path / "report.md").read_text() == (made.path / "report.md").read_text()
 
@@ -176,7 +176,7 @@ def test_what_takes_generated_queries_takes_those_kept(world: Path, tmp_path: Pa
     assert all(query in kept[row] for row, query in zip(rows.tolist(), drawn, strict=True))
     expanded = IndexSettings(kind="bm25", corpus=str(world / "corpus"), expand=str(made.path), output=str(tmp_path / "expanded"))
     assert index(expanded).rows == 305
-    again = filter_queries(settings(world, tmp_path / "again", "dense", generated=str(made.path), k=12))
+    again = filter(settings(world, tmp_path / "again", "dense", generated=str(made.path), k=12))
     assert again.summary["read"] == made.summary["queries"]
     assert all(set(fewer) <= set(line) for fewer, line in zip(lists_of(again.path), kept, strict=True))
 
@@ -204,7 +204,7 @@ def test_what_does_not_belong_together_is_refused(world: Path, tmp_path: Path, m
     ]
     for number, (kind, wrong, message) in enumerate(bad):
         with pytest.raises(InputError, match=message):
-            filter_queries(settings(world, tmp_path / f"o{number}", kind, **wrong))
+            filter(settings(world, tmp_path / f"o{number}", kind, **wrong))
     with pytest.raises(InputError, match=r"settings\.k: 2 -> 3"):
-        filter_queries(settings(world, made.path, "bm25", k=3))
-    assert filter_queries(settings(world, made.path, "bm25", k=2, replicas=2)).fingerprint == made.fingerprint
+        filter(settings(world, made.path, "bm25", k=3))
+    assert filter(settings(world, made.path, "bm25", k=2, replicas=2)).fingerprint == made.fingerprint

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pytest
 import Stemmer
 
-from raydense.data.sample import FACTS, World, make_sample
+from raydense.data.sample import FACTS, World
+from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table

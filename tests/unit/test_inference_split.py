@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from raydense.cli import main
-from raydense.data.sample import make_sample
+from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError

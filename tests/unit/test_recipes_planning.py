@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from embeddings import write_embeddings
 
-from raydense.data.sample import make_sample
+from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table

@@ -1,0 +1,36 @@
+"""The Python API: every exported name does what it says in a user's script, which a strict type check passes."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import user_script
+
+import raydense as rd
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(user_script.__file__)
+
+
+def test_a_users_script_does_what_it_says(tmp_path: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+    user_script.main(tmp_path)
+    assert "modle: unknown key; did you mean 'model'?" in capsys.readouterr().out
+
+
+def test_the_script_uses_every_public_name() -> None:
+    used = {node.attr for node in ast.walk(ast.parse(SCRIPT.read_text())) if isinstance(node, ast.Attribute)}
+    assert set(rd.__all__) <= used
+
+
+def test_a_strict_type_check_passes_the_script_and_no_wrong_one(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import raydense as rd\n\nrd.encode(rd.EncodeSettings(modle='m'))\nrd.encod\nrd.PassageStore(5)\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(ROOT / ".mypy_cache")]
+    environment = {**os.environ, "MYPYPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(tmp_path / "wrong.py")], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    faults = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert [fault.partition(": ")[0] for fault in faults] == ["wrong.py:3", "wrong.py:4", "wrong.py:5"], done.stdout + done.stderr

@@ -1,0 +1,89 @@
+"""A user's script: every public name of raydense, used as its documentation says. A test runs it, another one type-checks it.
+
+python user_script.py FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import raydense as rd
+
+
+def main(folder: Path) -> None:
+    data = rd.sample(rd.SampleSettings(passages=200, train_queries=40, dev_queries=8, test_queries=8, output=folder / "data"))
+    corpus, queries, qrels = data.path / "corpus", data.path / "queries", data.path / "qrels"
+    beir = rd.export(rd.ExportSettings(format="beir", corpus=corpus, queries=queries, qrels=qrels / "test", output=folder / "beir"))
+    imported: rd.Artifact = rd.import_dataset(rd.ImportSettings(format="beir", input=beir, output=folder / "imported"))
+    alone = rd.import_corpus("beir", beir, folder / "alone")
+    assert alone.rows == len(rd.PassageStore(imported.path / "corpus")) == len(rd.PassageStore(corpus))
+    blocks = rd.split(rd.SplitSettings(corpus=corpus, unit="words", length=50, output=folder / "blocks"))
+
+    words = rd.index(rd.IndexSettings(kind="bm25", corpus=corpus, bm25=rd.BM25Settings(k1=1.2), output=folder / "words"))
+    found = rd.search(rd.SearchSettings(index=words, queries=queries, k=20, output=folder / "found"))
+    mined = rd.mine(rd.MineSettings(run=found, corpus=corpus, queries=queries, qrels=qrels / "train", negatives=2, output=folder / "mined"))
+
+    small = {"batch_size": 8, "max_steps": 2, "model": "tiny", "corpus": str(corpus)}
+    encoder = rd.pretrain(rd.PretrainSettings.read({"method": "mlm", "output": str(folder / "encoder"), **small}))
+    retriever = rd.train(
+        rd.TrainSettings(
+            objective="retriever", model=str(encoder), corpus=str(corpus), queries=str(queries), examples=str(mined), batch_size=8,
+            max_steps=2, output=folder / "retriever",
+        )
+    )  # fmt: skip
+    asked = {**small, "queries": str(queries), "examples": str(mined)}
+    reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **asked}))
+    writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **asked}))
+
+    vectors = rd.encode(rd.EncodeSettings(model=retriever, corpus=corpus, concurrency=(1, 1), output=folder / "vectors"))
+    dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))
+    by_vectors = rd.search(
+        rd.SearchSettings(index=dense, model=retriever, queries=queries, qrels=qrels / "test", k=20, output=folder / "by-vectors")
+    )
+    reranked = rd.rerank(
+        rd.RerankSettings(
+            model=reranker, run=by_vectors, corpus=corpus, queries=queries, depth=5, concurrency=(1, 1), output=folder / "reranked"
+        )
+    )
+    labels = rd.label(
+        rd.LabelSettings(
+            model=reranker, run=found, corpus=corpus, queries=queries, qrels=qrels / "train", depth=5, s_neg=0.89, concurrency=(1, 1),
+            output=folder / "labels",
+        )
+    )  # fmt: skip
+    rd.mine(
+        rd.MineSettings(
+            run=found, corpus=corpus, queries=queries, qrels=qrels / "train", hybrid=rd.HybridSettings(labels=labels), negatives=2,
+            output=folder / "hybrid",
+        )
+    )  # fmt: skip
+    generated = rd.generate(
+        rd.GenerateSettings(
+            model=writer, corpus=corpus, queries_each=1, query_length=8, sampling=rd.SamplingSettings(top_k=5), concurrency=(1, 1),
+            output=folder / "generated",
+        )
+    )  # fmt: skip
+    rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
+    report = rd.evaluate(
+        rd.EvaluateSettings(
+            run=[by_vectors, f"reranked={reranked}"], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
+            answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
+        )
+    )  # fmt: skip
+    measured: dict[str, object] = report.summary["result"]
+    assert set(measured) >= {"runs", "significance"}, blocks.rows
+
+    model = rd.DualEncoder.load(retriever.path)
+    assert isinstance(rd.CrossEncoder.load(reranker.path), rd.CrossEncoder)
+    assert isinstance(rd.Generator.load(writer.path), rd.Generator)
+    query = model.encode_queries(model.tokenize_queries(["who?"]).pad(model.tokenizer.pad_id)).detach().numpy()
+    with rd.SearchPool.start(dense) as pool:
+        scores, rows = pool.search(query, k=3)
+    assert scores.shape == rows.shape == (1, 3)
+    try:
+        rd.EncodeSettings.read({"modle": "m"})
+    except rd.InputError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
