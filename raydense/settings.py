@@ -120,6 +120,11 @@ class BaseSettings(BaseModel):
         return found
 
     @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """The keys that mean something where `values` are given: what a recipe gives to all stages is given for these."""
+        return set(cls.all_fields())
+
+    @classmethod
     def inputs(cls) -> dict[str, str]:
         """The keys that name input artifacts, with the kind of each."""
         extras = {key: field.json_schema_extra for key, field in cls.all_fields().items()}

@@ -26,11 +26,11 @@ def main(folder: Path) -> None:
     encoder = rd.pretrain(rd.PretrainSettings.read({"method": "mlm", "output": str(folder / "encoder"), **small}))
     retriever = rd.train(
         rd.TrainSettings(
-            objective="retriever", model=str(encoder), corpus=str(corpus), queries=str(queries), examples=str(mined), batch_size=8,
+            objective="retriever", model=str(encoder.path), corpus=str(corpus), queries=str(queries), examples=str(mined.path), batch_size=8,
             max_steps=2, output=folder / "retriever",
         )
     )  # fmt: skip
-    asked = {**small, "queries": str(queries), "examples": str(mined)}
+    asked = {**small, "queries": str(queries), "examples": str(mined.path)}
     reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **asked}))
     writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **asked}))
 
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
     report = rd.evaluate(
         rd.EvaluateSettings(
-            run=[by_vectors, f"reranked={reranked}"], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
+            run=[by_vectors, f"reranked={reranked.path}"], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
             answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
         )
     )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from raydense import __version__, storage
 from raydense.cli import submit
@@ -24,7 +25,8 @@ from raydense.cli.submissions import submissions_of
 from raydense.errors import fixable, why
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table
-from raydense.recipes.recipe import VERBS, Recipe, Stage, Verb, plan, recipe_file, run, seconds_behind
+from raydense.recipes.content import recipe_file, recipe_named, recipe_names
+from raydense.recipes.recipe import VERBS, Recipe, Stage, Verb, plan, run, seconds_behind
 from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
@@ -99,6 +101,13 @@ def app() -> None:
     """
 
 
+def _recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
+
+
+_recipe_argument = click.argument("recipe", callback=lambda ctx, param, value: recipe_named(value), shell_complete=_recipes)
+
+
 def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
         "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
@@ -108,7 +117,7 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.command("run")
-@click.argument("recipe")
+@_recipe_argument
 @_recipe_options
 @click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
 @click.option(
@@ -119,7 +128,7 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     help="trials at once, of a recipe with `sweep:`; on one machine trainings share its cores  [1]",
 )
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
-    """Run the stages of RECIPE in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
+    """Run the stages of RECIPE, a file or the name of one that comes with raydense, in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
     join(address)
     read = read_recipe(recipe, output, changes)
     submit.refuse_unseen(stages_of(read))
@@ -179,7 +188,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 
 
 @app.command("plan")
-@click.argument("recipe")
+@_recipe_argument
 @_recipe_options
 def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
     """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs."""
@@ -229,7 +238,7 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
     report = _run(Recipe.read(file, output, (f"seed={seed}",)), as_json)
     if not as_json:
         print(f"\nOpen {report['report']} in a browser. What to try next:")
-        print(f"  raydense plan {file} --output {output}      each stage, and what it took")
+        print(f"  raydense plan quickstart --output {output}      each stage, and what it took")
         print(
             f"  raydense search --index {output}/dense-2 --model {output}/retriever-2 --queries {output}/data/queries --k 10 --output {output}/my-run"
         )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import typing
+from functools import partial
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
-from raydense.recipes.recipe import Recipe, Stage, load_yaml
+from raydense.recipes.content import load_yaml
+from raydense.recipes.recipe import Recipe, Stage
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, put
 
@@ -93,10 +96,22 @@ def _flag(key: str, field: FieldInfo, section: str) -> Flag:
         flag = Flag([f"--{dashed}/--no-{dashed}", "value"], default=None, help=_help(field))
     else:
         flag = Flag(
-            [f"--{dashed}", "value"], default=None, multiple=_holds(field.annotation, list), metavar=_metavar(field), help=_help(field)
+            [f"--{dashed}", "value"],
+            default=None,
+            multiple=_holds(field.annotation, list),
+            metavar=_metavar(field),
+            help=_help(field),
+            shell_complete=partial(_complete, field),
         )
     flag.name, flag.section = key, section  # click takes no name with a dot from its list
     return flag
+
+
+def _complete(field: FieldInfo, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What a shell offers for the value of a flag: its choices, or the paths there are."""
+    if choices := [value for value in _literals(field.annotation) if isinstance(value, str)]:
+        return [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
+    return [CompletionItem(incomplete, type="file")] if _metavar(field) == "PATH" else []
 
 
 def _holds(annotation: Any, kind: type) -> bool:

@@ -86,6 +86,9 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     artifact = Artifact.open(folder, "run")
     parts = [_hits_of(part, asked.query_ids) for part in artifact.parts(".parquet")]
     run = pa.concat_tables(parts) if parts else concat_parts([], "run")
+    if artifact.rows and not run.num_rows:
+        what = f"has no query of the {len(asked.query_ids):,} that are measured"
+        raise InputError(what, folder, f"give the run of the queries of {settings.qrels or settings.queries}")
     answers, by_answers = (
         (None, None) if queries is None or settings.answers is None else _answers(run, asked, queries, settings, settings.answers)
     )

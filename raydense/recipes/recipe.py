@@ -1,6 +1,8 @@
 """A recipe is stages in order; this reads one, says what is done and what is left (`plan`), and runs it (`run`).
 
 seed: 42                      # the seed of every stage that has one and does not give its own
+defaults:                     # and so each of these settings
+  queries: $data/queries
 stages:
   data:                       # a stage's name, and the name of its folder in the output
     do: sample                # its verb
@@ -23,18 +25,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raydense import storage
 from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
 from raydense.errors import InputError, did_you_mean
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
+from raydense.recipes.content import REFERENCE, named_in, recipe_content
 from raydense.recipes.planning import needs_of
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import duration, say
-from raydense.settings import Settings, put
+from raydense.settings import Settings, flat, put
 from raydense.storage.artifact import (
     Artifact,
     begun_from,
@@ -83,8 +84,6 @@ VERBS: dict[str, Verb] = {
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
-_REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
-_KEYS = {"seed", "description", "given", "stages", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -126,139 +125,16 @@ class Recipe:
         built: dict[str, Stage] = {}
         for name, values in content["stages"].items():
             built[name] = _stage(str(name), values, content, storage.place_of(output), built, file, shared)
+        _refuse_unused(content.get("defaults") or {}, [type(stage.settings) for stage in built.values()], f"{file}: defaults")
         return cls(str(content.get("description", "")).strip(), storage.place_of(output), tuple(built.values()))
-
-
-def recipe_file(name: str) -> Path:
-    """A recipe that comes with raydense, by its name: beside the package when installed, in `jobs/recipes` in a checkout."""
-    package = Path(__file__).parent
-    for folder in (package / "files", package.parents[1] / "jobs" / "recipes"):
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
-    raise InputError("no such recipe", name, "give the path of a recipe file")
-
-
-def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
-
-    A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
-    null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
-    """
-    own = load_yaml(file)
-    base = own.pop("base", None)
-    if base is None:
-        return own
-    here = Path(file).resolve()
-    if not isinstance(base, str) or here in twins:
-        raise InputError("is no other recipe's file", f"{file}: base", "give the path of a recipe, from the folder of this one")
-    content = load_recipe(here.parent / base, (*twins, here))
-    for key, values in own.items():
-        merged = _merged_stages(content.get(key) or {}, values) if key == "stages" else values
-        content[key] = {**(content.get(key) or {}), **values} if key == "given" and isinstance(values, dict) else merged
-    return content
-
-
-def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe, its keys looked over, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
-    content = load_recipe(file)
-    for key in content.keys() - _KEYS:
-        raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
-    if not isinstance(content.get("stages"), dict) or not content["stages"]:
-        raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
-    content["given"] = content.get("given") or {}
-    if not isinstance(content["given"], dict):
-        raise InputError("holds no keys", f"{file}: given", "give NAME: VALUE lines")
-    for change in changes:
-        key, value = _parsed(change)
-        apply(key, value, content, f"--set {change}")
-    return content
-
-
-def _merged_stages(base: dict[str, Any], own: Any) -> Any:
-    if not isinstance(own, dict):
-        return own
-    stages = dict(base)
-    for name, values in own.items():
-        there: Any = base.get(name)
-        same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
-        stages[name] = _merged(there, values) if same else values
-    order = _order(list(base), [name for name in own if name not in base], stages)
-    return {name: stages[name] for name in order if stages[name] is not None}
-
-
-def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `own` in their place, in groups too; null leaves a key out."""
-    both = {k: _merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in own.items()}
-    return {k: v for k, v in {**base, **both}.items() if v is not None}
-
-
-def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
-    """`names` with each of `new` before the first stage that names it, or else after all, in their given order."""
-    order, last = list(names), len(names)
-    for name in reversed(new):
-        users = (place for place, other in enumerate(order) if name in _named_in(stages[other]))
-        place = next(users, last)
-        order.insert(place, name)
-        last += place < last
-    return order
-
-
-def _named_in(value: Any) -> list[str]:
-    """The names that a stage refers to."""
-    if isinstance(value, dict | list):
-        return [name for inner in (value.values() if isinstance(value, dict) else value) for name in _named_in(inner)]
-    return _REFERENCE.findall(value) if isinstance(value, str) else []
-
-
-def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else file
-        raise InputError(f"not YAML: {getattr(error, 'problem', None) or error}", where, "fix the file") from None
-    if not isinstance(content, dict):
-        raise InputError("holds no keys", file, "give KEY: VALUE lines")
-    return content
-
-
-def _parsed(change: str) -> tuple[str, Any]:
-    key, equals, text = change.partition("=")
-    if not equals:
-        raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
-    try:
-        return key, yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
-
-
-def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
-    """Give `stage.key`, a given name or the seed of a recipe's content another value; null leaves the key of a stage out.
-
-    InputError, at `where`, if there is no such stage or name.
-    """
-    name, dot, field = key.partition(".")
-    if dot:
-        if not isinstance(content["stages"].get(name), dict):
-            raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
-        content["stages"][name] = dict(content["stages"][name])
-        put(content["stages"][name], field, value)
-    elif key == "seed":
-        content["seed"] = value
-    elif key in content["given"]:
-        content["given"][key] = value
-    else:
-        raise InputError(f"the recipe is given no {key!r}", where, did_you_mean(key, [*content["given"], "seed"]))
 
 
 def _stage(
     name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | str | None
 ) -> Stage:
     where = f"{file}: stages.{name}"
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in recipe["given"]:
-        raise InputError("a stage's name has only letters, digits, - and _, and is no given name", where, "rename it")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in ("defaults", *recipe["given"]):
+        raise InputError("a stage's name has only letters, digits, - and _, and is neither a given name nor defaults", where, "rename it")
     if not isinstance(values, dict) or not isinstance(values.get("do"), str):
         raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
     values = dict(values)
@@ -271,11 +147,15 @@ def _stage(
     needs: list[str] = []
     values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
     form = VERBS[verb].settings.chosen(values, f"{where}.")
+    for key, value in _defaults_for(form, values, recipe.get("defaults") or {}, {*recipe["given"], *folders}).items():
+        put(values, key, _resolve(value, recipe["given"], folders, needs, where))
     seed = recipe.get("seed")
     if seed is not None and "seed" in form.model_fields:
         values.setdefault("seed", seed)
     if shared and "output" in values:
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
+    if "output" in values and not _inside(values["output"], output):
+        raise InputError("lies outside of the recipe's folder", f"{where}.output", "leave it out, or give a folder in it")
     values.setdefault("output", str(storage.join(output, name)))
     settings = form.read(values, f"{where}.")
     if isinstance(settings, SearchSettings) and not settings.index:
@@ -283,6 +163,26 @@ def _stage(
     if shared:
         settings = settings.model_copy(update={"output": str(storage.join(shared, _identity(verb, settings, shared), name))})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
+
+
+def _inside(path: Any, folder: Path | str) -> bool:
+    there, around = storage.absolute(str(path)), storage.absolute(str(folder))
+    return os.path.normpath(there).startswith(f"{os.path.normpath(around)}{os.sep}")
+
+
+def _defaults_for(form: type[Settings], values: dict[str, Any], defaults: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """Of the defaults of a recipe those that a stage has and does not say itself; none that names a stage that comes later."""
+    own, has = flat(values), form.takes(values)
+    left = {key: value for key, value in flat(defaults).items() if key in has and key not in own and key.partition(".")[0] not in own}
+    return {key: value for key, value in left.items() if known.issuperset(named_in(value))}
+
+
+def _refuse_unused(defaults: dict[str, Any], forms: list[type[Settings]], where: str) -> None:
+    """InputError where no stage has the setting of a default."""
+    known = {key for form in forms for key in form.all_fields()}
+    for key in flat(defaults):
+        if key not in known:
+            raise InputError("no stage has this setting", f"{where}.{key}", did_you_mean(key, known))
 
 
 def _identity(verb: str, settings: Settings, shared: Path | str) -> str:
@@ -313,7 +213,7 @@ def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: 
         needs.append(name)
         return folders[name]
 
-    return _REFERENCE.sub(put_in, value)
+    return REFERENCE.sub(put_in, value)
 
 
 def state(stage: Stage) -> tuple[str, str]:

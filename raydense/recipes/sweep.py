@@ -27,7 +27,8 @@ from typing import Any
 from raydense import storage
 from raydense.errors import InputError, StorageError, why
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.recipes.recipe import VERBS, Recipe, Stage, apply, open_stages, plan, recipe_content, run_stage, state
+from raydense.recipes.content import apply, recipe_content
+from raydense.recipes.recipe import VERBS, Recipe, Stage, open_stages, plan, run_stage, state
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.storage import join
@@ -122,9 +123,10 @@ def _check_key(key: str, content: dict[str, Any], where: str) -> None:
 def _refuse_unknown(key: str, content: dict[str, Any], where: str) -> None:
     """InputError where the stage that a key names does not have it; `content` has all changes, of which one may choose its keys."""
     stage, dot, field = key.partition(".")
-    verb = content["stages"][stage].get("do") if dot else None
-    if dot and field != "do" and verb in VERBS:
-        form = VERBS[verb].settings.chosen(content["stages"][stage], f"{where}.{stage}.")
+    values = content["stages"].get(stage, {}) if dot else {}
+    verb = values.get("do")
+    if field != "do" and verb in VERBS:
+        form = VERBS[verb].settings.chosen(values, f"{where}.{stage}.")
         form.refuse_unknown(field, f"{where}.{stage}.")
 
 

@@ -51,6 +51,12 @@ class IndexSettings(Settings):
         self._refuse_given(others, f"kind {self.kind}")
         return self
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As of every stage, without the settings of the other kind."""
+        other = {"bm25": ("embeddings", "factory", "train_sample"), "faiss": ("corpus", "expand", "bm25")}.get(str(values.get("kind")), ())
+        return {key for key in super().takes(values) if key.partition(".")[0] not in other}
+
     def shaping(self) -> dict[str, Any]:
         """As of every stage, but for the seed of bm25: a recipe gives its own to every stage that has one, and nothing is drawn there."""
         return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}

@@ -34,3 +34,12 @@ def test_a_strict_type_check_passes_the_script_and_no_wrong_one(tmp_path: Path) 
     )
     faults = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert [fault.partition(": ")[0] for fault in faults] == ["wrong.py:3", "wrong.py:4", "wrong.py:5"], done.stdout + done.stderr
+
+
+def test_settings_import_nothing_heavy() -> None:
+    script = (
+        "import sys, raydense as rd; names = [n for n in rd.__all__ if n.endswith('Settings')]; [getattr(rd, n) for n in names]; "
+        "import raydense.serving.settings, raydense.cli.flags; print(sorted({'numpy', 'torch', 'ray', 'faiss', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

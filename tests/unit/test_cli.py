@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
-from raydense.cli import main
+from raydense.cli import app, main
 from raydense.recipes.recipe import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +110,24 @@ def test_the_reference_is_what_the_settings_say():
     finally:
         sys.path.pop(0)
     assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("raydense run quick", {"quickstart", "quickstart-sweep"}),
+        ("raydense index --kind b", {"bm25"}),
+        ("raydense train --objective p", {"pair"}),
+        ("raydense sea", {"search"}),
+        ("raydense search --dro", {"--drop-identical"}),
+    ],
+)
+def test_a_shell_completes_verbs_flags_choices_and_recipes(words, offered):
+    *before, incomplete = words.split()[1:]
+    found = ShellComplete(app, {}, "raydense", "_RAYDENSE_COMPLETE").get_completions(before, incomplete)
+    assert {item.value for item in found} == offered
+
+
+def test_a_shell_completes_paths():
+    (found,) = ShellComplete(app, {}, "raydense", "_RAYDENSE_COMPLETE").get_completions(["encode", "--model"], "enc")
+    assert (found.type, found.value) == ("file", "enc")

@@ -146,7 +146,7 @@ def test_the_answer_shown_for_http_is_right(tmp_path):
     text = (ROOT / "docs" / "guides" / "http.md").read_text()
     question = re.search(r'"queries": \["([^"]+)"\]', text)[1]
     first = re.search(r'"results":\s*\[\[\{"id":\s*"([^"]+)"', text)[1]
-    rd.make_sample(rd.SampleSettings(passages=5000, seed=1, output=str(tmp_path / "data")))
+    rd.sample(rd.SampleSettings(passages=5000, seed=1, output=str(tmp_path / "data")))
     queries = {row["text"]: row["query_id"] for row in read_table(tmp_path / "data" / "queries", "queries").to_pylist()}
     judged = read_table(tmp_path / "data" / "qrels" / "test", "qrels").to_pylist()
     assert first in [row["passage_id"] for row in judged if row["query_id"] == queries[question]]

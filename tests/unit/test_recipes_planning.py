@@ -17,8 +17,9 @@ from raydense.data.tables import commit_table, read_table
 from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
 from raydense.mining.settings import FilterSettings, MineSettings
+from raydense.recipes.content import recipe_file
 from raydense.recipes.planning import needs_of
-from raydense.recipes.recipe import Recipe, plan, recipe_file
+from raydense.recipes.recipe import Recipe, plan
 from raydense.retrieval.settings import IndexSettings
 from raydense.settings import Settings
 from raydense.storage.artifact import Artifact, Draft

@@ -9,7 +9,8 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.recipes.recipe import Recipe, Stage, plan, recipe_file, state
+from raydense.recipes.content import recipe_file, recipe_named
+from raydense.recipes.recipe import Recipe, Stage, plan, state
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import SearchSettings
 from raydense.storage.artifact import Draft, provenance
@@ -221,3 +222,67 @@ def test_a_run_by_a_pool_is_known_by_what_the_pool_searched_with(tmp_path, monke
         search(SearchSettings(pool="nq", output=str(tmp_path / "out" / "run"), k=7, **inputs))
     with pytest.raises(InputError, match=r"settings\.search_params: nprobe=32 -> "):
         search(SearchSettings(output=str(tmp_path / "out" / "run"), **inputs))
+
+
+DEFAULTS = """
+defaults: {corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/test, answers: {k: [1]}}
+stages:
+  data: {do: sample, passages: 200}
+  words: {do: index, kind: bm25}
+  vectors: {do: index, kind: faiss, embeddings: e}
+  found: {do: search, index: $words, qrels: null}
+  mined: {do: mine, run: $found, qrels: $data/qrels/train}
+  report: {do: evaluate, run: $found, answers: {match: token}}
+"""
+
+
+def test_a_default_is_for_every_stage_that_has_the_setting_and_does_not_say_it(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(DEFAULTS)
+    stages = {stage.name: stage for stage in Recipe.read(tmp_path / "recipe.yaml", "out").stages}
+    assert stages["words"].settings.corpus == "out/data/corpus"
+    assert stages["words"].needs == ("data",)
+    assert stages["vectors"].settings.corpus is None
+    assert stages["found"].settings.queries == "out/data/queries"
+    assert stages["found"].settings.qrels is None
+    assert stages["mined"].settings.qrels == "out/data/qrels/train"
+    assert stages["report"].settings.qrels == "out/data/qrels/test"
+    assert (stages["report"].settings.answers.match, stages["report"].settings.answers.k) == ("token", [1])
+    changed = Recipe.read(tmp_path / "recipe.yaml", "out", ("defaults.queries=other", "found.queries=own")).stages
+    assert [stage.settings.queries for stage in changed[3:]] == ["own", "other", "other"]
+
+
+def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(DEFAULTS)
+    (tmp_path / "own.yaml").write_text("base: recipe.yaml\ndefaults: {queries: other, qrels: null}\n")
+    report = Recipe.read(tmp_path / "own.yaml", "out", ("report.answers=null",)).stages[-1].settings
+    assert (report.queries, report.qrels) == ("other", None)
+
+
+def test_a_default_that_no_stage_has_is_refused(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(DEFAULTS.replace("defaults: {", "defaults: {corpsu: x, "))
+    with pytest.raises(InputError, match=r"defaults\.corpsu: no stage has this setting; did you mean 'corpus'\?"):
+        Recipe.read(tmp_path / "recipe.yaml", "out")
+
+
+def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("    kind: bm25\n", "    kind: bm25\n    kind: faiss\n"))
+    with pytest.raises(InputError, match=r"recipe\.yaml:12: 'kind' is given twice; leave one of them out"):
+        Recipe.read(tmp_path / "recipe.yaml", "out")
+
+
+@pytest.mark.parametrize("output", ["../elsewhere", "/elsewhere", "out/../../x"])
+def test_an_output_outside_of_the_recipes_folder_is_refused(recipe, output):
+    with pytest.raises(InputError, match=r"stages\.words\.output: lies outside of the recipe's folder; leave it out"):
+        Recipe.read(recipe, "out", (f"words.output={output}",))
+    assert Recipe.read(recipe, "out", ("words.output=out/sub/words",)).stages[1].settings.output == "out/sub/words"
+
+
+def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_named("quickstart") == str(RECIPES / "quickstart.yaml")
+    with pytest.raises(InputError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?"):
+        recipe_named("quickstrat")
+    with pytest.raises(InputError, match=r"^my/own\.yaml: no such file"):
+        recipe_named("my/own.yaml")
+    (tmp_path / "quickstart").write_text("stages: {}")
+    assert recipe_named("quickstart") == "quickstart"

@@ -1,0 +1,182 @@
+"""The content of a recipe's file: read, put on top of its base, and changed by `--set`; what its stages are is not looked at here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raydense.errors import InputError, did_you_mean
+from raydense.settings import put
+
+REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
+_KEYS = {"seed", "description", "given", "defaults", "stages", "sweep"}
+
+
+def recipe_file(name: str) -> Path:
+    """A recipe that comes with raydense, by its name: beside the package when installed, in `jobs/recipes` in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "files", package.parents[1] / "jobs" / "recipes"):
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    raise InputError("no such recipe", name, "give the path of a recipe file")
+
+
+def recipe_named(text: str) -> str:
+    """The file of a recipe that is given by its path, or by the name of one that comes with raydense. InputError if there is none."""
+    if Path(text).exists() or Path(text).name != text or Path(text).suffix:
+        if not Path(text).exists():
+            raise InputError("no such file", text, f"give a recipe's file, or a name: {', '.join(recipe_names())}")
+        return text
+    if text not in recipe_names():
+        raise InputError("no such recipe", text, did_you_mean(text, recipe_names()))
+    return str(recipe_file(text))
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with raydense."""
+    return sorted(file.stem for file in recipe_file("quickstart").parent.glob("*.yaml"))
+
+
+def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
+
+    A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
+    null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
+    """
+    own = load_yaml(file)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    here = Path(file).resolve()
+    if not isinstance(base, str) or here in twins:
+        raise InputError("is no other recipe's file", f"{file}: base", "give the path of a recipe, from the folder of this one")
+    content = load_recipe(here.parent / base, (*twins, here))
+    for key, values in own.items():
+        there = content.get(key) or {}
+        if key == "stages":
+            content[key] = _merged_stages(there, values)
+        elif key == "defaults" and isinstance(values, dict):
+            content[key] = _merged(there, values)
+        else:
+            content[key] = {**there, **values} if key == "given" and isinstance(values, dict) else values
+    return content
+
+
+def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe, its keys looked over, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
+    content = load_recipe(file)
+    for key in content.keys() - _KEYS:
+        raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
+    if not isinstance(content.get("stages"), dict) or not content["stages"]:
+        raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+    for part in ("given", "defaults"):
+        content[part] = content.get(part) or {}
+        if not isinstance(content[part], dict):
+            raise InputError("holds no keys", f"{file}: {part}", "give NAME: VALUE lines")
+    for change in changes:
+        key, value = _parsed(change)
+        apply(key, value, content, f"--set {change}")
+    return content
+
+
+def _merged_stages(base: dict[str, Any], own: Any) -> Any:
+    if not isinstance(own, dict):
+        return own
+    stages = dict(base)
+    for name, values in own.items():
+        there: Any = base.get(name)
+        same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
+        stages[name] = _merged(there, values) if same else values
+    order = _order(list(base), [name for name in own if name not in base], stages)
+    return {name: stages[name] for name in order if stages[name] is not None}
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `own` in their place, in groups too; null leaves a key out."""
+    both = {k: _merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in own.items()}
+    return {k: v for k, v in {**base, **both}.items() if v is not None}
+
+
+def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
+    """`names` with each of `new` before the first stage that names it, or else after all, in their given order."""
+    order, last = list(names), len(names)
+    for name in reversed(new):
+        users = (place for place, other in enumerate(order) if name in named_in(stages[other]))
+        place = next(users, last)
+        order.insert(place, name)
+        last += place < last
+    return order
+
+
+def named_in(value: Any) -> list[str]:
+    """The names that a stage refers to."""
+    if isinstance(value, dict | list):
+        return [name for inner in (value.values() if isinstance(value, dict) else value) for name in named_in(inner)]
+    return REFERENCE.findall(value) if isinstance(value, str) else []
+
+
+class _GivenTwice(yaml.MarkedYAMLError):
+    """A key that stands twice in one place, of which YAML would silently take the second."""
+
+
+class _Once(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise _GivenTwice(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        content = yaml.load(Path(file).read_text(encoding="utf-8"), _Once)
+    except FileNotFoundError:
+        raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else file
+        if isinstance(error, _GivenTwice):
+            raise InputError(str(error.problem), where, "leave one of them out") from None
+        raise InputError(f"not YAML: {getattr(error, 'problem', None) or error}", where, "fix the file") from None
+    if not isinstance(content, dict):
+        raise InputError("holds no keys", file, "give KEY: VALUE lines")
+    return content
+
+
+def _parsed(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
+    try:
+        return key, yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
+
+
+def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
+    """Give `stage.key`, `defaults.key`, a given name or the seed of a recipe's content another value; null leaves a key out.
+
+    InputError, at `where`, if there is no such stage or name.
+    """
+    name, dot, field = key.partition(".")
+    if dot and name == "defaults":
+        put(content["defaults"], field, value)
+    elif dot:
+        if not isinstance(content["stages"].get(name), dict):
+            raise InputError(f"no stage {name!r}", where, did_you_mean(name, content["stages"]))
+        content["stages"][name] = dict(content["stages"][name])
+        put(content["stages"][name], field, value)
+    elif key == "seed":
+        content["seed"] = value
+    elif key in content["given"]:
+        content["given"][key] = value
+    else:
+        raise InputError(f"the recipe is given no {key!r}", where, did_you_mean(key, [*content["given"], "seed"]))
