@@ -105,7 +105,7 @@ def _recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
 
 
-_recipe_argument = click.argument("recipe", callback=lambda ctx, param, value: recipe_named(value), shell_complete=_recipes)
+_recipe_argument = click.argument("recipe", shell_complete=_recipes)
 
 
 def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -130,6 +130,7 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
     """Run the stages of RECIPE, a file or the name of one that comes with raydense, in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
     join(address)
+    recipe = recipe_named(recipe)
     read = read_recipe(recipe, output, changes)
     submit.refuse_unseen(stages_of(read))
     if isinstance(read, Recipe):
@@ -192,6 +193,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 @_recipe_options
 def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
     """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs."""
+    recipe = recipe_named(recipe)
     sweep = Sweep.read(recipe, output, changes)
     rows = plan(Recipe.read(recipe, output, changes)) if sweep is None else plan_sweep(sweep)
     if as_json:

@@ -26,10 +26,8 @@ def recipe_file(name: str) -> Path:
 
 
 def recipe_named(text: str) -> str:
-    """The file of a recipe that is given by its path, or by the name of one that comes with raydense. InputError if there is none."""
+    """The file of a recipe that is given by its path, or by the name of one that comes with raydense; InputError on an unknown name."""
     if Path(text).exists() or Path(text).name != text or Path(text).suffix:
-        if not Path(text).exists():
-            raise InputError("no such file", text, f"give a recipe's file, or a name: {', '.join(recipe_names())}")
         return text
     if text not in recipe_names():
         raise InputError("no such recipe", text, did_you_mean(text, recipe_names()))
