@@ -1,5 +1,6 @@
 """Shared by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,12 @@ def ray_cluster() -> None:
     """A Ray of this process with four logical CPUs, started by the first module that uses it; it ends with the process."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture
+def joining(ray_cluster: None) -> dict[str, str]:
+    """The environment of another process that joins this Ray, where starting one more would take seconds."""
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @pytest.fixture(scope="session")

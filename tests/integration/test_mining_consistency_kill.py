@@ -54,11 +54,11 @@ def stamps(output: Path, names: list[str]) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def test_a_killed_filter_continues_and_equals_an_undisturbed_one(world: Path) -> None:
+def test_a_killed_filter_continues_and_equals_an_undisturbed_one(world: Path, joining: dict[str, str]) -> None:
     inputs = {name: str(world / name) for name in ("generated", "corpus", "index")}
     given = {"output": str(world / "killed"), "k": 40, **inputs}
     output = Path(given["output"])
-    driver = subprocess.Popen([sys.executable, "-c", FILTER, json.dumps(given)])
+    driver = subprocess.Popen([sys.executable, "-c", FILTER, json.dumps(given)], env=joining)
     kill_once_committed(driver, output / ".work" / "commits", "*-*.json", 3)
     kept = committed(output)
     assert 3 <= len(kept) < FILES

@@ -30,16 +30,14 @@ def checksums(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_killed_suite_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_suite_goes_on(tmp_path: Path, joining: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate(("a", "b")):
         make_set(tmp_path / "sets" / name, seed)
     killed = tmp_path / "killed"
     command = [sys.executable, "-m", "raydense", "evaluate", "--suite", str(tmp_path / "sets"), "--kind", "bm25", "--k", "10"]
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(
-            [*command, "--metrics", "nDCG@10", "--output", str(killed)], env=kept, stdout=log, stderr=log, start_new_session=True
+            [*command, "--metrics", "nDCG@10", "--output", str(killed)], env=joining, stdout=log, stderr=log, start_new_session=True
         )
     try:
         while not (killed / "b" / "index").is_dir():

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from embeddings import write_corpus, write_embeddings
 
+from raydense.retrieval.index import index
+from raydense.retrieval.settings import IndexSettings
 from raydense.storage.artifact import Artifact
 
 SHARDS = 40
@@ -17,14 +19,8 @@ _JOB = """
 import json, sys
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
-for settings in json.loads(sys.argv[1]):
-    index(IndexSettings.read(settings))
+index(IndexSettings.read(json.loads(sys.argv[1])))
 """
-
-
-def start_job(*settings: dict[str, object]) -> subprocess.Popen[bytes]:
-    """One index after another in a session of its own, with a Ray of its own."""
-    return subprocess.Popen([sys.executable, "-c", _JOB, json.dumps(settings)], start_new_session=True)
 
 
 def commits(folder: Path) -> dict[str, int]:
@@ -33,18 +29,18 @@ def commits(folder: Path) -> dict[str, int]:
     return {r["path"]: (folder / r["path"]).stat().st_mtime_ns for r in records}
 
 
-def kill_when_half_done(settings: dict[str, object], files: int) -> dict[str, int]:
-    """Start, watch the commits, and kill -9 the whole session (driver, Ray and its workers) once `files` are there."""
-    job = start_job(settings)
+def kill_when_half_done(settings: dict[str, object], files: int, environment: dict[str, str]) -> dict[str, int]:
+    """Start the job, watch the commits, and kill -9 its driver, with which its tasks end, once `files` are there."""
+    job = subprocess.Popen([sys.executable, "-c", _JOB, json.dumps(settings)], env=environment)
     folder = Path(str(settings["output"]))
     while len(commits(folder)) < files:
         assert job.poll() is None, "finished before it could be killed"
-    os.killpg(job.pid, signal.SIGKILL)
+    os.kill(job.pid, signal.SIGKILL)
     job.wait()
     return commits(folder)
 
 
-def test_killed_indexing_goes_on(tmp_path: Path) -> None:
+def test_killed_indexing_goes_on(tmp_path: Path, joining: dict[str, str]) -> None:
     rng = np.random.default_rng(0)
     write_embeddings(tmp_path / "vectors", rng.standard_normal((4_000, 16)).astype(np.float16), files=3)
     write_corpus(tmp_path / "corpus", [" ".join(f"w{i}" for i in rng.zipf(1.3, 30) % 5_000) for _ in range(4_000)], shard_rows=1_000)
@@ -55,9 +51,10 @@ def test_killed_indexing_goes_on(tmp_path: Path) -> None:
     outputs = {
         kind: [{**given, "output": str(tmp_path / f"{kind}-{run}")} for run in ("killed", "whole")] for kind, given in settings.items()
     }
-    kept = {kind: kill_when_half_done(killed, files=8) for kind, (killed, _) in outputs.items()}
+    kept = {kind: kill_when_half_done(killed, 8, joining) for kind, (killed, _) in outputs.items()}
     assert not list(tmp_path.glob("*-killed/manifest.json"))
-    assert start_job(*(each for pair in outputs.values() for each in pair)).wait(timeout=240) == 0
+    for each in (each for pair in outputs.values() for each in pair):
+        index(IndexSettings.read(each))
     for kind, earlier in kept.items():
         killed, whole = Artifact.open(tmp_path / f"{kind}-killed"), Artifact.open(tmp_path / f"{kind}-whole")
         assert killed.fingerprint == whole.fingerprint
