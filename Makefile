@@ -7,8 +7,8 @@ BIN := .venv/bin
 
 help:
 	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
-	@echo "make test    set up, check the code, and run the tests, but for the longest"
-	@echo "make test-long  the tests that take longest, which make test leaves out"
+	@echo "make test    set up, check the code, and run the unit and integration tests, except those marked long"
+	@echo "make test-long  the tests marked long, which make test leaves out"
 	@echo "make check   format, lint, types, layers"
 	@echo "make docs    write docs/reference.md anew from the settings"
 	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"
@@ -30,8 +30,8 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two processes, a file of tests at a time: the files that start Ray, and take longest, come first. Threads that wait for each other
-# sleep: they would take the cores from the other process.
+# Two processes take one test file after another, each with one Ray for all of them; files that start Ray take longest and come first.
+# Threads that wait for each other sleep: they would take the cores from the other process.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 TESTS := tests/integration tests/unit
 

@@ -101,7 +101,6 @@ def started():
         process.wait(60)
 
 
-@pytest.mark.long
 def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(started, tmp_path):
     process, said = started
     texts, model = make_corpus(tmp_path / "corpus", PASSAGES, 60), slow_retriever(tmp_path / "model")
