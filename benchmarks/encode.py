@@ -27,7 +27,7 @@ from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = 1_000

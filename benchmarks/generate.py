@@ -27,7 +27,7 @@ from raydense.inference.settings import GenerateSettings
 from raydense.models.generator import Generator, decode
 from raydense.models.tokens import batches_by_token_budget
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 EACH = 5
 

@@ -93,7 +93,7 @@ def make_world(root: Path) -> None:
     from raydense.data.tables import commit_table
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.tiny import make_tiny_encoder
-    from raydense.storage.artifact import Draft
+    from raydense.storage import Draft
 
     words = np.array([f"{i:05o}" for i in range(4_000)])
     rng = np.random.default_rng(1)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import raydense as rd
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 _PASSAGES = 1_000_000
 _STEP = 10_000

@@ -68,7 +68,7 @@ def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str,
     begun = time.perf_counter()
     command = [sys.executable, __file__, *(f"--{name}=-" for name in ("corpus", "queries", "examples")), "--one"]
     subprocess.run([*command, json.dumps({"settings": settings, "cores": cores})], check=True)
-    from raydense.storage.artifact import Artifact
+    from raydense.storage import Artifact
 
     return {**Artifact.open(settings["output"]).summary, "whole": time.perf_counter() - begun}
 

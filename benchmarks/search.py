@@ -29,7 +29,7 @@ from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.session import ensure_ray, physical_cpus
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 
 def random_vectors(rows: int, dimension: int, seed: int) -> NDArray[np.float32]:

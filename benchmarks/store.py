@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.store import CorpusWriter, PassageStore
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 _STEP = 50_000
 _ASKED = 100_000

@@ -23,7 +23,7 @@ from raydense.models.modules.normalize import Normalize
 from raydense.models.modules.static_embedding import StaticEmbedding, distilled
 from raydense.models.tokens import Tokens
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Draft, fingerprint_of
+from raydense.storage import Draft, fingerprint_of
 
 BATCH = 512
 

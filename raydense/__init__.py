@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from raydense.retrieval.pool import SearchPool
     from raydense.retrieval.search import search
     from raydense.retrieval.settings import BM25Settings, IndexSettings, SearchSettings
-    from raydense.storage.artifact import Artifact
+    from raydense.storage import Artifact
     from raydense.training.pretrain import pretrain
     from raydense.training.settings import PretrainSettings, TrainSettings
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from raydense import storage
 from raydense.errors import InputError, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
+from raydense.storage import Place, checked, named
 
 __all__ = [
     "BaseSettings",
@@ -39,8 +39,8 @@ __all__ = [
 
 def _place(item: str) -> str:
     """A path, or NAME=path, as `storage.checked` gives it."""
-    name, path = storage.named(item)
-    return f"{name}={storage.checked(path)}" if name else storage.checked(path)
+    name, path = named(item)
+    return f"{name}={checked(path)}" if name else checked(path)
 
 
 class BaseSettings(BaseModel):
@@ -162,7 +162,7 @@ class BaseSettings(BaseModel):
     def located(self) -> Self:
         """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
         paths = {key: path for key in self.inputs() if isinstance(path := self.value_of(key), str) and (key, path) != ("model", "tiny")}
-        return self.replaced({key: storage.absolute(path) for key, path in paths.items()})
+        return self.replaced({key: Place.of(path).located for key, path in paths.items()})
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
         """ValueError where some of `names`, keys or groups, were given, which mean nothing `by` another setting's value."""

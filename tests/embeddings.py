@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.data.store import CorpusWriter
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 
 def write_embeddings(

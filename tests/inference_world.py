@@ -12,7 +12,7 @@ from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 WORDS = [
     "what",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table, read_table
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 Run = dict[str, list[tuple[str, float]]]
 

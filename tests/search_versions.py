@@ -20,7 +20,7 @@ from raydense.retrieval.asking import Answer
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 DIMENSION, K = 24, 10
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker of Ray does not find this file

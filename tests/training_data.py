@@ -13,7 +13,7 @@ from raydense.data.sample import sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft, Place
 from raydense.training.settings import TrainSettings
 
 
@@ -23,7 +23,7 @@ class TrainingData:
 
     root: Path
 
-    def settings(self, output: Path | str, **changes: Any) -> TrainSettings:
+    def settings(self, output: Place, **changes: Any) -> TrainSettings:
         """Settings of a short training on it, of a tiny model without dropout; None leaves a setting out."""
         defaults: dict[str, Any] = {
             "objective": "retriever",

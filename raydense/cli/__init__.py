@@ -10,13 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from inspect import cleandoc
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
-from raydense import __version__, storage
+from raydense import __version__
 from raydense.cli import submit
 from raydense.cli.flags import SUITE, Command, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
 from raydense.cli.pools import pool_group
@@ -31,7 +30,7 @@ from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
 from raydense.runtime.progress import duration, say
-from raydense.storage.artifact import named_folder
+from raydense.storage import Place, named_folder
 
 
 def _verb_command(name: str, verb: Verb) -> click.Command:
@@ -72,7 +71,7 @@ def _evaluate_command() -> click.Command:
 
 def _tell(verb: str, result: Any, as_json: bool) -> None:
     """Print what a stage made: as JSON, or as a line (or a table of metrics) to read."""
-    if isinstance(result, Path | str):
+    if isinstance(result, Place):
         print(json.dumps({"output": str(result)}) if as_json else f"{verb}: {result}")
         return
     if as_json:
@@ -86,7 +85,7 @@ def _tell(verb: str, result: Any, as_json: bool) -> None:
         print(json.dumps(result.summary.get("result", whole), ensure_ascii=False))
     elif result.kind == "report":
         print(comparison_table(result))
-        print(f"report: {storage.join(result.place, 'report.html')}")
+        print(f"report: {result.place / 'report.html'}")
     else:
         print(f"{verb}: {result.place} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")
 
@@ -146,8 +145,8 @@ def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
     if len(failed) < len(sweep.trials):
         summary, table = write_tables(sweep, failed)
         print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
-        chart = storage.join(sweep.output, "sweep.svg")
-        say(f"table: {storage.join(sweep.output, 'sweep.md')}{f', chart: {chart}' if sweep.axis and storage.exists(chart) else ''}")
+        chart = sweep.output / "sweep.svg"
+        say(f"table: {sweep.output / 'sweep.md'}{f', chart: {chart}' if sweep.axis and chart.exists() else ''}")
     if failed:
         raise next(iter(failed.values()))
 
@@ -168,7 +167,7 @@ def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
         made.append({"stage": stage.name, "output": str(stage.settings.output), "seconds": round(seconds, 1)})
         if isinstance(stage.settings, EvaluateSettings):
             result = artifact.summary["result"]
-            report = {"result": result, "report": str(storage.join(artifact.place, "report.html"))}
+            report = {"result": result, "report": str(artifact.place / "report.html")}
             if not as_json:
                 print(f"\n{comparison_table(artifact, _row_seconds(recipe, stage.settings.run))}\n", flush=True)
                 print(f"report: {report['report']}")

@@ -9,13 +9,13 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from raydense import storage
 from raydense.cli import submit
 from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
 from raydense.recipes.recipe import VERBS
 from raydense.runtime.progress import say
+from raydense.storage import Place
 
 _DASHBOARD = "the address of the cluster's dashboard, as http://HEAD:8265; by default RAY_ADDRESS"
 
@@ -67,7 +67,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
 
 def _submit_run(command: click.Command) -> click.Command:
     def call(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, concurrent: int, **where: Any) -> None:
-        recipe, whole = recipe_named(recipe), storage.absolute(output)
+        recipe, whole = recipe_named(recipe), Place.of(output).located
         words = [word for change in changes for word in ("--set", change)] + ["--concurrent", str(concurrent)] * (concurrent > 1)
         work = submit.recipe_work(recipe, whole, stages_of(read_recipe(recipe, whole, changes)), words)
         if whole != output:

@@ -28,14 +28,13 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from raydense import storage
 from raydense.errors import InputError
 from raydense.recipes.content import load_recipe
 from raydense.recipes.recipe import Stage
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import ensure_ray
 from raydense.settings import Settings
-from raydense.storage.artifact import digest_of, named_folder
+from raydense.storage import Place, digest_of, named, named_folder
 
 _SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
 _HEADERS = "RAY_JOB_HEADERS"
@@ -76,7 +75,7 @@ def recipe_work(file: str, output: str, stages: Iterable[Stage], words: Iterable
     once = tuple({stage.settings.output: stage for stage in stages}.values())
     for stage in once:
         for key, path in (*_inputs(stage.settings), ("output", stage.settings.output)):
-            if not (storage.is_remote(path) or os.path.isabs(path)):
+            if not (Place.of(path).everywhere or os.path.isabs(path)):
                 what = f"{path!r} is a relative path, and the job runs in another folder"
                 raise InputError(what, f"{file}: stages.{stage.name}.{key}", "give the absolute path, there or with --set")
     name = f"{Path(file).stem}.yaml"
@@ -117,14 +116,14 @@ def _is_path(settings: Settings, key: str, value: str) -> bool:
 
 
 def _absolute(settings: Settings) -> Settings:
-    changed: dict[str, Any] = {"output": storage.absolute(settings.output)}
+    changed: dict[str, Any] = {"output": Place.of(settings.output).located}
     for key in settings.inputs():
         value = settings.value_of(key)
         if isinstance(value, list):
-            named = map(storage.named, value)
-            changed[key] = [f"{name}={storage.absolute(path)}" if name else storage.absolute(path) for name, path in named]
+            pairs = map(named, value)
+            changed[key] = [f"{name}={Place.of(path).located}" if name else Place.of(path).located for name, path in pairs]
         elif value is not None and _is_path(settings, key, value):
-            changed[key] = storage.absolute(value)
+            changed[key] = Place.of(value).located
     given = settings.given_keys()
     return settings.replaced({key: value for key, value in changed.items() if key in given})
 
@@ -134,7 +133,7 @@ def needed(stages: Iterable[Stage]) -> list[str]:
     stages = list(stages)
     made = [Path(stage.settings.output) for stage in stages]
     paths = {path: Path(path) for stage in stages for _, path in _inputs(stage.settings)}
-    paths = {path: there for path, there in paths.items() if not storage.is_remote(path)}  # every machine reads a store by itself
+    paths = {path: there for path, there in paths.items() if not Place.of(path).everywhere}  # every machine reads a store by itself
     return [path for path, there in paths.items() if not any(there.is_relative_to(folder) for folder in made)]
 
 
@@ -200,7 +199,7 @@ def refuse_local(work: Work, address: str) -> None:
     if _is_here(str(urlsplit(address).hostname)):
         return
     for path in (*needed(work.stages), *(stage.settings.output for stage in work.stages)):
-        if not storage.is_remote(path) and _on_own_disk(path):
+        if not Place.of(path).everywhere and _on_own_disk(path):
             raise InputError("lies on a disk of this machine, which the cluster does not see", path, _SHARE)
 
 
@@ -432,7 +431,7 @@ def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
     files: dict[str, str] = {}
     try:
         for stage in stages:
-            if storage.is_remote(stage.settings.output):
+            if Place.of(stage.settings.output).everywhere:
                 continue
             output = Path(stage.settings.output)
             folder = next((above for above in output.parents if above.is_dir()), None)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raydense import storage
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 
 class DatasetDraft:
@@ -25,16 +24,14 @@ class DatasetDraft:
         self.done = self.draft.done
         self._parts: dict[str, Artifact] = {}
         for name in self.done.summary["parts"] if self.done else ():
-            if not storage.exists(storage.join(self.draft.place, name)):
-                raise InputError(
-                    "is missing from a finished data set", storage.join(self.draft.place, name), "delete the data set and make it again"
-                )
+            if not (self.draft.place / name).exists():
+                raise InputError("is missing from a finished data set", self.draft.place / name, "delete the data set and make it again")
 
     def part(self, name: str, kind: str) -> Draft:
         """The draft of the part in the folder `name`; pass its artifact to `keep` when it is finished. InputError for a second of that name."""
         if name in self._parts:
             raise InputError(f"two files of the input would both be {name}", self.draft.place, "rename or remove one")
-        return Draft.open(storage.join(self.draft.place, name), kind, {**self.made_from, "part": name})
+        return Draft.open(self.draft.place / name, kind, {**self.made_from, "part": name})
 
     def keep(self, name: str, artifact: Artifact) -> Artifact:
         """Add a finished part to the data set."""

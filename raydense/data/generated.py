@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft, File
+from raydense.storage import Artifact, Draft, File
 
 SCHEMA = pa.schema([("row", pa.int64()), ("queries", pa.list_(pa.string()))])
 
@@ -51,7 +51,7 @@ class Generated:
 
     @cached_property
     def _parts(self) -> list[pa.ListArray]:
-        tables = [pa.ipc.open_file(pa.memory_map(str(self.artifact.path / name))).read_all() for name in self.ranges]
+        tables = [pa.ipc.open_file(pa.memory_map(str(self.artifact.file(name)))).read_all() for name in self.ranges]
         return [chunk for table in tables for chunk in table["queries"].chunks]
 
     @cached_property

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raydense import storage
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import beir, dpr, flagembedding, irdatasets, msmarco, tevatron, trec
 from raydense.data.formats.intake import Intake, Passages, write_corpus
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError, did_you_mean
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, Place, provenance
 
 _READ: dict[str, Callable[[Path, Intake], None]] = {
     "beir": beir.read,
@@ -47,7 +46,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
         if settings.format == "ir_datasets":
             irdatasets.read(settings.input, intake)
         else:
-            _READ[settings.format](storage.local(settings.input), intake)
+            _READ[settings.format](Place.of(settings.input).local(), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
         return dataset.finish()
@@ -67,12 +66,12 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
         _check_there(input)
     draft = Draft.open(output, "corpus", provenance("import_corpus", settings))
     with _gone_if_refused(draft):
-        found = irdatasets.passages(settings.input) if format == "ir_datasets" else _PASSAGES[format](storage.local(input))
+        found = irdatasets.passages(settings.input) if format == "ir_datasets" else _PASSAGES[format](Place.of(input).local())
         return write_corpus(draft, found, shard_rows)
 
 
 def _check_there(source: str | os.PathLike[str]) -> None:
-    if not storage.exists(source):
+    if not Place.of(source).exists():
         raise InputError("no such file or folder", source, "check the path")
 
 

@@ -21,7 +21,7 @@ from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Artifact, provenance
+from raydense.storage import Artifact, provenance
 
 FACTS = 6
 _NEXT_NOTE = 2**40  # between what the draws of an entity's notes are numbered by

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft, Place
 
 _BATCH_ROWS = 8_192
 Rows = NDArray[np.int64]
@@ -51,7 +51,7 @@ class PassageStore:
         return self.artifact.rows
 
     @property
-    def path(self) -> Path | str:
+    def path(self) -> Place:
         """Where the corpus was opened, a folder or a name in a store."""
         return self.artifact.place
 
@@ -62,7 +62,7 @@ class PassageStore:
     def _file(self, number: int) -> tuple[list[pa.RecordBatch], Rows]:
         """The batches of a file, which is mapped at the first look, with the first row of each and where the last ends."""
         if number not in self._mapped:
-            reader = pa.ipc.open_file(pa.memory_map(str(self.artifact.path / self._names[number])))
+            reader = pa.ipc.open_file(pa.memory_map(str(self.artifact.file(self._names[number]))))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             self._mapped[number] = batches, self._edges[number] + np.cumsum([0, *(b.num_rows for b in batches)], dtype=np.int64)
         return self._mapped[number]
@@ -80,7 +80,7 @@ class PassageStore:
     @cached_property
     def text_hash(self) -> NDArray[np.uint64]:
         """A hash of each passage's text, by row: equal texts have equal hashes. uint64 [n], memory-mapped."""
-        return np.load(self.artifact.path / "text_hash.npy", mmap_mode="r")
+        return np.load(self.artifact.file("text_hash.npy"), mmap_mode="r")
 
     def take(self, rows: Rows, columns: list[str] | None = None) -> pa.Table:
         """The passages at `rows` (int64 [n], in their order, repeats allowed) as a table."""
@@ -164,7 +164,7 @@ class PassageStore:
 
     @cached_property
     def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:
-        return np.load(self.artifact.path / "id_hash.npy", mmap_mode="r"), np.load(self.artifact.path / "id_row.npy", mmap_mode="r")
+        return np.load(self.artifact.file("id_hash.npy"), mmap_mode="r"), np.load(self.artifact.file("id_row.npy"), mmap_mode="r")
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft, File
+from raydense.storage import Artifact, Draft, File
 
 SCHEMAS: dict[str, pa.Schema] = {
     "queries": pa.schema([("query_id", pa.string()), ("text", pa.string()), ("answers", pa.list_(pa.string()))]),

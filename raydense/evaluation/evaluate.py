@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense import storage
 from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
 from raydense.errors import InputError
@@ -24,7 +23,7 @@ from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.runtime.progress import say
-from raydense.storage.artifact import Artifact, Draft, named_folder, provenance
+from raydense.storage import Artifact, Draft, Place, named_folder, provenance
 
 _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
@@ -46,7 +45,7 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done
-    models = {name: storage.local(folder) for name, folder in named_models.items()}
+    models = {name: Place.of(folder).local() for name, folder in named_models.items()}
     queries = read_table(settings.queries, "queries") if settings.queries else None
     asked = _asked(settings, queries)
     runs = [_measure(name, folder, asked, queries, settings) for name, folder in folders.items()]

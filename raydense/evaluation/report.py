@@ -10,13 +10,12 @@ import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
-from raydense import storage
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
 from raydense.evaluation.runs import Asked, MeasuredRun
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.storage.artifact import fingerprint_of, read_manifest
+from raydense.storage import Place, fingerprint_of, read_manifest
 
 _DEEPEST = 12
 
@@ -114,8 +113,10 @@ def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Aske
 
 def provenance_of(settings: EvaluateSettings, runs: list[MeasuredRun], models: dict[str, Path]) -> list[dict[str, Any]]:
     """A tree for each run and model: what it was made from, as far as the folders given here tell."""
-    folders: list[tuple[str, Path | str]] = [(run.name, run.artifact.place) for run in runs] + list(models.items())
-    folders += [(name, storage.place_of(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
+    folders: list[tuple[str, Place]] = [(run.name, run.artifact.place) for run in runs] + [
+        (name, Place.of(path)) for name, path in models.items()
+    ]
+    folders += [(name, Place.of(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
     roots = [(name, fingerprint_of(folder), folder) for name, folder in folders]
     known = {fingerprint: (name, read_manifest(folder)) for name, fingerprint, folder in roots}
     return [node(fingerprint, name, known) for name, fingerprint, _ in roots]

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from raydense.evaluation.metrics import Judgements, Measured
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 
 @dataclass(frozen=True)

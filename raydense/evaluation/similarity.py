@@ -15,7 +15,7 @@ from raydense.data.tables import query_positions
 from raydense.evaluation.metrics import Judgements
 from raydense.evaluation.runs import MeasuredRun
 from raydense.runtime.progress import say
-from raydense.storage.artifact import fingerprint_of
+from raydense.storage import fingerprint_of
 
 if TYPE_CHECKING:
     from raydense.models.dual_encoder import DualEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 
 def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None, metrics: list[str] | None = None) -> str:

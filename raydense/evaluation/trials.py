@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from raydense.evaluation.report import significance_mark
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.table import metrics_of, piped
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 Reports = Mapping[str, Mapping[str, Artifact]]
 
@@ -51,7 +51,7 @@ def summarise(reports: Reports) -> dict[str, Any]:
 
 def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:
     """A row for each seed, run and query, with the value of each metric."""
-    frames = [pq.read_table(report.path / "per_query.parquet").to_pandas().assign(seed=seed) for seed, report in of.items()]
+    frames = [pq.read_table(report.file("per_query.parquet")).to_pandas().assign(seed=seed) for seed, report in of.items()]
     return pd.concat(frames, ignore_index=True)
 
 

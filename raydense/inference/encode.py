@@ -27,7 +27,7 @@ from raydense.inference.pipeline import (
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
-from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer

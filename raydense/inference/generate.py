@@ -14,7 +14,7 @@ from raydense.data.store import PassageStore
 from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_parts, tokens_of, unpack
 from raydense.inference.settings import GenerateSettings
 from raydense.inference.tokenising import tokenise_part
-from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer

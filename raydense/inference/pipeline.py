@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,9 +29,7 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.runtime.waiting import Waiting
-from raydense.storage import local
-from raydense.storage.artifact import Draft, File
-from raydense.storage.shared import Shared
+from raydense.storage import Draft, File, Place
 
 if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
@@ -114,7 +112,7 @@ def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError 
 
 def require_model(folder: str, scores: bool, **changes: int) -> None:
     """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever that `changes` fit; reads no weights."""
-    root = local(folder)
+    root = Place.of(folder).local()
     require_folder(root)
     for part in encoder_folders(root):
         inner = weights_folder(part) if scores else input_module(part)[1]
@@ -138,7 +136,7 @@ def run(
 
     ensure_ray()
     layout = Layout.of(spread, len(parts))
-    Shared(arguments["draft"].shared).remove(_PRECISION)  # of a run before: what it committed says its own
+    (arguments["draft"].shared / _PRECISION).delete()  # of a run before: what it committed says its own
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     rows = ray.data.from_items(parts, override_num_blocks=len(parts))
     # a file that takes longer than Ray's half an hour, or a node that comes later, is waited for
@@ -330,10 +328,10 @@ class Device:
                 draft.place,
                 f"go on where the device does {begun}, or delete the folder to start anew",
             )
-        shared = Shared(draft.shared)
-        shared.write(f"{_PRECISION}/{self.precision}", "")
+        kept = draft.shared / _PRECISION
+        (kept / self.precision).write(b"")
         # each actor writes before it looks: of two that differ, one at least sees both
-        refuse_several([PurePosixPath(name).name for name in shared.names(f"{_PRECISION}/*")], draft)
+        refuse_several(kept.names("*"), draft)
 
 
 def refuse_several(precisions: list[str], draft: Draft) -> None:

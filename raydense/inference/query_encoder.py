@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.inference.pipeline import Device, Layout
-from raydense.storage.artifact import check_unchanged
+from raydense.storage import check_unchanged
 
 QUERY_TOKENS = 16_384  # of a batch: queries are short, and many of them waste little padding
 

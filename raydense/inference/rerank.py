@@ -34,7 +34,7 @@ from raydense.inference.pipeline import (
 )
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
-from raydense.storage.artifact import Artifact, Draft, check_unchanged, provenance, read_manifest
+from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raydense.data.store import PassageStore, store_of
 from raydense.data.tables import concat_parts, write_arrow
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 QUERIES_A_FILE = 2_048
 

@@ -19,7 +19,7 @@ from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.settings import SplitSettings
 from raydense.runtime.progress import Progress, say
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance
 
 _ROWS = 8_192  # whose lengths are looked at together
 _CHARACTERS = 250_000  # of the documents that are cut together: more are no faster, and take more memory

@@ -11,7 +11,7 @@ import pyarrow as pa
 from raydense.inference.pipeline import pack, token_columns
 from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.inference.sources import source_of
-from raydense.storage.artifact import Draft, check_unchanged
+from raydense.storage import Draft, check_unchanged
 
 Changes = tuple[tuple[str, Any], ...]
 

@@ -28,8 +28,7 @@ from raydense.mining.settings import FilterSettings
 from raydense.retrieval.query_vectors import check_model, query_vectors
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
-from raydense.storage.artifact import Artifact, Draft, provenance, read_manifest
-from raydense.storage.shared import Shared
+from raydense.storage import Artifact, Draft, Place, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
@@ -128,23 +127,23 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
     from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
-        shared = Shared(draft.shared)
+        shared = draft.shared
         stream = (block for name, rows in pending.items() for block in _blocks(shared, settings, index, name, _asked(generated, *rows)))
         hits = pool.search_blocks(stream, settings.k)
         with Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
                 asked = _asked(generated, *rows)
                 _commit(draft, settings, name, asked, *_found(asked.own, hits, store, progress))
-                shared.remove(f"asked-{name}")
+                (shared / f"asked-{name}").delete()
 
 
-def _blocks(shared: Shared, settings: FilterSettings, index: Artifact, name: str, asked: Asked) -> Iterator[Queries]:
+def _blocks(shared: Place, settings: FilterSettings, index: Artifact, name: str, asked: Asked) -> Iterator[Queries]:
     """The queries of a file as the index takes them, a block at a time: their vectors, or the texts for BM25."""
     if not settings.model:
         yield from asked.blocks()
     elif total := len(asked.own):
         table = pa.table({"query_id": [str(i) for i in range(total)], "text": asked.lists.flatten()})
-        vectors = query_vectors(Shared(shared.at(f"asked-{name}")), settings.model, table, index)
+        vectors = query_vectors(shared / f"asked-{name}", settings.model, table, index)
         yield from (vectors.take(np.arange(at, min(at + _BLOCK, total))) for at in range(0, total, _BLOCK))
 
 

@@ -13,7 +13,7 @@ from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
 from raydense.mining.settings import MineSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _DENOISED = 2  # the stream of the draw: other lots than those of the undenoised negatives, and of `label`
 

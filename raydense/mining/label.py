@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense import storage
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -29,7 +27,7 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say
-from raydense.storage.artifact import WORK, Artifact, Draft, provenance
+from raydense.storage import WORK, Artifact, Draft, Place, provenance
 
 BINS = 20
 REPORT = "report.md"
@@ -58,11 +56,7 @@ def label(settings: LabelSettings) -> Artifact:
     if draft.done:
         return draft.done
     labeller = _Labeller(settings)
-    scored = (
-        Artifact.open(settings.run, "run")
-        if settings.model is None
-        else rerank(_scoring(settings, storage.join(draft.place, WORK, "scores")))
-    )
+    scored = Artifact.open(settings.run, "run") if settings.model is None else rerank(_scoring(settings, draft.place / WORK / "scores"))
     done = draft.committed()
     for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):
         name = f"examples-{number:05d}.parquet"
@@ -92,7 +86,7 @@ def _warn_of(loss: str | None) -> None:
         )
 
 
-def _scoring(settings: LabelSettings, output: Path | str) -> RerankSettings:
+def _scoring(settings: LabelSettings, output: Place) -> RerankSettings:
     """The settings of `rerank` for the scores of the teacher."""
     shared = RerankSettings.model_fields.keys() & LabelSettings.model_fields.keys() - {"output"}
     return RerankSettings(output=str(output), **{name: getattr(settings, name) for name in shared})

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.mining.negatives import Candidates
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _COLUMNS = ["positives", "negatives", "positive_scores", "negative_scores"]
 _PARTS_HELD = 4

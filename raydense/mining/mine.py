@@ -20,7 +20,7 @@ from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance
 
 
 def mine(settings: MineSettings) -> Artifact:

@@ -13,7 +13,7 @@ from raydense.mining.blocks import Judged
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats
 from raydense.mining.settings import MineSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _SOURCES = {"bm25": "bm25", "faiss": "dense", "dense": "dense"}
 

@@ -18,7 +18,7 @@ from raydense.models.tokenizer import PairTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_scorer, save_weights
-from raydense.storage import local
+from raydense.storage import Place
 
 # Without it sentence-transformers puts a sigmoid over the score of a model with one label.
 _IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
@@ -41,7 +41,7 @@ class CrossEncoder(nn.Module):
         where the folder cannot be used; nothing is ever downloaded, and no code or pickle of the folder is run.
         """
         tokenizer = load_pair_tokenizer(folder, length)
-        return cls(load_scorer(_inner(local(folder)), dropout), tokenizer).eval()
+        return cls(load_scorer(_inner(Place.of(folder).local()), dropout), tokenizer).eval()
 
     def save(self, folder: str | Path) -> None:
         """Write the folder; the pair length travels in it."""
@@ -62,7 +62,7 @@ class CrossEncoder(nn.Module):
 
 def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTokenizer:
     """The tokenizer of a re-ranker's folder without its weights; `length` as for `CrossEncoder.load`."""
-    root = local(folder)
+    root = Place.of(folder).local()
     require_folder(root)
     inner = _inner(root)
     limit = positions(inner)
@@ -74,7 +74,7 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
 
 def refuse_untrained(folder: str | Path) -> None:
     """InputError where the folder is of an encoder: its head would be new, and its scores mean nothing."""
-    if not _is_trained(_inner(local(folder))):
+    if not _is_trained(_inner(Place.of(folder).local())):
         raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
 
 

@@ -18,7 +18,7 @@ from raydense.models.encoder_folder import PASSAGE_ENCODER, QUERY_ENCODER, encod
 from raydense.models.modules.module import Options
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
 from raydense.models.tokens import Tokens
-from raydense.storage import local
+from raydense.storage import Place
 
 __all__ = ["DualEncoder", "EncoderConfig"]
 
@@ -47,7 +47,7 @@ class DualEncoder(nn.Module):
         of one start from it. InputError where the folder cannot be used; nothing is ever downloaded, and no code or pickle of
         the folder is run.
         """
-        root = local(folder)
+        root = Place.of(folder).local()
         tokenizer = load_tokenizer(root, **overrides)
         query, passage = encoder_folders(root)
         options = Options(dropout, adapter)

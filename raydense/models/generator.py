@@ -22,7 +22,7 @@ from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
 from raydense.settings import BaseSettings
-from raydense.storage import local
+from raydense.storage import Place
 
 Batch = dict[str, Tensor]
 
@@ -115,7 +115,7 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
 
     InputError where the folder is of no sequence-to-sequence model; reads no weights.
     """
-    root = local(folder)
+    root = Place.of(folder).local()
     require_folder(root)
     inner = weights_folder(root)
     if not read_json(inner / "config.json").get("is_encoder_decoder"):

@@ -19,7 +19,7 @@ from raydense.models.dual_encoder import Batch, DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
 from raydense.models.masking import NOT_MASKED, mask_tokens
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
-from raydense.storage import local
+from raydense.storage import Place
 
 
 class PretrainModel(nn.Module):
@@ -51,7 +51,7 @@ class PretrainModel(nn.Module):
         the folder that they save say pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
         encoders, its tokenizer has no mask token, or the encoder is none that the method fits.
         """
-        root = local(folder)
+        root = Place.of(folder).local()
         retriever = DualEncoder.load(
             root, shared=True, pooling=cls.pooling, query_length=query_length, passage_length=passage_length, dropout=dropout
         )

@@ -18,7 +18,7 @@ from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import size
 from raydense.settings import Settings
-from raydense.storage.artifact import read_manifest
+from raydense.storage import read_manifest
 from raydense.training.settings import PretrainSettings, Training, TrainSettings
 
 _BYTES = {"Flat": 4, "SQfp16": 2}

@@ -22,10 +22,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from raydense import storage
 from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
 from raydense.errors import InputError, did_you_mean
 from raydense.evaluation.settings import EvaluateSettings
@@ -36,8 +34,9 @@ from raydense.recipes.planning import needs_of
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import duration, say
 from raydense.settings import Settings, flat, put
-from raydense.storage.artifact import (
+from raydense.storage import (
     Artifact,
+    Place,
     begun_from,
     commits_in,
     differences,
@@ -104,7 +103,7 @@ class Recipe:
     """Stages in order, with the folder that holds their outputs."""
 
     description: str
-    output: Path | str
+    output: Place
     stages: tuple[Stage, ...]
 
     @classmethod
@@ -116,7 +115,7 @@ class Recipe:
         return cls.build(recipe_content(file, changes), output, str(file))
 
     @classmethod
-    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Path | str | None = None) -> Recipe:
+    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Place | None = None) -> Recipe:
         """The recipe of `content`; `file` is named in faults.
 
         Each stage has a folder of its name in `output`, or, where `shared` is given, in a folder of that one which is named by
@@ -124,13 +123,13 @@ class Recipe:
         """
         built: dict[str, Stage] = {}
         for name, values in content["stages"].items():
-            built[name] = _stage(str(name), values, content, storage.place_of(output), built, file, shared)
+            built[name] = _stage(str(name), values, content, Place.of(output), built, file, shared)
         _refuse_unused(content.get("defaults") or {}, [type(stage.settings) for stage in built.values()], f"{file}: defaults")
-        return cls(str(content.get("description", "")).strip(), storage.place_of(output), tuple(built.values()))
+        return cls(str(content.get("description", "")).strip(), Place.of(output), tuple(built.values()))
 
 
 def _stage(
-    name: str, values: Any, recipe: dict[str, Any], output: Path | str, earlier: dict[str, Stage], file: str, shared: Path | str | None
+    name: str, values: Any, recipe: dict[str, Any], output: Place, earlier: dict[str, Stage], file: str, shared: Place | None
 ) -> Stage:
     where = f"{file}: stages.{name}"
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in ("defaults", *recipe["given"]):
@@ -156,17 +155,17 @@ def _stage(
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     if "output" in values and not _inside(values["output"], output):
         raise InputError("lies outside of the recipe's folder", f"{where}.output", "leave it out, or give a folder in it")
-    values.setdefault("output", str(storage.join(output, name)))
+    values.setdefault("output", str(Place.of(output) / name))
     settings = form.read(values, f"{where}.")
     if isinstance(settings, SearchSettings) and not settings.index:
         raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
     if shared:
-        settings = settings.model_copy(update={"output": str(storage.join(shared, _identity(verb, settings, shared), name))})
+        settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
 
 
-def _inside(path: Any, folder: Path | str) -> bool:
-    there, around = storage.absolute(str(path)), storage.absolute(str(folder))
+def _inside(path: Any, folder: Place) -> bool:
+    there, around = Place.of(str(path)).located, Place.of(str(folder)).located
     return os.path.normpath(there).startswith(f"{os.path.normpath(around)}{os.sep}")
 
 
@@ -185,7 +184,7 @@ def _refuse_unused(defaults: dict[str, Any], forms: list[type[Settings]], where:
             raise InputError("no stage has this setting", f"{where}.{key}", did_you_mean(key, known))
 
 
-def _identity(verb: str, settings: Settings, shared: Path | str) -> str:
+def _identity(verb: str, settings: Settings, shared: Place) -> str:
     """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
     given = {key: settings.value_of(key) for key in settings.inputs()}
     given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
@@ -218,7 +217,7 @@ def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: 
 
 def state(stage: Stage) -> tuple[str, str]:
     """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
-    folder = storage.place_of(stage.settings.output)
+    folder = Place.of(stage.settings.output)
     manifest = read_manifest(folder)
     begun = None if manifest else begun_from(folder)
     there = manifest["made_from"] if manifest else begun or {}
@@ -273,7 +272,7 @@ def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
         yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
 
 
-def run_stage(stage: Stage, output: Path | str, label: str) -> tuple[Any, float]:
+def run_stage(stage: Stage, output: Place, label: str) -> tuple[Any, float]:
     """One stage's artifact and its seconds, which are kept in `output`; see `run`."""
     took = _seconds(output)
     status, words = state(stage)
@@ -305,12 +304,12 @@ def seconds_behind(recipe: Recipe, name: str) -> float:
     return sum(took.get(stage, 0.0) for stage in behind)
 
 
-def _seconds(output: Path | str) -> dict[str, float]:
+def _seconds(output: Place) -> dict[str, float]:
     try:
-        return json.loads(storage.read_small(storage.join(output, _TOOK)) or b"{}")
+        return json.loads((output / _TOOK).read() or b"{}")
     except json.JSONDecodeError:
         return {}
 
 
-def _keep_seconds(output: Path | str, took: dict[str, float]) -> None:
-    storage.write(storage.join(output, _TOOK), json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1).encode())
+def _keep_seconds(output: Place, took: dict[str, float]) -> None:
+    (output / _TOOK).write(json.dumps({name: round(seconds, 1) for name, seconds in took.items()}, indent=1).encode())

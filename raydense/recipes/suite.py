@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydense import storage
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.evaluation.settings import SuiteSettings
@@ -22,7 +21,7 @@ from raydense.recipes.recipe import Recipe, Stage, open_stages, run_stage, state
 from raydense.retrieval.search_params import require_nprobe
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray
-from raydense.storage.artifact import WORK, Artifact, read_manifest
+from raydense.storage import WORK, Artifact, Place, read_manifest
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,9 @@ class Suite:
     @classmethod
     def read(cls, settings: SuiteSettings) -> Suite:
         """Find the sets; InputError where there is none, or where a chosen one is not whole or has none of the splits asked for."""
-        root, output = storage.local(settings.suite), storage.place_of(settings.output)
-        if isinstance(output, Path) and output.resolve().is_relative_to(root.resolve()):
+        suite, output = Place.of(settings.suite), Place.of(settings.output)
+        root = suite.local()
+        if f"{output.located}/".startswith(f"{suite.located}/"):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
         require_nprobe(settings.factory, settings.search_params)
         splits = list(dict.fromkeys(settings.splits))
@@ -144,7 +144,7 @@ def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Membe
         stages |= _split_stages(source, here, split, settings)
     given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
     given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
-    recipe = Recipe.build({"given": given, "stages": stages}, storage.join(settings.output, source.name), source.name)
+    recipe = Recipe.build({"given": given, "stages": stages}, Place.of(settings.output) / source.name, source.name)
     named = {stage.name: stage for stage in recipe.stages}
     return Member(source.name, {split: named[f"report-{_folder(split)}"] for split in splits}, recipe)
 
@@ -247,7 +247,7 @@ def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, 
     settings = suite.settings.model_dump(mode="json", exclude={"output"})
     summary = {**summarise(measured, suite.asked), "failed": {name: why(error) for name, error in failed.items()}, "settings": settings}
     for name, text in (("suite.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"), ("suite.md", markdown_table(summary))):
-        storage.write(storage.join(suite.settings.output, name), text.encode())
+        (Place.of(suite.settings.output) / name).write_text(text)
     return summary, text_table(summary)
 
 

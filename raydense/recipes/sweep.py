@@ -24,17 +24,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raydense import storage
 from raydense.errors import InputError, StorageError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
 from raydense.recipes.recipe import VERBS, Recipe, Stage, open_stages, plan, run_stage, state
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
-from raydense.storage import join
-from raydense.storage.artifact import Artifact, named_folder
-from raydense.storage.shared import Shared
+from raydense.storage import Artifact, Place, named_folder
 
+_TUNE = "tune"  # what Tune keeps of the trials, which nothing reads again
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
 
 
@@ -63,7 +61,7 @@ class Sweep:
     `axis` is there where the variants differ in one number alone: its key, and the number of each variant.
     """
 
-    output: Path | str
+    output: Place
     trials: tuple[Trial, ...]
     axis: tuple[str, dict[str, float]] | None = None
 
@@ -75,7 +73,7 @@ class Sweep:
         if grid is None:
             return None
         where = f"{file}: sweep"
-        root = storage.place_of(output)
+        root = Place.of(output)
         variants = _variants(grid, content, where)
         for change in changes:
             if change.partition("=")[0] in grid:
@@ -149,7 +147,7 @@ def _word(value: Any) -> str:
 
 
 def _trial(
-    variant: str, seed: str, changes: dict[str, Any], wheres: dict[str, str], content: dict[str, Any], output: Path | str, file: Any
+    variant: str, seed: str, changes: dict[str, Any], wheres: dict[str, str], content: dict[str, Any], output: Place, file: Any
 ) -> Trial:
     own = copy.deepcopy(content)
     for key, value in changes.items():
@@ -157,7 +155,7 @@ def _trial(
     for key in changes:
         _refuse_unknown(key, own, wheres[key])
     folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
-    trial = Trial(variant, seed, Recipe.build(own, join(output, "trials", folder), str(file), shared=join(output, "stages")))
+    trial = Trial(variant, seed, Recipe.build(own, output / "trials" / folder, str(file), shared=output / "stages"))
     if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):
         raise InputError("a swept recipe has no evaluate stage", file, "end it with one: the table is made of what it measures")
     return trial
@@ -165,7 +163,7 @@ def _trial(
 
 def _refuse_same(trials: list[Trial], where: str) -> None:
     made: dict[tuple[str, ...], Trial] = {}
-    called: dict[Path | str, Trial] = {}
+    called: dict[Place, Trial] = {}
     for trial in trials:
         other = made.setdefault(tuple(stage.settings.output for stage in trial.recipe.stages), trial)
         if other is not trial:
@@ -203,7 +201,7 @@ def _describe(trial: Trial) -> None:
     folder = trial.recipe.output
     stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
     told = {"variant": trial.variant, "seed": trial.seed, "stages": stages}
-    storage.write(join(folder, "trial.json"), (json.dumps(told, indent=1) + "\n").encode())
+    (folder / "trial.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
@@ -229,18 +227,15 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
         param_space={"trial": tune.grid_search(list(range(len(left))))},
         tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(_kept_by_tune(sweep)), callbacks=[_listener([trial.name for trial in left])], verbose=0
+            name="tune",
+            storage_path=str(Place.of(sweep.output.located).working(_TUNE)),
+            callbacks=[_listener([trial.name for trial in left])],
+            verbose=0,
         ),
     )
     results = tuner.fit()
-    if isinstance(sweep.output, str):
-        storage.forget(_kept_by_tune(sweep))
+    sweep.output.forget(_TUNE)
     return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
-
-
-def _kept_by_tune(sweep: Sweep) -> Path:
-    """Where Tune keeps what it knows of the trials, which nothing reads again: of a sweep into a store, on this machine."""
-    return sweep.output.resolve() if isinstance(sweep.output, Path) else storage.workplace(sweep.output, "tune")
 
 
 def _listener(names: list[str]) -> Any:
@@ -297,10 +292,11 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
         os.environ["RAY_ADDRESS"] = here.address  # this process has joined already; stages ask whether Ray is theirs alone
     ensure_ray()
     quiet_data()
-    stages, shared = trial.recipe.stages, Shared(trial.recipe.output)
-    kept = shared.growing("log")
+    stages, shared = trial.recipe.stages, trial.recipe.output
+    log_file = shared / "log"
+    kept = log_file.growing()
     if not kept.exists():  # the store has what another machine, or an earlier command, wrote
-        kept.write_bytes(shared.sent("log") or b"")
+        kept.write_bytes(log_file.sent() or b"")
     with open(kept, "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
         for number, stage in enumerate(stages, 1):
             label = f"[{number}/{len(stages)}] {stage.name}"
@@ -310,15 +306,14 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
                         _, seconds = run_stage(stage, trial.recipe.output, label)
                     finally:
                         with suppress(StorageError):
-                            shared.send("log")
+                            log_file.send()
                     yield f"{label}: done in {duration(seconds)}"
     shared.forget()
 
 
 def _alone(stage: Stage) -> AbstractContextManager[None]:
     """Wait until no other trial is at work on a stage: all trials live on this machine."""
-    output = storage.place_of(stage.settings.output)
-    return storage.locked(output.parent / "trial" if isinstance(output, Path) else storage.workplace(output, "trials"))
+    return Place.of(stage.settings.output).lock()
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
@@ -336,15 +331,15 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     summary["trials"] = [{"name": t.name, "variant": t.variant, "seed": t.seed, "report": t.report.settings.output} for t in sweep.trials]
     summary["failed"] = {name: why(error) for name, error in failed.items()}
     once = _made_once(sweep)
-    storage.write(join(sweep.output, "sweep.json"), (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
-    storage.write(join(sweep.output, "sweep.md"), markdown_table(summary, once).encode())
+    (sweep.output / "sweep.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    (sweep.output / "sweep.md").write_text(markdown_table(summary, once))
     swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
     if sweep.axis and swept:
         from raydense.evaluation.sweep_chart import chart_svg
 
         svg = chart_svg(swept, *sweep.axis)
         if svg:
-            storage.write(join(sweep.output, "sweep.svg"), svg.encode())
+            (sweep.output / "sweep.svg").write_text(svg)
     return summary, text_table(summary, once)
 
 

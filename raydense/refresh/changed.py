@@ -6,7 +6,6 @@ Both runs are of the same queries in the same files, as two searches of one refr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +15,11 @@ import pyarrow.parquet as pq
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table
 from raydense.mining.negatives import Flags, among
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft, Place
 from raydense.training.batches import Ragged
 
 
-def changed(found: Artifact, before: Artifact, output: Path | str) -> Artifact:
+def changed(found: Artifact, before: Artifact, output: Place) -> Artifact:
     """The rows of the run `found` whose passage has another rank in the run `before`, or none there, as a run; ranks stay what they are."""
     draft = Draft.open(output, "run", {"stage": "refresh", "inputs": {"run": found.fingerprint, "before": before.fingerprint}})
     if draft.done:
@@ -42,7 +41,7 @@ def standing(examples: pa.Table, found: Artifact, before: Artifact, store: Passa
         number = pc.index_in(kept["query_id"].combine_chunks(), value_set=ids.dictionary)
         query = pc.fill_null(number, -1).to_numpy().astype(np.int64)
         here = np.flatnonzero(np.isin(query_of, query))
-        stands[here] = among(query_of[here], negatives.values[here], query, store.known_rows(kept["passage_id"], found.path))
+        stands[here] = among(query_of[here], negatives.values[here], query, store.known_rows(kept["passage_id"], found.place))
     return stands
 
 

@@ -33,8 +33,7 @@ from raydense.retrieval.search_params import require_nprobe
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
-from raydense.storage import forget_mirrors, mirrors_of
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of
+from raydense.storage import Artifact, Draft, Place, fingerprint_of
 from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
 from raydense.training.methods import load_model, objective_of
@@ -80,31 +79,15 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
         earlier = Artifact.open(generations.run(number - 1), "run")
         drawn_from = changed(found, earlier, work.at("changed"))
         stands = standing(examples, found, earlier, store)
-    mined = _negatives(settings, drawn_from, known, number, work.at("negatives"), beside) if drawn_from.rows else None
+    mined = _negatives(settings, drawn_from, known, number, work / "negatives", beside) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
-    _forget_mirrors(generations, number)
     generations.close(number)
-    show("refresh_seconds", time.monotonic() - begun, output=Path(generations.output).name)
+    show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
 
 
-def _forget_mirrors(generations: Generations, number: int) -> None:
-    """Remove what each machine has in its cache of the phases that `generations.close` is about to remove: as much as the corpus."""
-    names = [name for place in generations.leaves(number) if isinstance(place, str) for name in mirrors_of(place)]
-    if not names:
-        return
-    forget_mirrors(names)
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    task = ray.remote(forget_mirrors)
-    nodes = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in ray.nodes() if node["Alive"])
-    told = [task.options(num_cpus=0, scheduling_strategy=node).remote(names) for node in nodes]
-    ray.wait(told, num_returns=len(told), timeout=_FORGETS_S)
-
-
-def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Path | str) -> Artifact:
+def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Place) -> Artifact:
     """The retriever of the weights that were handed over for a generation, as a model folder."""
     draft = Draft.open(output, "model", {"stage": "refresh"})
     if draft.done:
@@ -117,7 +100,7 @@ def _retriever(settings: TrainSettings, start: str, generations: Generations, nu
     return draft.finish(0)
 
 
-def _positives(settings: TrainSettings, examples: str, number: int, output: Path | str) -> Artifact:
+def _positives(settings: TrainSettings, examples: str, number: int, output: Place) -> Artifact:
     """What is no negative of the queries that are to have new ones, as qrels: the positives of their examples, and `refresh_qrels`."""
     draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
     if draft.done:
@@ -136,7 +119,7 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Path
     return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
 
 
-def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Path | str, beside: bool) -> Artifact:
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Place, beside: bool) -> Artifact:
     """Examples with the new negatives; a query for which there are too few has as many as there are."""
     common = {
         "output": output,
@@ -156,7 +139,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
 
 
 def _renewed(
-    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Path | str
+    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Place
 ) -> Artifact:
     """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
     inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})

@@ -119,7 +119,7 @@ class Version:
 
     @cached_property
     def _vocabulary(self) -> pa.Array:
-        words = pa.ipc.open_file(pa.memory_map(str(self.index.path / "vocabulary.arrow"))).read_all()["word"]
+        words = pa.ipc.open_file(pa.memory_map(str(self.index.file("vocabulary.arrow")))).read_all()["word"]
         return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
 
 

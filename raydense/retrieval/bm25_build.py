@@ -26,7 +26,7 @@ from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.words import Words
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 VOCABULARY = "vocabulary.arrow"
 PARTS = ("scores", "passages", "starts")

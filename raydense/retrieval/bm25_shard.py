@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from raydense.retrieval.merge import Hits, no_hits, top_k
 
+PARTS = ("scores", "passages", "starts")  # its files
+
 
 class Bm25Shard:
     """The passages of rows start..start+rows-1; speaks global rows."""
 
-    def __init__(self, folder: str, shard: int, start: int, stop: int) -> None:
+    def __init__(self, files: list[Path], start: int, stop: int) -> None:
         self.start, self.rows = start, stop - start
-        self._scores, self._passages, self._starts = (
-            np.load(Path(folder) / f"shard-{shard:05d}.{part}.npy", mmap_mode="r") for part in ("scores", "passages", "starts")
-        )
+        self._scores, self._passages, self._starts = (np.load(file, mmap_mode="r") for file in files)
         self._sums = np.zeros(self.rows, dtype=np.float32)
 
     def nearest(self, words: NDArray[np.int32], starts: NDArray[np.int64], k: int) -> Hits:

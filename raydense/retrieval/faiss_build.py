@@ -13,7 +13,7 @@ from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 EMPTY = "empty.faiss"
 
@@ -47,7 +47,7 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     with Progress("index", vectors.rows, "vectors", done) as progress:
         for rows in run_tasks("index", _fill, calls, settings.concurrency):
             progress.add(rows)
-    ids = vectors.artifact.path / "passage_ids.arrow"
+    ids = vectors.artifact.file("passage_ids.arrow")
     draft.commit("passage_ids.arrow", lambda path: shutil.copyfile(ids, path), vectors.rows)
     return draft.finish(vectors.rows, **_summary(draft, settings, vectors, ranges))
 

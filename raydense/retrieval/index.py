@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.session import ensure_ray
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance
 
 
 def index(settings: IndexSettings) -> Artifact:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raydense.errors import InputError
 from raydense.runtime.progress import say, size
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 PROCESS_BYTES = 250 * 2**20
 _BUFFER_BYTES = 64 * 2**20

@@ -32,7 +32,7 @@ from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.runtime.progress import say
 from raydense.runtime.session import autoscales, ensure_ray
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0

@@ -10,8 +10,7 @@ from raydense.inference.encode import encode
 from raydense.inference.query_encoder import QUERY_TOKENS
 from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.vectors import Vectors
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of
-from raydense.storage.shared import Shared
+from raydense.storage import Artifact, Draft, Place, fingerprint_of
 
 
 def check_model(model: str | None, index: Artifact) -> None:
@@ -42,21 +41,21 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
             )
 
 
-def query_vectors(place: Shared, model: str, queries: pa.Table, index: Artifact, background: bool = False) -> Vectors:
+def query_vectors(place: Place, model: str, queries: pa.Table, index: Artifact, background: bool = False) -> Vectors:
     """The vectors of `queries` (query_id, text), in their order, by the actor pool of `encode`; made in `place`, or found there.
 
     In the background they are encoded on CPUs. InputError where `model` is not the retriever of `index` any more.
     """
-    asked = Draft.open(place.at("queries"), "queries", {"stage": "search"})
+    asked = Draft.open(place / "queries", "queries", {"stage": "search"})
     if not asked.done:
         commit_table(asked, "queries.parquet", queries)
         asked.finish(len(queries))
     made = encode(
         EncodeSettings.read(
             {
-                "output": place.at("vectors"),
+                "output": place / "vectors",
                 "model": model,
-                "queries": place.at("queries"),
+                "queries": place / "queries",
                 "dimension": index.summary["dimension"],
                 "dtype": "float32",
                 "precision": "fp32",

@@ -17,8 +17,7 @@ from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage.artifact import Artifact, Draft, provenance, provenance_of, read_manifest
-from raydense.storage.shared import Shared
+from raydense.storage import Artifact, Draft, provenance, provenance_of, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
@@ -112,7 +111,7 @@ def _asked(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.
         given = Vectors(settings.vectors, of="queries")
         return lambda start, stop: given.take(positions[start:stop])
     if settings.model:
-        made = query_vectors(Shared(Shared(draft.shared).at("asked")), settings.model, queries, index, settings.background)
+        made = query_vectors(draft.shared / "asked", settings.model, queries, index, settings.background)
         return lambda start, stop: made.take(np.arange(start, stop))
     return lambda start, stop: queries["text"].slice(start, stop - start).to_pylist()
 
@@ -155,7 +154,7 @@ class PassageIds:
     """The passage ids of an index by row, memory-mapped."""
 
     def __init__(self, index: Artifact) -> None:
-        reader = pa.ipc.open_file(pa.memory_map(str(index.path / "passage_ids.arrow")))
+        reader = pa.ipc.open_file(pa.memory_map(str(index.file("passage_ids.arrow"))))
         self._batches = [reader.get_batch(i).column("passage_id") for i in range(reader.num_record_batches)]
         self._starts = np.cumsum([0, *map(len, self._batches)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 KEY = "search_params"
 
@@ -35,4 +35,4 @@ def check_search_params(index: Artifact, search_params: str) -> None:
 
         from raydense.retrieval.faiss_shard import set_search_params
 
-        set_search_params(faiss.read_index(str(index.path / "empty.faiss")), search_params)
+        set_search_params(faiss.read_index(str(index.file("empty.faiss"))), search_params)

@@ -18,7 +18,7 @@ from raydense.retrieval.batching import Batching, join_vectors, join_words
 from raydense.retrieval.merge import Hits
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 NAMESPACE = "raydense"
 BUSY, RETIRED = "busy", "retired"
@@ -59,15 +59,16 @@ class ShardActor:
         index = plan.open()
         start, stop = index.summary["shards"][shard]
         if index.summary["kind"] == "bm25":
-            from raydense.retrieval.bm25_shard import Bm25Shard
+            from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 
-            self.shard: Any = Bm25Shard(str(index.path), shard, start, stop)
+            self.shard: Any = Bm25Shard([index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS], start, stop)
             join: Any = join_words
         else:
             from raydense.retrieval.faiss_shard import FaissShard
 
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-            self.shard = FaissShard(str(index.path / f"shard-{shard:05d}.faiss"), start, threads, plan.gpu, plan.search_params)
+            index.file("empty.faiss")  # which tells how a shard is opened, next to it
+            self.shard = FaissShard(str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, plan.search_params)
             join = join_vectors if index.summary.get("largest_norm") is not None else None
         self._batching = Batching(self.shard.nearest, join)
 

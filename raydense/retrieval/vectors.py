@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _BLOCK_ROWS = 65_536
 

@@ -29,7 +29,7 @@ from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search import PassageIds
 from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _IDLE_S = 600.0  # after which a pool ends that was started for an app whose processes are all gone
 _AWAKE_S = 60.0  # between two calls that tell a pool that its app is there

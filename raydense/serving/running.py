@@ -21,7 +21,7 @@ from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
 from raydense.serving.settings import ServeSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore
 from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from raydense.training.settings import Training
 
 Ints = NDArray[np.int64]

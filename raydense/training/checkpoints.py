@@ -7,7 +7,6 @@ when all workers have reported, and hands the newest registered one to whoever s
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.storage import write_whole
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 from raydense.training.engine import Engine, Precision, tied
 from raydense.training.settings import Training
 
@@ -53,7 +51,7 @@ def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
     ray.train.report({"step": state.step}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
 
 
-def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: Path | str) -> State:
+def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: Place) -> State:
     """Continue from the newest registered checkpoint, where there is one; InputError where it is of another precision."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
@@ -65,7 +63,7 @@ def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: 
     return replace(state, workers=workers)
 
 
-def refuse_other_precision(output: Path | str, state: State, precision: Precision) -> None:
+def refuse_other_precision(output: Place, state: State, precision: Precision) -> None:
     """InputError where the steps so far were done in another precision: `auto` depends on the machine, the settings do not tell."""
     if state.precision != precision:
         raise InputError(
@@ -75,62 +73,58 @@ def refuse_other_precision(output: Path | str, state: State, precision: Precisio
         )
 
 
-def newest_state(shared: Shared) -> State | None:
+def newest_state(shared: Place) -> State | None:
     """Where unfinished work in `shared` stands, as its checkpoints say; None without one."""
     return max(_states(shared), key=lambda state: state.step, default=None)
 
 
-def _states(shared: Shared) -> list[State]:
+def _states(shared: Place) -> list[State]:
     """What every checkpoint in `shared` says, one not yet registered and one not yet deleted too; one cut short by a kill is none."""
     found = []
     for name in shared.names(f"{RUN}/*/{_STATE}"):
         with suppress(json.JSONDecodeError):
-            text = shared.read(name)
+            text = (shared / name).read_text()
             if text is not None:
                 found.append(State(**json.loads(text)))
     return found
 
 
-def keep_registered(shared: Shared) -> None:
+def keep_registered(shared: Place) -> None:
     """Keep a copy of Ray Train's list of what is registered, where it is new and whole: Ray writes it in place.
 
-    In a store every file is whole, and needs no copy.
+    In a bucket every file is whole, and needs no copy.
     """
-    listed, kept = shared.at(RUN, _LISTED), shared.at(_LISTED)
-    if isinstance(listed, str) or isinstance(kept, str) or not listed.is_file():
+    if shared.durable:
         return
-    written = listed.stat().st_mtime_ns
-    if not kept.is_file() or kept.stat().st_mtime_ns != written:
-        text = listed.read_text()
-        if _names_checkpoints(text, shared):
-            write_whole(kept, text.encode())
-            os.utime(kept, ns=(written, written))
+    text, kept = (shared / RUN / _LISTED).read_text(), shared / _LISTED
+    if text is not None and text != kept.read_text() and _names_checkpoints(text, shared):
+        kept.write_text(text)
 
 
-def fix_registered(shared: Shared) -> None:
+def fix_registered(shared: Place) -> None:
     """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
 
     With neither, the training begins anew: Ray itself would refuse the folder for ever.
     """
-    listed, kept = shared.read(f"{RUN}/{_LISTED}"), shared.read(_LISTED)
+    listed, kept = (shared / RUN / _LISTED).read_text(), (shared / _LISTED).read_text()
     if listed is None or _names_checkpoints(listed, shared):
         return
     if kept is not None and _names_checkpoints(kept, shared):
-        shared.write(f"{RUN}/{_LISTED}", kept)
+        (shared / RUN / _LISTED).write_text(kept)
     else:
-        shared.remove(f"{RUN}/{_LISTED}")
+        (shared / RUN / _LISTED).delete()
 
 
-def _names_checkpoints(text: str, shared: Shared) -> bool:
+def _names_checkpoints(text: str, shared: Place) -> bool:
     """Whether a list is whole, and the checkpoints that it names are there."""
     try:
         named = json.loads(text)["checkpoint_results"]
     except (json.JSONDecodeError, KeyError):
         return False
-    return all(shared.has(f"{RUN}/{one['checkpoint_dir_name']}") for one in named)
+    return all((shared / RUN / one["checkpoint_dir_name"]).exists() for one in named)
 
 
-def refuse_other_workers(output: Path | str, state: State, settings: Training) -> None:
+def refuse_other_workers(output: Place, state: State, settings: Training) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
     if tied(settings) and state.workers != settings.workers:
         raise InputError(
@@ -145,20 +139,20 @@ def weights_name(step: int) -> str:
     return f"weights-{step}.safetensors"
 
 
-def write_weights(shared: Shared, name: str, weights: dict[str, Tensor]) -> None:
+def write_weights(file: Place, weights: dict[str, Tensor]) -> None:
     """Write weights, which appear whole."""
-    with shared.writing(name) as aside:
+    with file.writing() as aside:
         save_file({key: value.clone().contiguous() for key, value in weights.items()}, aside)
 
 
-def save_weights(shared: Shared, step: int, weights: dict[str, Tensor]) -> None:
+def save_weights(shared: Place, step: int, weights: dict[str, Tensor]) -> None:
     """Write the weights; earlier ones go, but for those that a checkpoint names as its best."""
-    write_weights(shared, weights_name(step), weights)
+    write_weights(shared / weights_name(step), weights)
     kept = {weights_name(s) for s in (step, *(state.best_step for state in _states(shared)))}
     for old in set(shared.names("weights-*.safetensors")) - kept:
-        shared.remove(old)
+        (shared / old).delete()
 
 
-def load_weights(shared: Shared, step: int) -> dict[str, Any]:
+def load_weights(shared: Place, step: int) -> dict[str, Any]:
     """What `save_weights` wrote at `step`."""
-    return load_file(shared.fetched(weights_name(step)))
+    return load_file((shared / weights_name(step)).fetch())

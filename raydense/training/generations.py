@@ -15,9 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.storage import exists, join
-from raydense.storage.artifact import MANIFEST, WORK
-from raydense.storage.shared import Shared
+from raydense.storage import MANIFEST, WORK, Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import write_weights
 from raydense.training.settings import Training, TrainSettings
@@ -34,14 +32,14 @@ class Generations:
     with `keeps_run` what they found stays until the next generation is made, which is compared with it.
     """
 
-    output: Path | str
+    output: Place
     steps: int
     every: int
     behind: int = 0
     keeps_run: bool = False
 
     @classmethod
-    def of(cls, settings: Training, sampler: Sampler, steps: int, output: Path | str) -> Generations:
+    def of(cls, settings: Training, sampler: Sampler, steps: int, output: Place) -> Generations:
         """Those of a training into `output`."""
         if not isinstance(settings, TrainSettings) or settings.refresh_every is None:
             return cls(output, steps, steps)
@@ -75,30 +73,30 @@ class Generations:
         """The last generation that any step learns from."""
         return self.at(self.steps - 1)
 
-    def examples(self, number: int) -> Path | str:
+    def examples(self, number: int) -> Place:
         """The artifact of generation `number` of 1 and more."""
-        return join(self.output, _EXAMPLES, f"{number:03d}")
+        return self.output / _EXAMPLES / f"{number:03d}"
 
     @property
-    def _shared(self) -> Shared:
-        return Shared(join(self.output, WORK))
+    def _shared(self) -> Place:
+        return self.output / WORK
 
     @property
     def look_every_s(self) -> float:
         """How often who waits for weights or examples looks whether they are there."""
         return self._shared.look_every_s
 
-    def work(self, number: int) -> Shared:
+    def work(self, number: int) -> Place:
         """What a generation is made in; gone when it is made."""
-        return Shared(join(self.output, WORK, "refresh", f"{number:03d}"))
+        return self.output / WORK / "refresh" / f"{number:03d}"
 
     def weights(self, number: int) -> Path:
         """The weights that worker 0 left for a generation, on this machine."""
-        return self.work(number).fetched(_WEIGHTS)
+        return (self.work(number) / _WEIGHTS).fetch()
 
-    def run(self, number: int) -> Path | str:
+    def run(self, number: int) -> Place:
         """What the weights of a generation found for the queries."""
-        return self.work(number).at(_RUN)
+        return self.work(number) / _RUN
 
     def boundary(self, step: int) -> bool:
         """Whether a generation is made of the weights after `step` steps."""
@@ -109,17 +107,17 @@ class Generations:
         """Leave the weights after `step` steps, a boundary, to the driver; where some are left already, as before a kill, these stay."""
         number = step // self.every
         if not self._left(number) and not self.made(number):
-            write_weights(self.work(number), _WEIGHTS, weights)
+            write_weights(self.work(number) / _WEIGHTS, weights)
 
     def _left(self, number: int) -> bool:
-        return self.work(number).has(_WEIGHTS)
+        return (self.work(number) / _WEIGHTS).exists()
 
     def made(self, number: int) -> bool:
         """Whether a generation is there, whole."""
-        return exists(join(self.examples(number), MANIFEST))
+        return (self.examples(number) / MANIFEST).exists()
 
     def _all_made(self) -> set[int]:
-        names = Shared(join(self.output, _EXAMPLES)).names(f"*/{MANIFEST}")
+        names = (self.output / _EXAMPLES).names(f"*/{MANIFEST}")
         return {int(name.partition("/")[0]) for name in names}
 
     def open(self) -> Iterator[int]:
@@ -131,25 +129,25 @@ class Generations:
                     return
                 yield number
 
-    def leaves(self, number: int) -> list[Path | str]:
+    def leaves(self, number: int) -> list[Place]:
         """What a generation that is made was made in, and is to go; where its run is kept, that of the one before."""
         work, before = self.work(number), self.work(number - 1)
         if not self.keeps_run:
-            return [work.at(name) for name in work.entries()]
-        return [*(work.at(name) for name in work.entries() if name != _RUN), *(before.at(name) for name in before.entries())]
+            return [work / name for name in work.entries()]
+        return [*(work / name for name in work.entries() if name != _RUN), *(before / name for name in before.entries())]
 
     def close(self, number: int) -> None:
         """Remove what a generation that is made leaves."""
         self.work(number).forget()
         for place in self.leaves(number):
-            Shared(place).clear()
-        self.work(number - 1 if self.keeps_run else number).clear()
+            place.delete()
+        self.work(number - 1 if self.keeps_run else number).delete()
 
     def await_(self, number: int) -> float:
         """Wait till a generation is made; returns the seconds. InputError where the driver could not make it."""
         begun = time.monotonic()
         while not self.made(number):
-            fault = self._shared.read(_FAULT)
+            fault = (self._shared / _FAULT).read_text()
             if fault is not None:
                 raise InputError(fault, "refresh", "fix it, and run the same command again")
             time.sleep(self.look_every_s)
@@ -157,10 +155,10 @@ class Generations:
 
     def give_up(self, why: str) -> None:
         """Tell the workers that wait that no further generation will come."""
-        self._shared.write(_FAULT, why)
+        (self._shared / _FAULT).write_text(why)
 
     def begin(self) -> None:
         """Forget what an earlier run could not make, and remove what it left of what it made."""
-        self._shared.remove(_FAULT)
+        (self._shared / _FAULT).delete()
         for number in sorted(self._all_made()):
             self.close(number)

@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from raydense import storage
 from raydense.errors import StorageError
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 
 HISTORY = "history.jsonl"
 EVENTS = "logs/events.out.tfevents.0.raydense"  # TensorBoard wants its files in a folder
@@ -28,12 +27,12 @@ Line = dict[str, Any]
 class History:
     """The writer of a history file, on worker 0. It waits for a dying writer of an earlier attempt to be gone."""
 
-    def __init__(self, shared: Shared, done: int) -> None:
+    def __init__(self, shared: Place, done: int) -> None:
         """Open the history in `shared`, and keep the lines of the first `done` steps: what a checkpoint holds."""
         self._shared, self._next_sending = shared, 0.0
-        self._stream = open(shared.growing(HISTORY), "a+")  # noqa: SIM115 - held as long as the run
+        self._stream = open((shared / HISTORY).growing(), "a+")  # noqa: SIM115 - held as long as the run
         fcntl.flock(self._stream, fcntl.LOCK_EX)
-        sent = shared.sent(HISTORY)
+        sent = (shared / HISTORY).sent()
         if sent is not None:
             self._stream.truncate(0)
             self._stream.write(sent.decode())
@@ -41,7 +40,7 @@ class History:
         kept = [line for line in _whole_lines(self._stream) if line["step"] <= done]
         # cut, not written anew: a kill here loses nothing
         self._stream.truncate(sum(len(_as_text(line)) for line in kept))
-        self._events = _Events(open(shared.growing(EVENTS), "wb"))  # noqa: SIM115 - as above
+        self._events = _Events(open((shared / EVENTS).growing(), "wb"))  # noqa: SIM115 - as above
         self._events.add(kept)
         self.send()
 
@@ -58,7 +57,7 @@ class History:
     def send(self) -> None:
         """Let others see all lines so far: before a checkpoint, which is of no use without them."""
         begun = time.monotonic()
-        self._shared.send(HISTORY)
+        (self._shared / HISTORY).send()
         ended = time.monotonic()
         self._next_sending = ended + max(_SENT_EVERY_S, (ended - begun) / _SENDING_AT_MOST)
 
@@ -66,8 +65,8 @@ class History:
         if not self._stream.closed:
             self._stream.close()
             self._events.close()
-            self._shared.send(HISTORY)
-            self._shared.send(EVENTS)
+            (self._shared / HISTORY).send()
+            (self._shared / EVENTS).send()
 
 
 def read_history(path: Path) -> list[Line]:
@@ -79,16 +78,16 @@ def read_history(path: Path) -> list[Line]:
 class Follower:
     """Reads a history file while another process writes it; where that begins anew, at a checkpoint, so does this."""
 
-    def __init__(self, place: Path | str) -> None:
+    def __init__(self, place: Place) -> None:
         self.place, self._offset = place, 0
 
     def new_lines(self) -> list[Line]:
         """The whole lines since the last call; after a new beginning, all of them."""
-        begin, new = storage.tail(self.place, max(0, self._offset - 1))
+        begin, new = self.place.tail(max(0, self._offset - 1))
         if begin and new[:1] == b"\n":
             begin, new = begin + 1, new[1:]
         elif begin:  # another beginning, which has grown beyond what was read of the last one
-            begin, new = storage.tail(self.place, 0)
+            begin, new = self.place.tail(0)
         whole, newline, _ = new.rpartition(b"\n")
         self._offset = begin + len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]

@@ -16,7 +16,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.runtime.session import physical_cpus
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 from raydense.training.batches import Examples, Sampler, read_examples
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.contexts import Contexts
@@ -44,7 +44,7 @@ class Job:
 
     settings: Training
     start: str
-    shared: Shared
+    shared: Place
     steps: int
     dev: dict[str, DevSet]
     generations: Generations
@@ -58,14 +58,14 @@ def train_worker(job: Job) -> dict[str, Any]:
 
     context = get_context()
     try:
-        place = Place(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
+        place = Rank(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
         return Loop(job, place).run()
     except InputError as error:
         return {"fault": list(error.args)}
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Which worker this is."""
 
     rank: int
@@ -77,7 +77,7 @@ class Place:
 class Loop:
     """One worker's run, from the newest checkpoint to the last step."""
 
-    def __init__(self, job: Job, place: Place) -> None:
+    def __init__(self, job: Job, place: Rank) -> None:
         self.job, self.place, self.settings = job, place, job.settings
         if place.device.type == "cpu":
             cores = physical_cpus() - job.generations.behind  # one for what makes generations meanwhile
@@ -107,14 +107,14 @@ class Loop:
         It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
         """
         place, name = self.place, f"micro_batch-{self.place.workers}.txt"
-        kept = self.job.shared.read(name)
+        kept = (self.job.shared / name).read_text()
         if kept is not None:
             texts, line = int(kept), f"micro_batch {kept}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, place.device, place.on_machine)
         if place.rank == 0:
-            self.job.shared.write(name, str(texts))
-            self.job.shared.write(FOUND, line)
+            (self.job.shared / name).write_text(str(texts))
+            (self.job.shared / FOUND).write_text(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tu
 class Log:
     """Losses and metrics of steps, kept on the device until they are written: the mean over workers, on worker 0."""
 
-    def __init__(self, shared: Shared, done: int, place: Place) -> None:
+    def __init__(self, shared: Place, done: int, place: Rank) -> None:
         self.place = place
         self._held: list[tuple[int, float, dict[str, Tensor]]] = []
         self._history = History(shared, done) if place.rank == 0 else None
@@ -254,7 +254,7 @@ def _refuse_not_finite(line: Line) -> None:
     raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _MEND)
 
 
-def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Place) -> None:
+def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:
     """InputError, on all workers alike, where a weight that one of them holds is not finite; all call this at the same step."""
     wrong = torch.tensor([not all(value.isfinite().all() for value in weights.values())], dtype=torch.int32, device=place.device)
     if place.workers > 1:

@@ -1,6 +1,6 @@
 """The stage `pretrain`: an encoder learns from passages and their contexts."""
 
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from raydense.training.settings import PretrainSettings
 from raydense.training.train import train
 

@@ -25,9 +25,7 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
 from raydense.runtime.waiting import Waiting
-from raydense.storage import join
-from raydense.storage.artifact import MANIFEST, Artifact, Draft, provenance
-from raydense.storage.shared import Shared
+from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance
 from raydense.training.batches import Sampler
 from raydense.training.capacity import require_room, workers_wait
 from raydense.training.checkpoints import (
@@ -64,20 +62,20 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
     settings = objective_of(settings).completed(settings)
     draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
-    shared = Shared(draft.shared)
+    shared = draft.shared
     if draft.done:
         shared.forget()
         return draft.done
     started = time.monotonic()
     settings = settings.located()
-    if not shared.has(_RESULT):
-        shared.write(_RESULT, json.dumps(_run(settings, draft, shared, make)))
-    made = _finish(settings, draft, shared, json.loads(shared.read(_RESULT) or ""), time.monotonic() - started)
+    if not (shared / _RESULT).exists():
+        (shared / _RESULT).write_text(json.dumps(_run(settings, draft, shared, make)))
+    made = _finish(settings, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
     shared.forget()
     return made
 
 
-def _run(settings: Training, draft: Draft, shared: Shared, make: MakeGeneration | None) -> dict[str, Any]:
+def _run(settings: Training, draft: Draft, shared: Place, make: MakeGeneration | None) -> dict[str, Any]:
     """Check the inputs, train, and return what worker 0 says of it."""
     store = PassageStore(settings.corpus)
     examples, _ = read_data(settings, store, tell=True)
@@ -129,7 +127,7 @@ class _Followed:
 
     def __init__(self, job: Job, send: Send) -> None:
         self._shared, self._send, self._sent = job.shared, send, 0
-        self._follower = Follower(job.shared.at(HISTORY))
+        self._follower = Follower(job.shared / HISTORY)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and was not told of yet
         self._output = Path(job.generations.output).name
 
@@ -157,7 +155,7 @@ class _Followed:
     def _once(self, fit: _Fit, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         import ray
 
-        self._shared.remove(FOUND)
+        (self._shared / FOUND).delete()
         fix_registered(self._shared)
         fit.start()
         job = ray.get_runtime_context().get_job_id()
@@ -172,7 +170,7 @@ class _Followed:
 
     def _tell(self, progress: Progress) -> None:
         """Show and send what is new."""
-        found = self._shared.read(FOUND) if self._asks_micro_batch else None
+        found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
         if found is not None:
             say(f"train: {found}")
             self._asks_micro_batch = False
@@ -190,16 +188,16 @@ def _checkpointed(job: Job) -> int:
     return state.step if state else 0
 
 
-def _tiny(settings: Training, store: PassageStore, shared: Shared) -> str:
+def _tiny(settings: Training, store: PassageStore, shared: Place) -> str:
     """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
     from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 
-    draft = Draft.open(shared.at(_TINY), "model", {"stage": _TINY})
+    draft = Draft.open(shared / _TINY, "model", {"stage": _TINY})
     if not draft.done:
         make = make_tiny_generator if settings.objective == "generator" else make_tiny_encoder
         draft.commit_tree(lambda folder: make(_texts(store), folder, settings.seed))
         draft.finish(0)
-    return str(shared.at(_TINY))
+    return str(shared / _TINY)
 
 
 def _texts(store: PassageStore) -> Iterator[str]:
@@ -264,22 +262,22 @@ def _allocator(job: Job, gpu: bool) -> dict[str, str]:
     return {} if gpu or job.settings.activation_checkpointing else cpu_worker_env()
 
 
-def _finish(settings: Training, draft: Draft, shared: Shared, result: dict[str, Any], seconds: float) -> Artifact:
+def _finish(settings: Training, draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
     """Commit the best weights as model folders, and what was measured."""
-    start = str(shared.at(_TINY)) if settings.model == "tiny" else settings.model
+    start = str(shared / _TINY) if settings.model == "tiny" else settings.model
     model = load_model(settings, objective_of(settings), start)
     model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
     if isinstance(model, JointModel):
         for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
-            part = Draft.open(join(draft.place, name), "model", {**draft.made_from, "part": name})
+            part = Draft.open(draft.place / name, "model", {**draft.made_from, "part": name})
             if not part.done:
                 part.commit_tree(one.save)
                 part.finish(0, objective=settings.objective, best_step=result["best_step"])
     else:
         draft.commit_tree(model.save)
-    names = Shared(draft.place).names(f"refresh/*/{MANIFEST}")
-    renewed = {"generations": [Artifact.open(join(draft.place, str(Path(name).parent)), "examples").summary for name in names]}
-    history, events = shared.fetched(HISTORY), shared.fetched(EVENTS)
+    names = draft.place.names(f"refresh/*/{MANIFEST}")
+    renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
+    history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
     lines = read_history(history)
     draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), len(lines))
     draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), len(lines))

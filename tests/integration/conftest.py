@@ -1,4 +1,4 @@
-"""Shared by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
+"""Place by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
 
 import os
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ from raydense.inference.settings import GenerateSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_generator
 from raydense.retrieval.vectors import Vectors
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")

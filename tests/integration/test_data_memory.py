@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raydense.data.store import CorpusWriter
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 
 def test_a_hundred_thousand_passages_in_flat_memory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.inference.settings import SplitSettings
 from raydense.inference.split import split
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 DOCUMENTS = 20_000
 SPLIT = """

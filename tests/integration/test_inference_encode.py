@@ -18,7 +18,7 @@ from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -16,7 +16,7 @@ from raydense.inference.settings import GenerateSettings
 from raydense.models.generator import Generator, decode
 from raydense.models.sampling import mixed, sample_queries
 from raydense.models.tiny import make_tiny_generator
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -20,7 +20,7 @@ from raydense.inference.encode import encode
 from raydense.inference.generate import generate
 from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.models.tiny import make_tiny_generator
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
 
 SHARDS = 20

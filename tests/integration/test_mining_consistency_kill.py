@@ -15,7 +15,7 @@ from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage.artifact import Draft, fingerprint_of
+from raydense.storage import Draft, fingerprint_of
 from tests.inference_world import file_bytes, make_corpus
 from tests.killing import kill_once_committed
 

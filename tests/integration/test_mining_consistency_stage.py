@@ -23,7 +23,7 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of
+from raydense.storage import Artifact, Draft, fingerprint_of
 from raydense.training.contexts import Contexts
 from raydense.training.settings import PretrainSettings
 from tests.embeddings import write_corpus, write_embeddings

@@ -15,7 +15,7 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.mining.settings import HybridSettings, LabelSettings, MineSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

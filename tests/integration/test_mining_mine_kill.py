@@ -18,7 +18,7 @@ from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
 from raydense.mining.mine import mine
 from raydense.mining.settings import MineSettings
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 QUERIES, DEPTH, PASSAGES = 12_000, 100, 3_000
 MINE = """

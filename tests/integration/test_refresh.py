@@ -19,7 +19,7 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh.refresh import make_generation, train
-from raydense.storage.artifact import Artifact, fingerprint_of
+from raydense.storage import Artifact, Place, fingerprint_of
 from raydense.training import train as training
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
@@ -43,11 +43,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     return make_training_data(tmp_path_factory.mktemp("refresh"))
 
 
-def settings_of(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
+def settings_of(data: TrainingData, output: Place, **changes: Any) -> TrainSettings:
     return data.settings(output, **{"max_steps": STEPS, "log_every": 1, "normalize": True, "temperature": 0.2, "lr": 1e-4, **changes})
 
 
-def renewing(data: TrainingData, output: Path | str, **changes: Any) -> TrainSettings:
+def renewing(data: TrainingData, output: Place, **changes: Any) -> TrainSettings:
     fixed = {"refresh_every": EVERY, "refresh_depth": DEPTH, "refresh_negatives": 3}
     return settings_of(data, output, **{**fixed, **changes})
 
@@ -74,7 +74,7 @@ def column(history: list[Line], name: str) -> list[float]:
     return [line[name] for line in history]
 
 
-def negatives(examples: Path | str) -> dict[str, list[int]]:
+def negatives(examples: Place) -> dict[str, list[int]]:
     table = read_table(examples, "examples", ["query_id", "negatives"])
     return dict(zip(table["query_id"].to_pylist(), table["negatives"].to_pylist(), strict=True))
 

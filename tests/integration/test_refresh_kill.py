@@ -11,7 +11,7 @@ import pytest
 from killing import kill_once_committed
 from training_data import TrainingData, make_training_data
 
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"

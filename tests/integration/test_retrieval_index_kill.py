@@ -12,7 +12,7 @@ from embeddings import write_corpus, write_embeddings
 
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 SHARDS = 40
 _JOB = """

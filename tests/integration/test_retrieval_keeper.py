@@ -27,7 +27,7 @@ from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.retrieval.shard_actor import NAMESPACE
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -26,7 +26,7 @@ from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.shard_actor import PoolPlan, start_actor
 from raydense.retrieval.tasks import shard_ranges
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -20,7 +20,7 @@ from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.storage.artifact import Draft, fingerprint_of, provenance
+from raydense.storage import Draft, fingerprint_of, provenance
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -33,7 +33,7 @@ from raydense.retrieval.settings import IndexSettings
 from raydense.serving.answering import own_pool
 from raydense.serving.app import application
 from raydense.serving.settings import ServeSettings
-from raydense.storage.artifact import Artifact, fingerprint_of
+from raydense.storage import Artifact, fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

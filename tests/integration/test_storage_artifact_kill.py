@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 SCRIPT = """
 import sys
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 draft = Draft.open(sys.argv[1], "run", {"of": 1})
 skipped = draft.committed()
 print("skips", len(skipped), flush=True)

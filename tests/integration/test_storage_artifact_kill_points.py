@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 
 def make(folder: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raydense import storage
 from raydense.cli.submit import verb_work
 from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
@@ -23,7 +22,7 @@ from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.retrieval.settings import SearchSettings
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of, named_folder
+from raydense.storage import Artifact, Draft, Place, bucket, checked, fingerprint_of, named, named_folder
 from tests.s3_server import BUCKET, environment, proxy
 
 ROOT = f"s3://{BUCKET}"
@@ -52,19 +51,19 @@ def _commit(draft: Draft, name: str) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    assert storage.checked("s3://b//x/./y/") == "s3://b/x/y"
-    assert storage.checked(f"file://{tmp_path}/with%20blank") == f"{tmp_path}/with blank"
-    assert storage.checked("file://localhost/a/b") == storage.checked("file:/a/b") == "/a/b"
-    assert storage.checked("plain/folder") == "plain/folder"
-    assert storage.place_of(Path("s3://b/x")) == "s3://b/x"
-    assert storage.join("gs://b/x", "y", "z") == "gs://b/x/y/z"
-    assert storage.absolute("s3://b/x") == "s3://b/x"
+    assert checked("s3://b//x/./y/") == "s3://b/x/y"
+    assert checked(f"file://{tmp_path}/with%20blank") == f"{tmp_path}/with blank"
+    assert checked("file://localhost/a/b") == checked("file:/a/b") == "/a/b"
+    assert checked("plain/folder") == "plain/folder"
+    assert Place.of(Path("s3://b/x")) == Place.of("s3://b/x")
+    assert str(Place.of("gs://b/x") / "y" / "z") == "gs://b/x/y/z"
+    assert Place.of("s3://b/x").located == "s3://b/x"
     settings = SearchSettings(index="s3://b/ix/", queries=f"file://{tmp_path}", output=Path("s3://b/run"))
     assert (settings.index, settings.queries, settings.output) == ("s3://b/ix", str(tmp_path), "s3://b/run")
     assert EvaluateSettings(run=["BM25=s3://b//r"], qrels="q", output="o").run == ["BM25=s3://b/r"]
     for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h", "file://out", "file://out/ix", "file:///d/run#2"):
         with pytest.raises(InputError):
-            storage.checked(bad)
+            checked(bad)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_names(tmp_path: Path) -> None:
 )
 def test_a_name_before_a_path_has_no_slash(item: str, name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert storage.named(item) == (name, path)
+    assert named(item) == (name, path)
     assert named_folder(item) == (name or Path(path).name, path)
     settings = EvaluateSettings.read({"run": [item], "qrels": "q", "output": "o"})
     there = path if path.startswith("s3:") else str(tmp_path / path)
@@ -92,7 +91,7 @@ def test_a_name_before_a_path_has_no_slash(item: str, name: str, path: str, tmp_
 def test_an_artifact_is_the_same_in_a_store(store: str, tmp_path: Path) -> None:
     made, local = _corpus(f"{store}/corpus"), _corpus(tmp_path / "corpus")
     assert made.fingerprint == local.fingerprint
-    assert set(storage.listing(f"{store}/corpus")) == {file.path for file in local.files} | {"manifest.json"}
+    assert set(Place.of(f"{store}/corpus").files()) == {file.path for file in local.files} | {"manifest.json"}
     assert fingerprint_of(f"{store}/corpus") == local.fingerprint
     passages = PassageStore(f"{store}/corpus")
     assert passages.passages(passages.rows_of(pa.array(["p6", "p0"]))) == ["text 6", "text 0"]
@@ -102,14 +101,14 @@ def test_another_machine_reads_it(store: str, port: int, tmp_path: Path, monkeyp
     _corpus(f"{store}/corpus")
     _on_machine("b", port, tmp_path, monkeypatch)
     opened = Artifact.open(f"{store}/corpus", "corpus")
-    assert not (tmp_path / "b" / "mirrors").exists(), "fetched before it was needed"
+    assert not (tmp_path / "b" / "files").exists(), "fetched before it was needed"
     local = _corpus(tmp_path / "corpus")
     for file in local.files:
         assert (opened.path / file.path).read_bytes() == (local.path / file.path).read_bytes()
     assert opened.path.is_relative_to(tmp_path / "b")
 
 
-def test_processes_that_want_the_same_mirror_share_it(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_want_the_same_file_share_it(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _corpus(f"{store}/corpus")
     _on_machine("b", port, tmp_path, monkeypatch)
     reader = (
@@ -117,9 +116,9 @@ def test_processes_that_want_the_same_mirror_share_it(store: str, port: int, tmp
     )
     started = [subprocess.Popen([sys.executable, "-c", reader, f"{store}/corpus"], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=240)[0].strip() for process in started] == ["7", "7"]
-    mirrors = [path for path in (tmp_path / "b" / "mirrors").iterdir() if path.is_dir()]
-    assert [path.name for path in mirrors] == [whole.fingerprint]
-    assert not list(mirrors[0].rglob("*.aside"))
+    groups = list((tmp_path / "b" / "files").iterdir())
+    assert [path.name for path in groups] == [whole.fingerprint]
+    assert not list(groups[0].rglob("*.aside"))
 
 
 def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +126,7 @@ def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Pat
     _commit(draft, "a.txt")
     draft.keep("counts", lambda path: path.write_text("3"))
     draft.close()
-    assert not storage.exists(f"{store}/out/manifest.json")
+    assert not Place.of(f"{store}/out/manifest.json").exists()
     with pytest.raises(InputError, match="unfinished"):
         Artifact.open(f"{store}/out")
     _on_machine("b", port, tmp_path, monkeypatch)
@@ -144,7 +143,7 @@ def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Pat
     _commit(resumed, "b.txt")
     made = resumed.finish(2, said="so")
     assert (made.path / "a.txt").read_text() == "content of a.txt"
-    assert set(storage.listing(f"{store}/out")) == {"a.txt", "b.txt", "manifest.json"}
+    assert set(Place.of(f"{store}/out").files()) == {"a.txt", "b.txt", "manifest.json"}
     again = Draft.open(f"{store}/out", "report", {"x": 1})
     assert again.done is not None
     assert again.done.fingerprint == made.fingerprint
@@ -156,9 +155,9 @@ def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Pat
 def test_a_record_names_no_file_outside(store: str, name: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
-    (record,) = storage.listing(f"{store}/out/.work/commits")
+    (record,) = Place.of(f"{store}/out/.work/commits").files()
     there = f"{store}/out/.work/commits/{record}"
-    storage.put(there, json.dumps({**json.loads(storage.read(there) or b""), "path": name}).encode())
+    Place.of(there).write(json.dumps({**json.loads(Place.of(there).read() or b""), "path": name}).encode())
     for read in (draft.committed, lambda: draft.read("a.txt")):
         with pytest.raises(InputError, match="names a file outside its folder"):
             read()
@@ -167,8 +166,8 @@ def test_a_record_names_no_file_outside(store: str, name: str) -> None:
 def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
-    record = next(iter(storage.listing(f"{store}/out/.work/commits")))
-    storage.remove(f"{store}/out/.work/commits/{record}")  # as if it was stopped before
+    record = next(iter(Place.of(f"{store}/out/.work/commits").files()))
+    Place.of(f"{store}/out/.work/commits/{record}").delete()  # as if it was stopped before
     draft.close()
     assert list(Draft.open(f"{store}/out", "report", {"x": 1}).committed()) == ["a.txt"]
 
@@ -177,7 +176,7 @@ def test_an_output_that_was_deleted_is_begun_anew(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
     draft.close()
-    storage.remove(f"{store}/out")
+    Place.of(f"{store}/out").delete()
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed() == {}
 
 
@@ -186,7 +185,7 @@ def test_only_one_writes(store: str, port: int, tmp_path: Path, monkeypatch: pyt
     writer.start()
     try:
         end = time.monotonic() + 240
-        while not storage.exists(f"{store}/out/a.txt"):
+        while not Place.of(f"{store}/out/a.txt").exists():
             assert writer.is_alive()
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -210,18 +209,18 @@ def test_a_writer_of_another_host_is_waited_for(store: str) -> None:
     _commit(draft, "a.txt")
     draft.close()
     other = {"host": "elsewhere", "pid": os.getpid(), "token": "t"}
-    storage.put(f"{store}/out/.work/writer.json", json.dumps({**other, "time": time.time()}).encode())
+    Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time()}).encode())
     with pytest.raises(InputError, match=f"process {os.getpid()} of elsewhere"):
         Draft.open(f"{store}/out", "report", {"x": 1})
-    storage.put(f"{store}/out/.work/writer.json", json.dumps({**other, "time": time.time() - 3_600}).encode())
+    Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time() - 3_600}).encode())
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
 
 
 def test_what_is_not_ours_is_left_alone(store: str) -> None:
-    storage.put(f"{store}/out/notes.txt", b"mine")
+    Place.of(f"{store}/out/notes.txt").write(b"mine")
     with pytest.raises(InputError, match="not an artifact of raydense"):
         Draft.open(f"{store}/out", "report", {"x": 1})
-    assert set(storage.listing(f"{store}/out")) == {"notes.txt"}
+    assert set(Place.of(f"{store}/out").files()) == {"notes.txt"}
 
 
 def test_import_and_export(store: str, tmp_path: Path) -> None:
@@ -231,42 +230,42 @@ def test_import_and_export(store: str, tmp_path: Path) -> None:
     (source / "queries.jsonl").write_text('{"_id": "q1", "text": "which bird"}\n')
     (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tp1\t1\n")
     for file in source.rglob("*.*"):
-        storage.put_file(f"{store}/beir/{file.relative_to(source)}", file)
+        Place.of(f"{store}/beir/{file.relative_to(source)}").publish(file)
     made = import_dataset(ImportSettings(format="beir", input=f"{store}/beir", output=f"{store}/data"))
     local = import_dataset(ImportSettings(format="beir", input=str(source), output=str(tmp_path / "data")))
     assert made.fingerprint == local.fingerprint
     assert import_dataset(ImportSettings(format="beir", input=f"{store}/beir", output=f"{store}/data")).fingerprint == made.fingerprint
     parts = {"corpus": f"{store}/data/corpus", "queries": f"{store}/data/queries", "qrels": f"{store}/data/qrels/test"}
-    assert export(ExportSettings(format="beir", output=f"{store}/out/beir", **parts)) == f"{store}/out/beir"
+    assert export(ExportSettings(format="beir", output=f"{store}/out/beir", **parts)) == Place.of(f"{store}/out/beir")
     for file in source.rglob("*.tsv"):
-        assert storage.read(f"{store}/out/beir/{file.relative_to(source)}") == file.read_bytes()
+        assert Place.of(f"{store}/out/beir/{file.relative_to(source)}").read() == file.read_bytes()
     with pytest.raises(InputError, match="exists already"):
         export(ExportSettings(format="beir", output=f"{store}/out/beir", **parts))
 
 
 def test_a_refused_input_leaves_nothing(store: str) -> None:
-    storage.put(f"{store}/beir/corpus.jsonl", b'{"_id": "p1", "title": "", "text": ""}\n')
-    storage.put(f"{store}/beir/queries.jsonl", b'{"_id": "q1", "text": "x"}\n')
+    Place.of(f"{store}/beir/corpus.jsonl").write(b'{"_id": "p1", "title": "", "text": ""}\n')
+    Place.of(f"{store}/beir/queries.jsonl").write(b'{"_id": "q1", "text": "x"}\n')
     with pytest.raises(InputError, match="empty text"):
         import_dataset(ImportSettings(format="beir", input=f"{store}/beir", output=f"{store}/data"))
-    assert storage.listing(f"{store}/data") == {}
+    assert Place.of(f"{store}/data").files() == {}
 
 
 def test_damage_is_refused(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = _corpus(f"{store}/corpus")
     name = made.files[0].path
-    content = storage.read(f"{store}/corpus/{name}")
+    content = Place.of(f"{store}/corpus/{name}").read()
     assert content is not None
     _on_machine("b", port, tmp_path, monkeypatch)
-    storage.put(f"{store}/corpus/{name}", content[:-1])
+    Place.of(f"{store}/corpus/{name}").write(content[:-1])
     with pytest.raises(InputError, match="missing, or not of the size"):
         Artifact.open(f"{store}/corpus")
-    storage.put(f"{store}/corpus/{name}", bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(InputError, match="is not the file that its manifest tells of"):
+    Place.of(f"{store}/corpus/{name}").write(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(InputError, match="is not the file that its manifest records"):
         _ = Artifact.open(f"{store}/corpus").path
-    assert not [path for path in (tmp_path / "b" / "mirrors" / made.fingerprint).glob("*") if path.name == name]
+    assert not [path for path in (tmp_path / "b" / "files" / made.fingerprint).glob("*") if path.name == name]
     altered = {**made.manifest, "made_from": {"test": 8}}
-    storage.put(f"{store}/corpus/manifest.json", json.dumps(altered).encode())
+    Place.of(f"{store}/corpus/manifest.json").write(json.dumps(altered).encode())
     with pytest.raises(InputError, match="its fingerprint is not that of its files"):
         Artifact.open(f"{store}/corpus")
 
@@ -290,32 +289,32 @@ def test_what_ray_train_is_given_tries_again_where_it_is_sent_too(
 ) -> None:
     with proxy(port, lambda number, _: "500" if number <= 5 else None) as before:
         _on_machine("b", before.port, tmp_path, monkeypatch)
-        filesystem, path = storage.for_others(f"{store}/x")
-        sent = pickle.loads(pickle.dumps(filesystem))
-        with sent.open_output_stream(path) as stream:
+        given = Place.of(f"{store}/x").for_ray()
+        sent = pickle.loads(pickle.dumps(given["storage_filesystem"]))
+        with sent.open_output_stream(given["storage_path"]) as stream:
             stream.write(b"whole")
         assert before.told.count("500") == 5, "more than pyarrow's three attempts"
-        assert storage.read(f"{store}/x") == b"whole"
+        assert Place.of(f"{store}/x").read() == b"whole"
 
 
 def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(bucket, "PATIENCE_S", 1.0)
     with proxy(port, lambda *_: "500") as before:
         _on_machine("b", before.port, tmp_path, monkeypatch)
         with pytest.raises(StorageError) as caught:
-            storage.read(f"{store}/x")
+            Place.of(f"{store}/x").read()
     found = fixable(caught.value)
     assert found is not None
     assert found[0] == 1
-    assert found[1].startswith(f"{store}/x: the store failed for")
+    assert found[1].startswith(f"{store}/x: the bucket's service failed for")
     assert "run the same command again" in found[1]
     assert "\n" not in found[1]
 
 
-def test_what_no_trying_mends_is_said_at_once(store: str) -> None:
-    with pytest.raises(InputError, match="the store has no such bucket; make the bucket"):
-        storage.put("s3://no-such-bucket/x", b"x")
+def test_what_no_trying_fixes_is_reported_at_once(store: str) -> None:
+    with pytest.raises(InputError, match="no such bucket; make the bucket"):
+        Place.of("s3://no-such-bucket/x").write(b"x")
     with pytest.raises(InputError, match="no such folder"):
         Artifact.open(f"{store}/nothing")
     with pytest.raises(InputError, match="check the path"):
-        storage.local(f"{store}/nothing")
+        Place.of(f"{store}/nothing").local()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from raydense import storage
 from raydense.evaluation.settings import SuiteSettings
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
@@ -20,7 +19,7 @@ from raydense.recipes.recipe import Recipe, run
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep
 from raydense.recipes.sweep import write_tables as write_sweep
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact, Place
 from tests.inference_world import make_corpus, make_retriever
 from tests.s3_server import BUCKET, KEY, SECRET, environment, proxy, with_environment
 
@@ -72,7 +71,7 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
         for name, value in there.items():
             monkeypatch.setenv(name, value)
         for file in source.rglob("*.*"):
-            storage.put_file(f"s3://{BUCKET}/beir/{file.relative_to(source)}", file)
+            Place.of(f"s3://{BUCKET}/beir/{file.relative_to(source)}").publish(file)
         words = ["run", str(recipe), "--output", f"s3://{BUCKET}/out", "--set", f"source=s3://{BUCKET}/beir"]
         said = subprocess.run(
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
@@ -84,9 +83,11 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
     for name, made in local.items():
         opened = Artifact.open(f"s3://{BUCKET}/out/{name}")
         assert opened.fingerprint == made.fingerprint, name
-        assert not [left for left in storage.listing(f"s3://{BUCKET}/out/{name}") if left.startswith(".work/")]
+        assert not [left for left in Place.of(f"s3://{BUCKET}/out/{name}").files() if left.startswith(".work/")]
     assert Artifact.open(f"s3://{BUCKET}/out/report").summary["result"] == local["report"].summary["result"]
-    whole = said.stdout + said.stderr + "".join(str(storage.read(f"s3://{BUCKET}/out/{name}")) for name in manifests(f"s3://{BUCKET}/out"))
+    whole = (
+        said.stdout + said.stderr + "".join(str(Place.of(f"s3://{BUCKET}/out/{name}").read()) for name in manifests(f"s3://{BUCKET}/out"))
+    )
     assert SECRET not in whole
     assert KEY not in whole
 
@@ -101,7 +102,7 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in there.items():
         monkeypatch.setenv(name, value)
     for file in source.rglob("*.*"):
-        storage.put_file(f"s3://{BUCKET}/sets/things/{file.relative_to(source)}", file)
+        Place.of(f"s3://{BUCKET}/sets/things/{file.relative_to(source)}").publish(file)
     words = ["evaluate", "--suite", f"s3://{BUCKET}/sets", "--kind", "bm25", "--k", "10", "--metrics", "nDCG@10", "--output", output]
     for done in (0, 1):
         said = subprocess.run(
@@ -109,10 +110,10 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
         )
         assert said.returncode == 0, said.stderr
         assert f"1 test set, {done} done before" in said.stderr
-        found = json.loads(storage.read(f"{output}/suite.json") or b"")
+        found = json.loads(Place.of(f"{output}/suite.json").read() or b"")
         assert found["runs"]["BM25"]["means"] == summary["runs"]["BM25"]["means"]
         assert found["runs"]["BM25"]["sets"][0]["report"] == f"{output}/things/report-test"
-        assert storage.read(f"{output}/suite.md") == (tmp_path / "out" / "suite.md").read_bytes()
+        assert Place.of(f"{output}/suite.md").read() == (tmp_path / "out" / "suite.md").read_bytes()
 
 
 @pytest.mark.long
@@ -131,18 +132,18 @@ def test_a_sweep_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
     assert f"table: {output}/sweep.md, chart: {output}/sweep.svg" in said.stderr
     for name, value in environment(port, tmp_path / "b").items():
         monkeypatch.setenv(name, value)
-    assert json.loads(storage.read(f"{output}/sweep.json") or b"")["runs"] == summary["runs"]
+    assert json.loads(Place.of(f"{output}/sweep.json").read() or b"")["runs"] == summary["runs"]
     for name in ("sweep.md", "sweep.svg", "trials/found.k=2/trial.json"):
-        assert storage.read(f"{output}/{name}") == (tmp_path / "out" / name).read_bytes(), name
-    assert b"report: done in" in (storage.read(f"{output}/trials/found.k=2/log") or b"")
-    assert len([name for name in storage.listing(output) if name.endswith("words/manifest.json")]) == 1
+        assert Place.of(f"{output}/{name}").read() == (tmp_path / "out" / name).read_bytes(), name
+    assert b"report: done in" in (Place.of(f"{output}/trials/found.k=2/log").read() or b"")
+    assert len([name for name in Place.of(output).files() if name.endswith("words/manifest.json")]) == 1
     again = Sweep.read(recipe, output)
     assert again is not None
     assert {row["state"] for row in plan_sweep(again)} == {"done"}
 
 
 def manifests(uri: str) -> list[str]:
-    return [name for name in storage.listing(uri) if name.endswith((".json", ".html", ".md"))]
+    return [name for name in Place.of(uri).files() if name.endswith((".json", ".html", ".md"))]
 
 
 @pytest.mark.long
@@ -156,28 +157,28 @@ def test_encoding_goes_on_on_another_machine(port: int, tmp_path: Path, monkeypa
     for folder in ("model", "corpus"):
         for file in (tmp_path / folder).rglob("*"):
             if file.is_file():
-                storage.put_file(f"s3://{BUCKET}/{folder}/{file.relative_to(tmp_path / folder).as_posix()}", file)
+                Place.of(f"s3://{BUCKET}/{folder}/{file.relative_to(tmp_path / folder).as_posix()}").publish(file)
     uri = f"s3://{BUCKET}/vectors"
     given = json.dumps({**inputs, "model": f"s3://{BUCKET}/model", "corpus": f"s3://{BUCKET}/corpus", "output": uri})
     first = driver(given, environment(port, tmp_path / "first"))
     try:
         end = time.monotonic() + 300
-        while not [name for name in storage.listing(f"{uri}/.work/commits") if name.startswith("embeddings-")]:
+        while not [name for name in Place.of(f"{uri}/.work/commits").files() if name.startswith("embeddings-")]:
             assert first.poll() is None, "it finished before it could be killed"
             assert time.monotonic() < end, "nothing was committed in 300 s"
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-    kept = {name: of.written for name, of in storage.listing(uri).items() if name.startswith("embeddings-")}
-    records = storage.listing(f"{uri}/.work/commits")
+    kept = {name: of.written for name, of in Place.of(uri).files().items() if name.startswith("embeddings-")}
+    records = Place.of(f"{uri}/.work/commits").files()
     assert kept
-    assert not storage.exists(f"{uri}/manifest.json")
+    assert not Place.of(f"{uri}/manifest.json").exists()
     assert driver(given, environment(port, tmp_path / "second")).wait(timeout=400) == 0
     made = Artifact.open(uri, "embeddings")
     assert made.fingerprint == undisturbed.fingerprint
     for file in undisturbed.files:
         assert (made.path / file.path).read_bytes() == (undisturbed.path / file.path).read_bytes()
-    now = storage.listing(uri)
+    now = Place.of(uri).files()
     committed = [name for name in kept if any(record.startswith(name) for record in records)]
     assert committed
     assert {name: now[name].written for name in committed} == {name: kept[name] for name in committed}, "committed, and made again"

@@ -7,13 +7,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 
 def test_read_only_folder_has_a_mend() -> None:
     script = (
         "import os, sys\n"
-        "from raydense.storage.artifact import Draft; from raydense.errors import fixable\n"
+        "from raydense.storage import Draft; from raydense.errors import fixable\n"
         "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
         "try: Draft.open(sys.argv[1] + '/x', 'run', {})\n"
         "except OSError as error: print(*fixable(error))\n"
@@ -28,7 +28,7 @@ def test_read_only_folder_has_a_mend() -> None:
 def test_disk_full_keeps_what_was_committed(tmp_path: Path) -> None:
     script = (
         "import resource, signal, sys\n"
-        "from raydense.storage.artifact import Draft\n"
+        "from raydense.storage import Draft\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "draft = Draft.open(sys.argv[1], 'run', {})\n"
         "draft.commit('small.bin', lambda p: p.write_bytes(b'x' * 1000), 1)\n"

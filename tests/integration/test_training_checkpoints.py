@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydense import storage
 from raydense.errors import InputError
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 from raydense.training.checkpoints import (
     RUN,
     State,
@@ -30,15 +29,15 @@ LISTED = f"{RUN}/checkpoint_manager_snapshot.json"
 
 
 @pytest.fixture(params=["folder", "store"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "folder":
-        return Shared(tmp_path)
+        return Place.of(tmp_path)
     for name, value in environment(request.getfixturevalue("port"), tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    return Shared(f"s3://{BUCKET}/{tmp_path.name}")
+    return Place.of(f"s3://{BUCKET}/{tmp_path.name}")
 
 
-def checkpoint(shared: Shared, state: State) -> None:
+def checkpoint(shared: Place, state: State) -> None:
     """The part of a checkpoint that records its step, as Ray Train writes it."""
     shared.write(f"{RUN}/checkpoint_{state.step}/state.json", json.dumps(asdict(state)))
 
@@ -47,7 +46,7 @@ def weights(step: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((2,), float(step))}
 
 
-def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(shared: Shared) -> None:
+def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(shared: Place) -> None:
     save_weights(shared, 8, weights(8))
     checkpoint(shared, State("fp32", step=10, best_step=8, best=0.1))
     for better in (12, 14, 16):
@@ -58,74 +57,74 @@ def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(
     assert shared.names("weights-*") == sorted(map(weights_name, (8, 16)))
 
 
-def test_steps_of_another_precision_are_not_gone_on_with(shared: Shared) -> None:
+def test_steps_of_another_precision_are_not_gone_on_with(shared: Place) -> None:
     checkpoint(shared, State("bf16", step=20))
     state = newest_state(shared)
     assert state is not None
-    refuse_other_precision(shared.place, state, "bf16")
+    refuse_other_precision(shared, state, "bf16")
     with pytest.raises(InputError, match=r"20 steps were done in bf16, .* go on in fp32; go on where .* bf16, or delete the folder"):
-        refuse_other_precision(shared.place, state, "fp32")
+        refuse_other_precision(shared, state, "fp32")
 
 
-def test_weights_that_no_checkpoint_names_go(shared: Shared) -> None:
+def test_weights_that_no_checkpoint_names_go(shared: Place) -> None:
     for step in (2, 4):
         save_weights(shared, step, weights(step))
     checkpoint(shared, State("fp32", step=5, best_step=4, best=0.2))
     save_weights(shared, 6, weights(6))
-    assert not shared.has(weights_name(2))
+    assert not (shared / weights_name(2)).exists()
     assert load_weights(shared, 4)["w"].tolist() == [4.0, 4.0]
 
 
-def test_a_checkpoint_that_a_kill_cut_short_is_none(shared: Shared) -> None:
+def test_a_checkpoint_that_a_kill_cut_short_is_none(shared: Place) -> None:
     checkpoint(shared, State("fp32", step=5))
     checkpoint(shared, State("fp32", step=10))
-    shared.write(f"{RUN}/checkpoint_10/state.json", "")
+    (shared / f"{RUN}/checkpoint_10/state.json").write_text("")
     assert newest_state(shared) == State("fp32", step=5)
 
 
 def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_path: Path) -> None:
     """Ray Train writes its list in place, and refuses a torn one, or one that names what is gone, for ever."""
-    shared = Shared(tmp_path)
+    shared = Place.of(tmp_path)
     checkpoint(shared, State("fp32", step=5))
     whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
-    shared.write(LISTED, whole)
+    (shared / LISTED).write_text(whole)
     keep_registered(shared)
     for torn in ("", whole[:-10], whole.replace("5", "9")):
-        shared.write(LISTED, torn)
+        (shared / LISTED).write_text(torn)
         keep_registered(shared)
         fix_registered(shared)
-        assert shared.read(LISTED) == whole
+        assert (shared / LISTED).read_text() == whole
     (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
     fix_registered(shared)
-    assert not shared.has(LISTED), "with no list left that is true, it begins anew"
+    assert not (shared / LISTED).exists(), "with no list left that is true, it begins anew"
 
 
-def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Shared) -> None:
+def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Place) -> None:
     checkpoint(shared, State("fp32", step=5))
     whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
-    shared.write(LISTED, whole)
+    (shared / LISTED).write_text(whole)
     fix_registered(shared)
-    assert shared.read(LISTED) == whole
-    shared.remove(f"{RUN}/checkpoint_5")
+    assert (shared / LISTED).read_text() == whole
+    (shared / f"{RUN}/checkpoint_5").delete()
     fix_registered(shared)
-    assert not shared.has(LISTED)
+    assert not (shared / LISTED).exists()
 
 
-def test_a_follower_sees_that_a_history_began_again(shared: Shared) -> None:
+def test_a_follower_sees_that_a_history_began_again(shared: Place) -> None:
     """Also where it has grown beyond the place that was read to before anyone looked: in a store it is seen now and then."""
-    follower = Follower(shared.at(HISTORY))
-    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"st')
+    follower = Follower(shared / HISTORY)
+    (shared / HISTORY).write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"st')
     assert [line["step"] for line in follower.new_lines()] == [1, 2]
-    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.55}\n{"step": 3, "loss": 0.5}\n')
+    (shared / HISTORY).write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.55}\n{"step": 3, "loss": 0.5}\n')
     assert [line["step"] for line in follower.new_lines()] == [1, 2, 3]
     assert follower.new_lines() == []
-    shared.write(HISTORY, '{"step": 1, "loss": 0.5}\n')
+    (shared / HISTORY).write_text('{"step": 1, "loss": 0.5}\n')
     assert [line["step"] for line in follower.new_lines()] == [1]
 
 
-def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On another machine too: what it has of its own, as of an earlier run, is not what counts."""
-    follower = Follower(shared.at(HISTORY))
+    follower = Follower(shared / HISTORY)
     assert follower.new_lines() == []
     history = History(shared, 0)
     history.add([{"step": step, "loss": step / 10} for step in range(1, 8)])
@@ -139,6 +138,6 @@ def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Shared, tmp_path
     again.send()
     assert [line["step"] for line in follower.new_lines()] == [5, 6, 7, 8, 9]
     again.close()
-    assert [line["step"] for line in read_history(shared.fetched(HISTORY))] == list(range(1, 10))
-    if isinstance(shared.place, str):
-        assert storage.listing(shared.place).keys() == {HISTORY, "logs/events.out.tfevents.0.raydense"}
+    assert [line["step"] for line in read_history((shared / HISTORY).fetch())] == list(range(1, 10))
+    if shared.everywhere:
+        assert shared.files().keys() == {HISTORY, "logs/events.out.tfevents.0.raydense"}

@@ -15,7 +15,7 @@ from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.settings import PretrainSettings
 from raydense.training.train import train
 

@@ -19,7 +19,7 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop import read_data

@@ -16,7 +16,7 @@ import pytest
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 PASSAGE = {"docid": "p1", "title": "T", "text": "good"}
 LEGACY = {"query_id": "q1", "query": "who?", "positive_passages": [PASSAGE], "negative_passages": [{**PASSAGE, "docid": "p2"}]}

@@ -21,7 +21,7 @@ from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore, hash_strings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

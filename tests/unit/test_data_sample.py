@@ -16,7 +16,7 @@ from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 SMALL = {"passages": 700, "train_queries": 300, "dev_queries": 20, "test_queries": 40}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raydense.data.store import CorpusWriter, PassageStore, hash_strings, store_of
 from raydense.errors import InputError
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 COUNT = 20_011
 PASSAGES = [(f"p{i}", f"Title {i}" if i % 3 else "", f"text of passage {i} über 文本", f"d{i // 4}") for i in range(COUNT)]

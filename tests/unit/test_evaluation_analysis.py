@@ -14,7 +14,7 @@ from inference_world import make_corpus, make_retriever
 from raydense.data.tables import commit_table
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of
+from raydense.storage import Artifact, Draft, fingerprint_of
 
 QUERIES, PASSAGES, CANDIDATES, DEPTH = 30, 90, 40, 25
 Hits = dict[str, list[tuple[str, float]]]

@@ -18,7 +18,7 @@ from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 EVIL = "<script>alert('x')</script> & \"more\""
 TEXTS = ["Paris is the capital of France.", f"Rome {EVIL}", "Berlin, since 1990", "x " * 300 + "Rome at last", "Oslo", "Bern"]

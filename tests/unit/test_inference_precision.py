@@ -13,7 +13,7 @@ from raydense.inference.generate import PartWriter
 from raydense.inference.pipeline import Device, Layout, precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 
 CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}

@@ -15,7 +15,7 @@ from raydense.errors import InputError
 from raydense.inference.settings import SplitSettings
 from raydense.inference.split import split
 from raydense.models.dual_encoder import DualEncoder
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 DOCUMENTS = [
     {

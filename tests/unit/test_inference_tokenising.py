@@ -21,7 +21,7 @@ from raydense.inference.settings import EncodeSettings, RerankSettings
 from raydense.inference.sources import source_of
 from raydense.inference.tokenising import kept_tokenizer, tokenise_part
 from raydense.models.tokenizer import load_tokenizer
-from raydense.storage.artifact import Artifact, Draft, fingerprint_of
+from raydense.storage import Artifact, Draft, fingerprint_of
 
 
 @pytest.fixture(scope="module")

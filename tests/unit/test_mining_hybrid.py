@@ -18,7 +18,7 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
 from raydense.mining.settings import MineSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
 
 Labels = dict[str, tuple[list[tuple[int, float]], list[tuple[int, float]]]]

@@ -18,7 +18,7 @@ from raydense.errors import InputError
 from raydense.inference.rerank import loss_of
 from raydense.mining.label import label
 from raydense.mining.settings import LabelSettings
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 from tests.mining_world import Run, examples_of, worlds, write_world
 
 LOGITS = [-1000.0, -6.0, -2.5, -2.0, -0.5, 0.0, 1.5, 2.0, 2.5, 7.0, 1000.0]

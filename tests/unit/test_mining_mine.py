@@ -20,7 +20,7 @@ from raydense.errors import InputError
 from raydense.mining.mine import mine
 from raydense.mining.negatives import draw
 from raydense.mining.settings import MineSettings
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
 
 

@@ -22,7 +22,7 @@ from raydense.recipes.planning import needs_of
 from raydense.recipes.recipe import Recipe, plan
 from raydense.retrieval.settings import IndexSettings
 from raydense.settings import Settings
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 from raydense.training.batches import Sampler, read_examples
 from raydense.training.settings import PretrainSettings, TrainSettings
 

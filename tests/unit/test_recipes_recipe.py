@@ -13,7 +13,7 @@ from raydense.recipes.content import recipe_file, recipe_named
 from raydense.recipes.recipe import Recipe, Stage, plan, state
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import SearchSettings
-from raydense.storage.artifact import Draft, provenance
+from raydense.storage import Draft, provenance
 
 RECIPES = recipe_file("quickstart").parent
 RECIPE = """

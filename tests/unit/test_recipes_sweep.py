@@ -18,7 +18,7 @@ from raydense.evaluation.sweep_chart import chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep, plan_sweep
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 RECIPE = """
 given: {tau: 0.05, base: tiny}

@@ -17,7 +17,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.refresh.refresh import _positives, _renewed, train
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
 from raydense.training.settings import TrainSettings

@@ -15,7 +15,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import SCHEMAS, commit_table, read_table
 from raydense.refresh.changed import changed, standing
 from raydense.refresh.renewed import renewed, share_new
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 PASSAGES, QUERIES = 12, 5
 TEXTS = np.arange(PASSAGES, dtype=np.uint64) % 9  # the last passages have the texts of the first

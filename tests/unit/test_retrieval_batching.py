@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raydense.retrieval.batching import Batching, Call, join_vectors, join_words, next_batch
-from raydense.retrieval.bm25_shard import Bm25Shard
+from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 from raydense.retrieval.placement import next_move
 
 
@@ -47,7 +47,7 @@ def test_bm25_of_several_calls_is_that_of_each(tmp_path: Path) -> None:
     }
     for name, array in arrays.items():
         np.save(tmp_path / f"shard-00000.{name}.npy", np.asarray(array, np.float32 if name == "scores" else np.int64))
-    shard = Bm25Shard(str(tmp_path), 0, 100, 160)
+    shard = Bm25Shard([tmp_path / f"shard-00000.{part}.npy" for part in PARTS], 100, 160)
     lengths = [rng.integers(0, 5, queries) for queries in (1, 3, 2)]
     calls = [(rng.integers(0, 12, of.sum()).astype(np.int32), np.concatenate([[0], of.cumsum()])) for of in lengths]
     whole = shard.nearest(*join_words(calls), 7)

@@ -16,7 +16,7 @@ from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.recipe import Recipe
 from raydense.retrieval.settings import SearchSettings
-from raydense.storage.artifact import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance
 
 PASSWORD = "a-very-secret-word"
 READS_PICKLE = {"load", "loads", "Unpickler", "read_pickle"}

@@ -7,7 +7,7 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings
 from raydense.recipes.recipe import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.settings import TrainSettings
 
 TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o"}

@@ -15,7 +15,7 @@ from raydense.errors import InputError
 from raydense.recipes.recipe import VERBS, Recipe, Verb
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
-from raydense.storage.artifact import Draft, provenance
+from raydense.storage import Draft, provenance
 
 
 class Dev(BaseSettings):

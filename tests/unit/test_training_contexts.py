@@ -11,7 +11,7 @@ import pytest
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.contexts import Contexts
 from raydense.training.settings import PretrainSettings
 

@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from raydense.errors import InputError
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, make_optimizer, tied
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 from raydense.training.settings import TrainSettings
@@ -130,8 +130,8 @@ def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:
 
 
 def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
-    path, shared = tmp_path / HISTORY, Shared(tmp_path)
-    follower = Follower(path)
+    path, shared = tmp_path / HISTORY, Place.of(tmp_path)
+    follower = Follower(Place.of(path))
     assert follower.new_lines() == []
     history = History(shared, 0)
     history.add([{"step": s, "loss": s / 10} for s in range(1, 8)])
@@ -150,7 +150,7 @@ def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:
 def test_tensorboard_reads_the_events_and_the_bytes_repeat(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 0.5, "lr": 0.25}, {"step": 2, "loss": 0.25, "lr": 0.125, "mrr@10": 0.75}]
     for name in ("one", "two"):
-        history = History(Shared(tmp_path / name), 0)
+        history = History(Place.of(tmp_path / name), 0)
         history.add(lines)
         history.close()
     assert (tmp_path / "one" / EVENTS).read_bytes() == (tmp_path / "two" / EVENTS).read_bytes()

@@ -17,10 +17,10 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder
-from raydense.storage.shared import Shared
+from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
-from raydense.training.loop import FOUND, Job, Loop, Place
+from raydense.training.loop import FOUND, Job, Loop, Rank
 from raydense.training.memory import Outline, longest_batch, many_words, told
 from raydense.training.methods import load_model, objective_of
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
@@ -210,8 +210,8 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
 
     def begin(workers: int = 1) -> Loop:
         return Loop(
-            Job(asked, asked.model, Shared(tmp_path), 1, {}, Generations(tmp_path, steps=1, every=1), until=1),
-            Place(0, workers, workers, CPU),
+            Job(asked, asked.model, Place.of(tmp_path), 1, {}, Generations(tmp_path, steps=1, every=1), until=1),
+            Rank(0, workers, workers, CPU),
         )
 
     assert begin().settings.micro_batch == 12

@@ -20,7 +20,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.losses import listwise
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.batches import Part, Ragged
 from raydense.training.dev import METRIC, OF_RERANKER, mrr_at_10, read_dev_sets
 from raydense.training.engine import TorchEngine

@@ -11,7 +11,7 @@ import torch
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.models.masking import NOT_MASKED
-from raydense.storage.artifact import Draft
+from raydense.storage import Draft
 from raydense.training.batches import Part, Ragged
 from raydense.training.contexts import Contexts
 from raydense.training.methods import objective_of

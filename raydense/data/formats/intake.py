@@ -13,7 +13,7 @@ from raydense.data.formats.lines import refuse_blank
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
-from raydense.storage.artifact import Artifact, Draft
+from raydense.storage import Artifact, Draft
 
 Where = Callable[[int], str]
 Passages = tuple[Iterable[pa.Table], Where]
@@ -51,7 +51,7 @@ class Intake:
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""
         artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows, self.strict)
-        self.store = PassageStore(self.dataset.keep("corpus", artifact).path)
+        self.store = PassageStore(self.dataset.keep("corpus", artifact))
         self.parts += 1
 
     def queries(self, table: pa.Table, at: Where) -> None:

@@ -15,7 +15,7 @@ from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact
+from raydense.storage import Artifact
 
 _STEP = 8_192
 

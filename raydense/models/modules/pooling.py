@@ -70,7 +70,7 @@ def pooling_mode(folder: Path, prompted: bool = False) -> str:
     return mode
 
 
-def check_mode(mode: str, where: Path | str) -> None:
+def check_mode(mode: str, where: object) -> None:
     """InputError unless each part of `mode` is a way to pool."""
     unknown = [name for name in mode.split("+") if name not in _POOLS]
     if unknown:

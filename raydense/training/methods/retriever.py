@@ -13,7 +13,7 @@ from raydense.models import losses
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.encoder_config import read_encoder_config
 from raydense.models.tokenizer import load_tokenizer
-from raydense.storage import local
+from raydense.storage import Place
 from raydense.training.batches import Part
 from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, Texts, accuracy, gather, known_positives, pad
 from raydense.training.settings import TrainSettings
@@ -41,7 +41,7 @@ def completed(settings: TrainSettings) -> TrainSettings:
         return settings
     normalized = settings.normalize
     if normalized is None:
-        normalized = settings.model != "tiny" and read_encoder_config(local(settings.model)).normalize
+        normalized = settings.model != "tiny" and read_encoder_config(Place.of(settings.model).local()).normalize
     return settings.model_copy(update={"temperature": temperature_of(settings, normalized)})
 
 

@@ -1,0 +1,170 @@
+"""How buckets are reached: obstore's client, what is tried again, and the line for what trying again does not help.
+
+Credentials are those of the environment, as AWS and Google name them. obstore (the Rust crate object_store) retries server errors, lost
+connections and time-outs, goes on with a download that broke off, aborts a multipart upload that fails, and puts on a condition. It is
+asked for a few seconds at a time, so that a person can interrupt; the patience beyond is this module's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from raydense.errors import InputError, StorageError
+from raydense.storage.credentials import profile_options
+from raydense.storage.paths import WHERE_CREDENTIALS
+
+if TYPE_CHECKING:
+    from obstore.store import GCSStore, S3Store
+
+PATIENCE_S = 120.0
+_WITHIN_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_CONNECT_S, _REPLY_S = 10.0, 60.0
+# What a bucket's service answers when trying again does not help, and the fix.
+_FINAL = {
+    r"<Code>NoSuchBucket|bucket does not exist|Bucket '.*' not found|NO_SUCH_BUCKET": (
+        "no such bucket",
+        "make the bucket, or correct the path",
+    ),
+    r"169\.254\.169\.254|metadata\.google|missing credentials|NoCredentials": ("no credentials were found", "give some"),
+    r"<Code>InvalidAccessKeyId|<Code>InvalidClientTokenId|<Code>UnrecognizedClient": ("the access key is not known", "correct it"),
+    r"<Code>SignatureDoesNotMatch|<Code>InvalidSignature|401 Unauthorized": ("the secret key is refused", "correct it"),
+    r"<Code>ExpiredToken|<Code>TokenExpired|<Code>RequestExpired": ("the credentials have expired", "renew them"),
+    r"<Code>AccessDenied|403 Forbidden|PermissionDenied": ("access is denied", "give credentials that may read and write it"),
+    r"301 Moved|<Code>PermanentRedirect|<Code>AuthorizationHeaderMalformed": ("the bucket is in another region", "set AWS_REGION to it"),
+    r"<Code>InvalidBucketName": ("is not a name of a bucket", "correct the path"),
+    r"501 Not Implemented|<Code>NotImplemented": ("the service lacks a request that is needed (conditional put)", "use another service"),
+}
+T = TypeVar("T")
+
+
+def client(scheme: str, bucket: str) -> S3Store | GCSStore:
+    """obstore's client of a bucket."""
+    return _client(scheme, bucket, endpoint(), _identity(), PATIENCE_S, os.getpid())
+
+
+def endpoint() -> str:
+    """The address of an S3 service other than Amazon's, or the empty string."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
+def _identity() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "GOOGLE_APPLICATION_CREDENTIALS"))
+
+
+@lru_cache(maxsize=32)
+def _client(scheme: str, bucket: str, endpoint: str, identity: tuple[str | None, ...], patience: float, process: int) -> S3Store | GCSStore:
+    from obstore.store import GCSStore, S3Store
+
+    within = timedelta(seconds=min(_WITHIN_S, patience))
+    backoff = {"init_backoff": timedelta(seconds=_FIRST_PAUSE_S), "max_backoff": timedelta(seconds=_LONGEST_PAUSE_S), "base": 2}
+    retry: Any = {"max_retries": 100, "retry_timeout": within, "backoff": backoff}
+    # the time of a whole transfer is not bounded, the time without a byte of it is
+    waits: Any = {"connect_timeout": timedelta(seconds=_CONNECT_S), "read_timeout": timedelta(seconds=_REPLY_S), "timeout": "7d"}
+    if scheme == "gs":
+        return GCSStore(bucket, client_options=waits, retry_config=retry)
+    options: Any = profile_options()
+    if endpoint:
+        options["endpoint"] = f"{_address(endpoint)[0]}://{_address(endpoint)[1]}"
+        waits["allow_http"] = _address(endpoint)[0] == "http"
+    region = region_of(bucket, options.pop("region", None))
+    if region:
+        options["region"] = region
+    return S3Store(bucket, client_options=waits, retry_config=retry, **options)
+
+
+def _address(endpoint: str) -> tuple[str, str]:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise InputError("is not the address of a service", "AWS_ENDPOINT_URL", "give it as https://HOST:PORT")
+    return parts.scheme, parts.netloc
+
+
+def region_of(bucket: str, profile: str | None = None) -> str | None:
+    """The region that the environment or the profile names, else the bucket's own; None where an endpoint is given."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile
+    if region or endpoint():
+        return region
+    from pyarrow import fs
+
+    return patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+
+
+def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
+    """What `work` returns, tried again while a bucket's service fails; StorageError when patience is at its end.
+
+    FileNotFoundError, and obstore's errors of a condition that does not hold, go to the caller, but for those in `again`.
+    """
+    begun, pause = time.monotonic(), _FIRST_PAUSE_S
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not _of_service(error, again):
+                raise
+            reason = str(error)
+            _refuse_final(reason, uri)
+            if isinstance(error, FileNotFoundError) and not again:
+                raise
+            if time.monotonic() - begun + pause > PATIENCE_S:
+                waited = f"failed for {time.monotonic() - begun:.0f} s ({_short(reason)})"
+                raise StorageError(
+                    f"{uri}: the bucket's service {waited}; run the same command again, what was committed is kept"
+                ) from None
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _of_service(error: Exception, again: tuple[type[Exception], ...]) -> bool:
+    from obstore import exceptions
+
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        return False
+    if isinstance(error, FileNotFoundError):
+        return error.errno is None
+    if isinstance(error, OSError) and error.errno is not None:  # of this machine's disk, as no space left
+        return False
+    return isinstance(error, (exceptions.BaseError, OSError, *again))
+
+
+def _refuse_final(reason: str, uri: str) -> None:
+    for pattern, (what, fix) in _FINAL.items():
+        if re.search(pattern, reason):
+            where = WHERE_CREDENTIALS if "credentials" in what + fix or "key" in what else ""
+            raise InputError(what, uri, fix + where) from None
+
+
+def _short(reason: str) -> str:
+    """What a service's error says, without what may be of the request: only names of errors and numbers."""
+    found = re.search(r"<Code>([A-Za-z]+)</Code>|status code: (\d+ [A-Za-z ]+)|HTTP error: ([a-z ]+)|AWS Error ([A-Z_]+)", reason)
+    return next(part for part in found.groups() if part).strip() if found else "it does not answer as it should"
+
+
+def ray_filesystem(scheme: str, bucket: str) -> Any:
+    """A file system for Ray Train, which takes pyarrow's: it tries each request again, in the processes that it is sent to too."""
+    from pyarrow import fs
+
+    if scheme == "gs":
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=PATIENCE_S))
+
+    class Patient(fs.S3FileSystem):
+        def __reduce__(self) -> Any:  # pyarrow's own forgets how often to try
+            return ray_filesystem, (scheme, bucket)
+
+    more: dict[str, Any] = {}
+    if endpoint():
+        more = dict(zip(("scheme", "endpoint_override"), _address(endpoint()), strict=True))
+    waits = {"connect_timeout": _CONNECT_S, "request_timeout": _REPLY_S, "allow_delayed_open": True}
+    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS)
+    return Patient(retry_strategy=strategy, region=region_of(bucket), **waits, **more)
+
+
+_ATTEMPTS = 10

@@ -1,0 +1,325 @@
+"""A file or folder of a bucket (`s3://bucket/path`, `gs://bucket/path`). A file appears whole; one that is read as a path is cached.
+
+What reads a corpus or an index maps files into memory, so each file is fetched when it is first read, into the cache of the machine
+(`raydense.storage.cache`), and checked against the size and checksum in its manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from raydense.errors import InputError
+from raydense.runtime.progress import say
+from raydense.runtime.progress import size as in_words
+from raydense.storage import cache
+from raydense.storage.bucket import client, patiently, ray_filesystem
+from raydense.storage.files import aside_of, locked
+from raydense.storage.lease import Lease
+from raydense.storage.local_place import LocalPlace
+from raydense.storage.paths import BUCKETS, safe_name
+from raydense.storage.place import Found, Place, together, visible
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+
+_CHUNK = 8 << 20
+_PARTS_AT_ONCE = 4  # of an upload, so that each gets through a slow line in time
+_LOGGED_FROM = 256 << 20
+_FIX = "run `raydense verify` on its folder"
+
+
+@dataclass(frozen=True)
+class BucketPlace(Place, schemes=BUCKETS):
+    """`scheme`://`bucket`/`key`."""
+
+    scheme: str
+    bucket: str
+    key: str
+    look_every_s = 2.0  # each look is a request
+    everywhere = True
+    durable = True
+
+    @classmethod
+    def at(cls, text: str) -> BucketPlace:
+        scheme, _, path = text.partition("://")
+        bucket, _, key = path.partition("/")
+        return cls(scheme, bucket, key)
+
+    def __truediv__(self, name: str) -> BucketPlace:
+        return BucketPlace(self.scheme, self.bucket, "/".join(part for part in (self.key, name) if part))
+
+    def __fspath__(self) -> str:
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.key}" if self.key else "")
+
+    __str__ = __fspath__
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2] or self.bucket
+
+    @property
+    def located(self) -> str:
+        return str(self)
+
+    # A file
+
+    def stat(self) -> Found | None:
+        import obstore
+
+        try:
+            return _found(patiently(lambda: obstore.head(self._client, self.key), str(self))) if self.key else None
+        except FileNotFoundError:
+            return None
+
+    def read(self) -> bytes | None:
+        content, _ = self.read_version()
+        return content
+
+    def read_version(self) -> tuple[bytes | None, UpdateVersion | None]:
+        """The bytes of a small file, and the version that they are of."""
+        import obstore
+
+        def get() -> tuple[bytes, UpdateVersion]:
+            found = obstore.get(self._client, self.key)
+            return bytes(found.bytes()), _version(found.meta)
+
+        try:
+            return patiently(get, str(self))
+        except FileNotFoundError:
+            return None, None
+
+    def tail(self, offset: int) -> tuple[int, bytes]:
+        import obstore
+
+        found = self.stat()
+        if found is None:
+            return 0, b""
+        begin = offset if found.size >= offset else 0
+        if begin == found.size:
+            return begin, b""
+        try:
+            return begin, bytes(patiently(lambda: obstore.get_range(self._client, self.key, start=begin, end=found.size), str(self)))
+        except FileNotFoundError:
+            return 0, b""
+
+    def write(self, content: bytes) -> None:
+        self._put(content)
+
+    def replace(self, content: bytes, version: UpdateVersion | None) -> UpdateVersion | None:
+        """Write the file if it is still the `version` that was read (None: not there). Returns the new one, None where it is another."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            return self._put(content, "create" if version is None else version)
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            there, now = self.read_version()
+            return now if there == content else None  # where the answer to the first try was lost
+
+    def _put(self, content: bytes | Path, mode: Any = "overwrite") -> UpdateVersion:
+        import obstore
+
+        def put() -> UpdateVersion:
+            given = {"chunk_size": _CHUNK, "max_concurrency": _PARTS_AT_ONCE} if isinstance(content, Path) else {"use_multipart": False}
+            return _version(obstore.put(self._client, self.key, content, mode=mode, **given))
+
+        # an upload of parts whose last answer was lost is "not found" when it is completed again
+        return patiently(put, str(self), (FileNotFoundError,) if mode == "overwrite" else ())
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        aside = aside_of(cache.cache() / "work" / "writing" / self.name)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            made = [file for file in sorted(aside.rglob("*")) if file.is_file()]
+            together(lambda file: (self / file.relative_to(aside).as_posix())._put(file), made)
+            if aside.is_file():
+                self._put(aside)
+        finally:
+            LocalPlace(aside).delete()
+
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
+        if not new:
+            self._put(file)
+        elif self.replace(file.read_bytes(), None) is None:
+            raise FileExistsError(f"{self} was written by another process")
+        if not keep:
+            file.unlink()
+
+    def sha256(self) -> str:
+        return self._stream()
+
+    # A folder
+
+    def is_folder(self) -> bool:
+        return bool(self.entries())
+
+    def exists(self) -> bool:
+        return self.stat() is not None or self.is_folder()
+
+    def entries(self) -> list[str]:
+        import obstore
+
+        def look() -> list[str]:
+            found = obstore.list_with_delimiter(self._client, self.key or None)
+            paths = [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
+            return sorted({path[len(self.key) :].strip("/") for path in paths} - {""})
+
+        return patiently(look, str(self))
+
+    def files(self) -> dict[str, Found]:
+        import obstore
+
+        def look() -> dict[str, Found]:
+            found = (one for batch in obstore.list(self._client, self.key or None) for one in batch)
+            return {one["path"][len(self.key) :].lstrip("/"): _found(one) for one in found}
+
+        return dict(sorted(patiently(look, str(self)).items()))
+
+    def names(self, pattern: str) -> list[str]:
+        depth = len(PurePosixPath(pattern).parts)
+        found = (PurePosixPath(name) for name in self.files())
+        return sorted(str(name) for name in found if len(name.parts) == depth and name.match(pattern))
+
+    def sizes(self, names: list[str]) -> list[int | None]:
+        found = self.files()
+        return [found[name].size if name in found else None for name in names]
+
+    def delete(self) -> None:
+        import obstore
+
+        def delete(key: str) -> None:
+            try:
+                patiently(lambda: obstore.delete(self._client, key), str(self))
+            except FileNotFoundError:
+                return
+
+        together(delete, [*(f"{self.key}/{name}" for name in self.files()), *([self.key] if self.key else [])])
+
+    # Files as paths of this machine
+
+    def fetch(self, name: str = "", size: int | None = None, sha256: str | None = None, entry: str = "") -> Path:
+        place = self / name
+        if size is None:
+            found = place.stat()
+            if found is None:
+                raise InputError("missing", place, _FIX)
+            size, entry = found.size, entry or _short(f"{place} {found}")
+        return cache.fetched(entry or _short(f"{self}"), name or self.name, size, lambda aside: place._download(aside, size, sha256))
+
+    def _download(self, aside: Path, size: int, sha256: str | None) -> None:
+        if size >= _LOGGED_FROM:
+            say(f"storage: fetching {self} ({in_words(size)}) into {cache.cache()}")
+        with open(aside, "wb") as sink:
+            try:
+                digest = self._stream(sink)
+            except FileNotFoundError:
+                raise InputError("missing", self, _FIX) from None
+            sink.flush()
+            os.fsync(sink.fileno())
+        if aside.stat().st_size != size or sha256 not in (None, digest):
+            raise InputError("is not the file that its manifest records", self, _FIX)
+
+    def _stream(self, sink: BinaryIO | None = None) -> str:
+        """Read the file into `sink`, from the start again where that breaks off, and return the sha256 of its bytes."""
+        import obstore
+
+        def get() -> str:
+            digest = hashlib.sha256()
+            if sink is not None:
+                sink.seek(0)
+                sink.truncate()
+            for chunk in obstore.get(self._client, self.key).stream(min_chunk_size=_CHUNK):
+                digest.update(chunk)
+                if sink is not None:
+                    sink.write(chunk)
+            return digest.hexdigest()
+
+        return patiently(get, str(self))
+
+    def local(self) -> Path:
+        """As `Place.local`. A folder with a manifest is checked by it; in messages the path ends in the folder's own name."""
+        found = self.files()
+        names = list(visible(found))
+        if not names:
+            if self.stat() is None:
+                raise InputError("no such file or folder", self, "check the path")
+            return self.fetch()
+        unsafe = next((name for name in names if not safe_name(name)), None)
+        if unsafe is not None:
+            raise InputError(f"holds a file of the name {unsafe!r}", self, "rename or remove it")
+        sums = self._sums(names)
+        entry = f"{_short(str([str(self), *((name, found[name].size, found[name].version) for name in names)]))}/{self.name}"
+        together(lambda name: self.fetch(name, found[name].size, sums.get(name), entry), names)
+        return cache.cache() / "files" / entry
+
+    def _sums(self, names: list[str]) -> dict[str, str]:
+        """The sha256 of those files that a manifest among them records."""
+        sums: dict[str, str] = {}
+        for name in (name for name in names if PurePosixPath(name).name == "manifest.json"):
+            try:
+                recorded = json.loads((self / name).read() or b"")["files"]
+                sums |= {str(PurePosixPath(name).parent / file["path"]): str(file["sha256"]) for file in recorded}
+            except (ValueError, TypeError, KeyError):  # another tool's manifest
+                continue
+        return sums
+
+    def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
+        cache.adopt(folder, entry, sizes)
+
+    def working(self, key: str) -> Path:
+        return cache.cache() / "work" / _short(f"{self}\n{key}")
+
+    def forget(self, key: str = "") -> None:
+        shutil.rmtree(self.working(key) if key else self._growing, ignore_errors=True)
+
+    @property
+    def _growing(self) -> Path:
+        return cache.cache() / "work" / self.scheme / self.bucket / self.key
+
+    def growing(self) -> Path:
+        self._growing.parent.mkdir(parents=True, exist_ok=True)
+        return self._growing
+
+    def sent(self) -> bytes | None:
+        return self.read() or b""
+
+    def send(self) -> None:
+        self._put(self._growing)
+
+    # Several processes
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with locked(cache.cache() / "work" / f"{_short(str(self))}.lock"):
+            yield
+
+    def hold(self) -> Lease:
+        return Lease(self)
+
+    def for_ray(self) -> dict[str, Any]:
+        return {"storage_path": f"{self.bucket}/{self.key}", "storage_filesystem": ray_filesystem(self.scheme, self.bucket)}
+
+    @property
+    def _client(self) -> Any:
+        return client(self.scheme, self.bucket)
+
+
+def _found(meta: Any) -> Found:
+    return Found(meta["size"], str(meta["e_tag"] or meta["version"] or meta["last_modified"]))
+
+
+def _version(meta: Any) -> UpdateVersion:
+    return {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}  # type: ignore[return-value]
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,144 @@
+"""The cache of this machine: files of buckets, in groups, bounded; those that were not used for the longest time are removed first.
+
+A file that a process has open or mapped may be removed: its bytes stay until the process lets go of it. One that was fetched in the
+last minutes stays even where the cache is full, as its reader may not have opened it yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from raydense.errors import InputError
+from raydense.storage.files import aside_of, locked
+
+DEFAULT_GB = 50.0
+STAYS_S = 300.0
+_TOUCHED_EVERY_S = 60.0  # writing the time of use changes the file's own times, which its checksum is remembered by
+_LOCKS = 64
+
+
+def cache() -> Path:
+    """The folder of this machine's cache: RAYDENSE_CACHE, or ~/.cache/raydense."""
+    return Path(os.environ.get("RAYDENSE_CACHE") or Path.home() / ".cache" / "raydense").absolute()
+
+
+def limit() -> int:
+    """The bytes that fetched files may take: RAYDENSE_CACHE_GB, or 50 GB."""
+    text = os.environ.get("RAYDENSE_CACHE_GB") or str(DEFAULT_GB)
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:
+        raise InputError(f"{text!r} is not a number of gigabytes", "RAYDENSE_CACHE_GB", f"give one, as {DEFAULT_GB:g}")
+    return int(limit * 1e9)
+
+
+def fetched(entry: str, name: str, size: int, download: Callable[[Path], None]) -> Path:
+    """The file `name` of the group `entry`; `download` writes it to the path that it is given where it is not there with `size` bytes.
+
+    Several processes may want the same: one fetches it, the others wait.
+    """
+    file = cache() / "files" / entry / name
+    if _used(file, size):
+        return file
+    number = int(hashlib.sha256(f"{entry}/{name}".encode()).hexdigest(), 16) % _LOCKS
+    with locked(cache() / "locks" / f"{number:02d}"):
+        if _used(file, size):
+            return file
+        limit()  # refused before anything is fetched
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = aside_of(file)
+        try:
+            download(aside)
+            with _removal(shared=True):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(aside, file)
+        finally:
+            aside.unlink(missing_ok=True)
+    trim()
+    return file
+
+
+def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
+    """Make a folder the group `entry`, where there is none yet and the folder has all files; else remove it."""
+    folder = cache() / "files" / entry
+    if made.is_dir() and not folder.exists() and all(_is_there(made / name, size) for name, size in sizes.items()):
+        for one in made.iterdir():
+            if one.name.startswith("."):
+                shutil.rmtree(one, ignore_errors=True)
+        with _removal(shared=True):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                os.rename(made, folder)
+        trim()
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def trim() -> None:
+    """Remove the files that were not used for the longest time, until the rest is within the limit."""
+    with _removal():
+        found = sorted(_files(cache() / "files"), key=lambda one: one[0])
+        surplus, now = sum(size for _, size, _ in found) - limit(), time.time()
+        for used, size, file in found:
+            if surplus <= 0 or now - used < STAYS_S:
+                return
+            file.unlink(missing_ok=True)
+            _remove_empty(file.parent)
+            surplus -= size
+
+
+def _files(root: Path) -> list[tuple[float, int, Path]]:
+    """When each file was last used, its size, and the file."""
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            file = Path(folder, name)
+            try:
+                known = file.stat()
+            except FileNotFoundError:
+                continue
+            if not name.endswith(".aside"):
+                found.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+    return found
+
+
+def _remove_empty(folder: Path) -> None:
+    while folder != cache() / "files":
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def _used(file: Path, size: int) -> bool:
+    """Whether the file is there, which is used from now on."""
+    if not _is_there(file, size):
+        return False
+    with _removal(shared=True):
+        try:
+            known = file.stat()
+            if time.time() - max(known.st_atime, known.st_mtime) > _TOUCHED_EVERY_S:
+                os.utime(file, ns=(time.time_ns(), known.st_mtime_ns))
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def _removal(shared: bool = False) -> AbstractContextManager[None]:
+    """Held while files are removed; shared by those who use some."""
+    return locked(cache() / "locks" / "removal", shared)
+
+
+def _is_there(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -1,0 +1,352 @@
+"""A draft: the output of a stage under work, which appears whole, and which continues after a kill.
+
+A stage opens a `Draft`, commits files to it one by one, and finishes it. Each committed file has a record in the work folder, written
+after it; `manifest.json` is written last, and makes the folder an artifact. In a bucket both are sent when they are whole, so that another
+machine continues from the records, and fetches a file only where a later step reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.runtime.progress import say
+from raydense.storage.artifact import FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
+from raydense.storage.digest import as_json, digest_of, write_json
+from raydense.storage.files import follow_umask, sha256_of
+from raydense.storage.lease import WRITER
+from raydense.storage.local_place import LOCK
+from raydense.storage.paths import safe_name
+from raydense.storage.place import Hold, Place, together
+
+BEGUN, COMMITS = "made_from.json", "commits"
+_OURS = {BEGUN, COMMITS, LOCK, WRITER}  # in a work folder in which nothing was made yet
+# The outputs that this process writes; the end of the process lets go of them.
+_HELD: dict[str, Hold] = {}
+_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
+
+
+class Draft:
+    """An output folder under work; picklable, so that workers commit to it too.
+
+    `folder` is where it is put together: the output itself, or, for one of a bucket, a folder of this machine's cache.
+    """
+
+    def __init__(self, place: Place, kind: str, made_from: dict[str, Any]) -> None:
+        self.place, self.kind, self.made_from = place, kind, made_from
+        self.folder = place.working(digest_of(made_from))
+        self.done: Artifact | None = None
+        self._host = socket.gethostname()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker may have another working directory, and another machine's cache
+        return {**self.__dict__, "place": self.located, "folder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.folder = self.place.working(digest_of(self.made_from))
+
+    @classmethod
+    def open(cls, output: str | os.PathLike[str], kind: str, made_from: dict[str, Any]) -> Draft:
+        """Start, continue or find finished (`draft.done`) the output of a stage. Damaged files of it are dropped, to be made again.
+
+        `made_from` is JSON: the stage, its settings, its inputs' fingerprints. InputError when the folder holds something
+        made from something else, or when another process is writing in it.
+        """
+        draft = cls(Place.of(output), kind, json.loads(json.dumps(made_from)))
+        manifest = read_manifest(draft.place)
+        if manifest is not None:
+            draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
+            damaged = Artifact(draft.place, manifest).damaged()
+            if not damaged:
+                (draft.place / WORK).delete()  # where its maker was killed on its last lines
+                draft.done = Artifact.open(draft.place, kind)
+                return draft
+            draft._begin()
+            draft._reopen(manifest, damaged)
+            return draft
+        begun = begun_from(draft.place)
+        if begun is not None:
+            draft._refuse_other(begun)
+        elif draft.place.stat() is not None or any(name != WORK for name in draft.place.entries()):
+            raise InputError("exists and is not an artifact of raydense", draft.place, "give another --output")
+        draft._begin()
+        if begun is None:
+            draft.place.forget(digest_of(draft.made_from))  # of an earlier output of the same name
+            draft._mark()
+        draft._send_left()
+        draft._drop_damaged()
+        return draft
+
+    def _begin(self) -> None:
+        """Take the right to write here."""
+        (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
+        self.close()  # a stage that failed in this process may be run again in it
+        _HELD[self.place.located] = (self.place / WORK).hold()
+
+    def _mark(self) -> None:
+        (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
+        (self.place / WORK / BEGUN).write_text(as_json(self.made_from))
+
+    def _reopen(self, manifest: dict[str, Any], damaged: list[File]) -> None:
+        """Make the draft again that an artifact was before it was finished, without its damaged files."""
+        _log_damaged(self.place, damaged)
+        self._mark()
+        names = {file.path for file in damaged}
+        for file in (File(**one) for one in manifest["files"] if one["path"] not in names):
+            self._record(file).write_text(as_json(asdict(file)))
+        (self.place / MANIFEST).delete()
+
+    def close(self) -> None:
+        """Let another process write here; the end of this one does the same."""
+        hold = _HELD.pop(self.place.located, None)
+        if hold is not None:
+            hold.release()
+
+    def discard(self) -> None:
+        """Remove the output, with all that was committed."""
+        self.close()
+        self.place.delete()
+        self.place.forget(digest_of(self.made_from))
+
+    def _refuse_other(self, there: dict[str, Any]) -> None:
+        differing = differences(there, self.made_from)
+        if differing:
+            raise InputError(f"was made from something else ({differing})", self.place, "give another --output, or delete this folder")
+
+    @property
+    def work(self) -> Path:
+        """A folder of this machine for what is not finished, as spills; gone when the artifact is finished."""
+        return self.folder / WORK
+
+    @property
+    def shared(self) -> Place:
+        """As `work`, but where every machine that works on the artifact reaches it: a folder that all of them mount, or of the bucket.
+
+        A training leaves there what its workers share: checkpoints, weights, history.
+        """
+        return self.located / WORK
+
+    @property
+    def located(self) -> Place:
+        """As `place`, for a process in another working directory, or on another machine."""
+        return Place.of(self.place.located)
+
+    def _record(self, file: str | File) -> Place:
+        return self.place / WORK / COMMITS / record_name(file if isinstance(file, str) else file.path)
+
+    def _records(self) -> list[File]:
+        commits = self.place / WORK / COMMITS
+        return [self._recorded(record) for record in together(lambda name: (commits / name).read(), commits.names("*.json")) if record]
+
+    def _recorded(self, record: bytes) -> File:
+        """The file of a record. InputError where that names one outside of the output: anybody may have written it."""
+        file = File(**json.loads(record))
+        if not safe_name(file.path):
+            raise InputError("a record of it names a file outside its folder", self.place, "delete the folder and make it again")
+        return file
+
+    def committed(self) -> dict[str, File]:
+        """The files committed so far, by path."""
+        return {file.path: file for file in self._records()}
+
+    def _send_left(self) -> None:
+        """Send what this machine had committed when it was stopped on the way to a bucket, if it is still what was committed."""
+        there = set((self.place / WORK / COMMITS).names("*.json"))
+        for record in sorted((self.work / COMMITS).glob("*.json")):
+            if record.name not in there:
+                file = File(**json.loads(record.read_text()))
+                made = self.folder / file.path
+                if made.is_file() and made.stat().st_size == file.bytes and sha256_of(made) == file.sha256:
+                    self._publish(file)
+
+    def _drop_damaged(self) -> None:
+        """Forget the committed files that are missing, of another size, or, in a folder, of another checksum: they are made again."""
+        files = self._records()
+        sizes = self.place.sizes([file.path for file in files]) if files else []
+        damaged = [file for file, size in zip(files, sizes, strict=True) if size != file.bytes or not self._same(file)]
+        if damaged:
+            _log_damaged(self.place, damaged)
+        for file in damaged:
+            self._record(file).delete()
+            (self.work / COMMITS / record_name(file.path)).unlink(missing_ok=True)
+
+    def _same(self, file: File) -> bool:
+        return self.place.durable or (self.place / file.path).sha256() == file.sha256
+
+    def commit(self, path: str, write: Callable[[Path], object], rows: int, **note: Any) -> File:
+        """Write one file of the artifact: `write` gets a path aside; the file appears under its own name only when whole."""
+        with self._aside() as aside:
+            write(aside / Path(path).name)
+            return self._place(aside / Path(path).name, path, rows, note)
+
+    def commit_tree(self, write: Callable[[Path], object]) -> list[File]:
+        """Write several files that belong together (a model): `write` gets an empty folder, and all that it holds is committed."""
+        with self._aside() as aside:
+            write(aside)
+            inner = sorted(p for p in aside.rglob("*") if p.is_file())
+            return [self._place(p, str(p.relative_to(aside)), 0, {}) for p in inner]
+
+    def read(self, path: str) -> Path:
+        """A file that was committed, on whichever machine: its path on this one."""
+        content = self._record(path).read()
+        if content is None:
+            raise InputError("was not committed", self.place / path, "delete the folder and make it again")
+        file, here, own = self._recorded(content), self.folder / path, self.work / COMMITS / record_name(path)
+        if here.is_file() and own.is_file() and File(**json.loads(own.read_text())).sha256 == file.sha256:
+            return here
+        return self.place.fetch(path, file.bytes, file.sha256, file.sha256)
+
+    def keep(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write one file of the work folder, for a later step of the stage: it appears under its name only when whole."""
+        with self._aside() as aside:
+            write(aside / name)
+            follow_umask(aside / name)
+            os.replace(aside / name, self.work / name)
+        (self.place / WORK / name).publish(self.work / name)
+
+    def kept(self, name: str) -> Path | None:
+        """What `keep` wrote, on whichever machine: its path on this one, or None where it was not written."""
+        found, here = (self.place / WORK / name).stat(), self.work / name
+        if found is None:
+            return None
+        return here if here.is_file() and here.stat().st_size == found.size else (self.place / WORK / name).fetch()
+
+    @contextmanager
+    def _aside(self) -> Iterator[Path]:
+        aside = self.work / f"aside-{uuid.uuid4().hex}"
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _place(self, aside: Path, path: str, rows: int, note: dict[str, Any]) -> File:
+        follow_umask(aside)
+        with open(aside, "rb") as stream:
+            os.fsync(stream.fileno())
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        file = File(path, rows, aside.stat().st_size, digest, note)
+        target, record = self.folder / path, self.work / COMMITS / record_name(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(aside, target)
+        write_json(record, asdict(file))
+        self._publish(file)
+        return file
+
+    def _publish(self, file: File) -> None:
+        here = socket.gethostname() == self._host  # on another machine nothing reads it again
+        (self.place / file.path).publish(self.folder / file.path, keep=here)
+        self._record(file).publish(self.work / COMMITS / record_name(file.path))
+
+    def finish(self, rows: int, **summary: Any) -> Artifact:
+        """Write the manifest of what was committed: from here on the folder is an artifact, and its work folder is gone.
+
+        InputError where another process took the output over, or finished it.
+        """
+        hold = _HELD.get(self.place.located)
+        if hold is not None:
+            hold.confirm()
+        manifest = self._manifest(rows, summary)
+        write_json(self.work / MANIFEST, manifest)
+        try:
+            (self.place / MANIFEST).publish(self.work / MANIFEST, new=True)
+        except FileExistsError:
+            fix = "run the same command again: it finds the output finished, or says what differs"
+            raise InputError("another process has finished this output", self.place, fix) from None
+        self.close()
+        (self.place / WORK).delete()
+        self.place.adopt(self.folder, manifest["fingerprint"], {file["path"]: file["bytes"] for file in manifest["files"]})
+        return Artifact.open(self.place, self.kind)
+
+    def _manifest(self, rows: int, summary: dict[str, Any]) -> dict[str, Any]:
+        files = [asdict(f) for _, f in sorted(self.committed().items())]
+        return {
+            "kind": self.kind,
+            "format_version": FORMAT_VERSION,
+            "rows": rows,
+            "fingerprint": fingerprint_of_files(self.kind, self.made_from, files),
+            "made_from": self.made_from,
+            "summary": summary,
+            "files": files,
+            "versions": versions(),
+        }
+
+
+def record_name(path: str) -> str:
+    """The name of the record of a commit."""
+    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}.json"
+
+
+def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What unfinished work in a folder is made from; None where nothing was made yet, as by a stage that refused its input."""
+    place = Place.of(output)
+    begun = (place / WORK / BEGUN).read()
+    return json.loads(begun) if begun is not None and _made_something(place) else None
+
+
+def _made_something(place: Place) -> bool:
+    work = place / WORK
+    return set(place.entries()) != {WORK} or not set(work.entries()) <= _OURS or bool((work / COMMITS).entries())
+
+
+def commits_in(output: str | os.PathLike[str]) -> int:
+    """How many files unfinished work in a folder has committed."""
+    return len((Place.of(output) / WORK / COMMITS).names("*.json"))
+
+
+def discard_untouched(output: str | os.PathLike[str]) -> None:
+    """Remove an output that this process began and put nothing into, as where its inputs were refused after it was opened."""
+    place = Place.of(output)
+    begun = (place / WORK / BEGUN).read() if place.located in _HELD else None
+    if begun is None or _made_something(place):
+        return
+    draft = Draft(place, "", json.loads(begun))
+    if set(os.listdir(draft.work)) <= _OURS and not os.listdir(draft.work / COMMITS):
+        draft.discard()
+
+
+def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
+    """What differs between two `made_from`, as `key: there -> here`, or the empty string."""
+    found = []
+    for key in sorted(there.keys() | here.keys()):
+        a, b = there.get(key), here.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found.append(differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            found.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
+    return ", ".join(f for f in found if f)
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that shape an artifact."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _log_damaged(place: Place, damaged: list[File]) -> None:
+    names = ", ".join(file.path for file in damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+    say(f"storage: {place}: {names} missing or damaged: made again, the other files stay")
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

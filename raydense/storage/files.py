@@ -1,0 +1,61 @@
+"""Files of this machine: written whole, locked, hashed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+
+def aside_of(file: Path, folder: Path | None = None) -> Path:
+    """A new name in the folder of `file`, or in `folder`, under which it is written until it is whole."""
+    return (folder or file.parent) / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
+
+
+def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> None:
+    """Write a small file: readers see the old one or the new one. It is written in `aside_in`, or in the folder of `file`, and renamed."""
+    aside = aside_of(file, aside_in)
+    try:
+        with open(aside, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def follow_umask(file: Path) -> None:
+    """Give a file the permissions of any new file next to it: some libraries, as safetensors, make files that only their owner can read."""
+    fresh = aside_of(file)
+    fresh.touch()
+    try:
+        os.chmod(file, fresh.stat().st_mode & 0o777)
+    finally:
+        fresh.unlink()
+
+
+@contextmanager
+def locked(file: Path, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file: one process of this machine at a time, or several that share it. The end of a process releases it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+
+
+def sha256_of(file: Path) -> str:
+    """The sha256 of a file's bytes. A process reads a file once as long as its size and times stay as they are."""
+    known = file.stat()
+    return _sha256(file.absolute(), known.st_size, known.st_mtime_ns, known.st_ctime_ns)
+
+
+@lru_cache(maxsize=4_096)
+def _sha256(file: Path, size: int, written: int, changed: int) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,175 @@
+"""A file or folder of this machine, or one that several machines mount."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.storage.files import aside_of, follow_umask, locked, sha256_of, write_whole
+from raydense.storage.place import Found, Place
+
+LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class LocalPlace(Place, schemes=("",)):
+    """A path. Files appear by renaming."""
+
+    path: Path
+    look_every_s = 0.1
+    everywhere = False
+    durable = False
+
+    @classmethod
+    def at(cls, text: str) -> LocalPlace:
+        return cls(Path(text))
+
+    def __truediv__(self, name: str) -> LocalPlace:
+        return LocalPlace(self.path / name)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    __str__ = __fspath__
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def located(self) -> str:
+        return os.path.abspath(self.path)
+
+    def stat(self) -> Found | None:
+        return _found(self.path) if self.path.is_file() else None
+
+    def read(self) -> bytes | None:
+        try:
+            return self.path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def tail(self, offset: int) -> tuple[int, bytes]:
+        try:
+            with open(self.path, "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                begin = offset if size >= offset else 0
+                stream.seek(begin)
+                return begin, stream.read(size - begin)
+        except FileNotFoundError:
+            return 0, b""
+
+    def write(self, content: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, content)
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        aside = aside_of(self.path)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            if aside.is_file():
+                follow_umask(aside)
+            os.replace(aside, self.path)
+        finally:
+            LocalPlace(aside).delete()
+
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
+        if file != self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, self.path)
+
+    def sha256(self) -> str:
+        return sha256_of(self.path)
+
+    def is_folder(self) -> bool:
+        return self.path.is_dir()
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def entries(self) -> list[str]:
+        return sorted(one.name for one in self.path.iterdir()) if self.path.is_dir() else []
+
+    def files(self) -> dict[str, Found]:
+        return {file.relative_to(self.path).as_posix(): _found(file) for file in sorted(self.path.rglob("*")) if file.is_file()}
+
+    def names(self, pattern: str) -> list[str]:
+        return sorted(file.relative_to(self.path).as_posix() for file in self.path.glob(pattern) if file.is_file())
+
+    def sizes(self, names: list[str]) -> list[int | None]:
+        return [found.size if (found := (self / name).stat()) else None for name in names]
+
+    def delete(self) -> None:
+        if self.path.is_dir():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def fetch(self, name: str = "", size: int | None = None, sha256: str | None = None, entry: str = "") -> Path:
+        return self.path / name
+
+    def local(self) -> Path:
+        return self.path
+
+    def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
+        return
+
+    def working(self, key: str) -> Path:
+        return self.path
+
+    def forget(self, key: str = "") -> None:
+        return
+
+    def growing(self) -> Path:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+    def sent(self) -> bytes | None:
+        return None
+
+    def send(self) -> None:
+        return
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with locked(self.path.with_name(f"{self.path.name}.{LOCK}")):
+            yield
+
+    def hold(self) -> FileLock:
+        return FileLock(self)
+
+    def for_ray(self) -> dict[str, Any]:
+        return {"storage_path": str(self.path)}
+
+
+class FileLock:
+    """A lock file in the work folder of an output; the end of the process releases it."""
+
+    def __init__(self, work: LocalPlace) -> None:
+        self._descriptor = os.open(work.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            fix = "wait for it, or give another --output"
+            raise InputError("another process is writing here", work.path.parent, fix) from None
+
+    def confirm(self) -> None:
+        return
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _found(file: Path) -> Found:
+    known = file.stat()
+    return Found(known.st_size, str(known.st_mtime_ns))

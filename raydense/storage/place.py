@@ -1,0 +1,228 @@
+"""Where bytes lie: a file or folder of this machine, or of a bucket. What uses a `Place` never asks which of them it is."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+from raydense.storage.paths import checked
+
+_AT_ONCE = 8
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file: its size in bytes, and what changes when it is written again."""
+
+    size: int
+    version: str
+
+
+class Hold(Protocol):
+    """The right of one process to write an output."""
+
+    def confirm(self) -> None:
+        """Raise InputError where another process has taken the output over."""
+
+    def release(self) -> None:
+        """Let another process write."""
+
+
+class Place(os.PathLike[str]):
+    """A file or folder, which need not be there. `Place.of(text)` gives the one that a path or `s3://bucket/path` names.
+
+    As text, and wherever a path is wanted, it is what it was made from.
+    """
+
+    look_every_s: ClassVar[float]
+    """How often a process that waits for a file looks for it."""
+    everywhere: ClassVar[bool]
+    """Whether every machine reaches it under this name."""
+    durable: ClassVar[bool]
+    """Whether what holds it guards its bytes against damage, so that sizes are check enough."""
+    _of_scheme: ClassVar[dict[str, type[Place]]] = {}
+
+    def __init_subclass__(cls, schemes: Iterable[str] = (), **given: Any) -> None:
+        super().__init_subclass__(**given)
+        Place._of_scheme |= dict.fromkeys(schemes, cls)
+
+    @staticmethod
+    def of(path: str | os.PathLike[str]) -> Place:
+        """The place that `path` names; InputError as `checked`."""
+        if isinstance(path, Place):
+            return path
+        text = checked(os.fspath(path))
+        scheme, found, _ = text.partition("://")
+        known = Place._of_scheme
+        return (known[scheme] if found and scheme in known else known[""]).at(text)
+
+    @classmethod
+    @abstractmethod
+    def at(cls, text: str) -> Self:
+        """The place of a text that `checked` has passed."""
+
+    @abstractmethod
+    def __truediv__(self, name: str) -> Self:
+        """What lies in it under a name, or a path of names with slashes."""
+
+    @abstractmethod
+    def __fspath__(self) -> str: ...
+
+    def __str__(self) -> str:
+        return self.__fspath__()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The last part of its path."""
+
+    @property
+    @abstractmethod
+    def located(self) -> str:
+        """Its name for a process in another working directory."""
+
+    # A file
+
+    @abstractmethod
+    def stat(self) -> Found | None:
+        """The file; None where there is none."""
+
+    @abstractmethod
+    def read(self) -> bytes | None:
+        """The bytes of a small file; None where there is none."""
+
+    @abstractmethod
+    def tail(self, offset: int) -> tuple[int, bytes]:
+        """What a growing file holds from `offset` on, and that offset; all of it, and 0, where it is shorter by now."""
+
+    @abstractmethod
+    def write(self, content: bytes) -> None:
+        """Write a small file and the folders above it: readers see the old one or the new one."""
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[Path]:
+        """A path of this machine to write at, a file or a folder, which appears here when the block ends without an exception.
+
+        A folder appears in a bucket file after file."""
+
+    @abstractmethod
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
+        """Let a whole file of this machine appear here. With `new`, FileExistsError where a file with other bytes is there.
+
+        In a bucket `file` stays where it is with `keep`; in a folder it is moved here.
+        """
+
+    @abstractmethod
+    def sha256(self) -> str:
+        """The sha256 of the file's bytes, read anew; FileNotFoundError where there is none."""
+
+    # A folder
+
+    @abstractmethod
+    def is_folder(self) -> bool:
+        """Whether it is a folder: in a bucket, whether anything lies below."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is a file or folder."""
+
+    @abstractmethod
+    def entries(self) -> list[str]:
+        """The names of the files and folders that lie directly in it, sorted; none where it is no folder."""
+
+    @abstractmethod
+    def files(self) -> dict[str, Found]:
+        """The files below it, at any depth, by their path from it."""
+
+    @abstractmethod
+    def names(self, pattern: str) -> list[str]:
+        """The files below it whose paths match, as `run/*/state.json`, sorted."""
+
+    @abstractmethod
+    def sizes(self, names: list[str]) -> list[int | None]:
+        """The bytes of each of these files; None for one that is not there."""
+
+    @abstractmethod
+    def delete(self) -> None:
+        """Delete the file, or the folder with all that lies in it; neither need be there."""
+
+    # Files as paths of this machine, for what is mapped into memory or read by other libraries
+
+    @abstractmethod
+    def fetch(self, name: str = "", size: int | None = None, sha256: str | None = None, entry: str = "") -> Path:
+        """The path on this machine of the file, or of the file `name` in it; of a bucket's, in the cache, where it stays as long as it is used.
+
+        `size` and `sha256` are what its manifest records, and `entry` its group in the cache. InputError where it is missing or another.
+        """
+
+    @abstractmethod
+    def local(self) -> Path:
+        """The path on this machine of the file, or of the folder with all files in it. InputError where a bucket has nothing there."""
+
+    @abstractmethod
+    def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
+        """Make the folder where an output was put together the group `entry` of the cache, so that it need not be fetched."""
+
+    @abstractmethod
+    def working(self, key: str) -> Path:
+        """The folder of this machine where an output is put together: itself, or for a bucket one that `key` tells from others."""
+
+    @abstractmethod
+    def forget(self, key: str = "") -> None:
+        """Remove what this machine put together for a bucket: `working(key)`, or what `growing` gave for all that lies in it."""
+
+    @abstractmethod
+    def growing(self) -> Path:
+        """The path on this machine of a file to append to, which need not be there yet; `send` lets others see what it holds."""
+
+    @abstractmethod
+    def sent(self) -> bytes | None:
+        """What others see of a file that grows; None where that is the file itself."""
+
+    @abstractmethod
+    def send(self) -> None:
+        """Let others see what a file that grows holds by now."""
+
+    # Several processes
+
+    @abstractmethod
+    def lock(self) -> AbstractContextManager[None]:
+        """One process of this machine at a time; the end of a process releases it."""
+
+    @abstractmethod
+    def hold(self) -> Hold:
+        """The right to write the output here, of one process on any machine; InputError where another one has it."""
+
+    @abstractmethod
+    def for_ray(self) -> dict[str, Any]:
+        """The folder as Ray Train takes it."""
+
+    # Text
+
+    def read_text(self) -> str | None:
+        """The text of a small file; None where there is none."""
+        content = self.read()
+        return None if content is None else content.decode()
+
+    def write_text(self, text: str) -> None:
+        """Write a small file of text, as `write`."""
+        self.write(text.encode())
+
+
+def together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `work` returns for each item, several at once, in their order."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, items))
+
+
+def visible(names: Iterable[str]) -> Iterator[str]:
+    """The paths that are not hidden and lie in no hidden folder."""
+    return (name for name in names if not any(part.startswith(".") for part in name.split("/")))

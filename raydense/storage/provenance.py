@@ -1,0 +1,107 @@
+"""What an output is made from: the fingerprints of inputs, and the check that they are still the same where they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.storage.artifact import MANIFEST, Artifact, read_manifest, replaced
+from raydense.storage.digest import digest_of
+from raydense.storage.files import sha256_of
+from raydense.storage.paths import named
+from raydense.storage.place import Place
+
+_MODELS = ("model", "joint")
+
+
+def fingerprint_of(path: str | os.PathLike[str]) -> str:
+    """What identifies an input: the fingerprint of an artifact, else a digest of the bytes of the file or of the folder's files.
+
+    InputError on a model of ours whose files are not those that it was finished with: other tools write weights in place.
+    """
+    place = Place.of(path)
+    if read_manifest(place) is not None:
+        found = Artifact.open(place)
+        if not place.durable:
+            _refuse_rewritten(found)
+        return found.fingerprint
+    source = place.local()
+    if source.is_dir():
+        files = sorted(_files_in(source, frozenset()))
+    elif source.is_file():
+        files = [source]
+    else:
+        raise InputError("no such file or folder", place, "check the path")
+    return digest_of([[str(file.relative_to(source)), sha256_of(file)] for file in files])
+
+
+def check_unchanged(path: str | os.PathLike[str], fingerprint: str) -> None:
+    """Raise InputError unless `path` (an artifact, or any file or folder) still has the fingerprint that a stage began with.
+
+    An actor calls it after it has loaded a model: what was loaded is then what the stage was asked for. A file that a process has
+    hashed once is not read again while its size and times stay as they are.
+    """
+    now = fingerprint_of(path)
+    if now != fingerprint:
+        raise replaced(Place.of(path), fingerprint, now)
+
+
+def _refuse_rewritten(found: Artifact) -> None:
+    for file in found.files if found.kind in _MODELS else ():
+        if (found.place / file.path).sha256() != file.sha256:
+            fix = f"make the model again; or remove its {MANIFEST}, if it is to be used as a model from elsewhere"
+            raise InputError("was written to after raydense made it", found.place / file.path, fix)
+
+
+def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The files in a folder at any depth, hidden ones left out; links to folders are followed, but not back to one `above`."""
+    above |= {folder.resolve()}
+    for path in folder.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            yield path
+        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above:
+            yield from _files_in(path, above)
+
+
+def provenance(stage: str, settings: Any) -> dict[str, Any]:
+    """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
+
+    Inputs that are lists have names, which the output shows: these belong to it. Raises InputError where an input is missing,
+    unfinished, or of another kind than its setting says.
+    """
+    inputs: dict[str, Any] = {}
+    names: list[str] = []
+    for key, kind in settings.inputs().items():
+        value = settings.value_of(key)
+        if isinstance(value, list):
+            pairs = [named_folder(item) for item in value]
+            inputs[key] = [_input_fingerprint(folder, kind) for _, folder in pairs]
+            names += [name for name, _ in pairs]
+        elif value is not None:
+            inputs[key] = _input_fingerprint(value, kind)
+    return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | ({"names": names} if names else {})
+
+
+def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:
+    """As `provenance`, with what `settings` leave open (`left_open`) as `there` has it, which is what an output was made from."""
+    made_from = provenance(stage, settings)
+    for part in ("settings", "inputs"):
+        made_from[part] |= {key: value for key, value in there.get(part, {}).items() if key in settings.left_open()}
+    return made_from
+
+
+def named_folder(item: str) -> tuple[str, str]:
+    """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
+    name, folder = named(item)
+    return name or Place.of(folder).name, folder
+
+
+def _input_fingerprint(value: str, kind: str) -> str:
+    if kind == "model":
+        return value if value == "tiny" else fingerprint_of(value)
+    if kind == "source":
+        return fingerprint_of(value) if Place.of(value).exists() else value
+    return Artifact.open(value, kind).fingerprint
