@@ -61,15 +61,15 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     assert isinstance(settings, TrainSettings)
     begun, work = time.monotonic(), generations.work(number)
     step = generations.made_of(number)
-    model = _retriever(settings, str(start), generations, number, work.at("retriever"))
+    model = _retriever(settings, str(start), generations, number, work / "retriever")
     corpus, queries = settings.corpus, settings.queries
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
-    known = _positives(settings, before, number, work.at("positives"))
+    known = _positives(settings, before, number, work / "positives")
     beside = generations.behind > 0
     spread = {"background": beside, "gpus_per_actor": settings.gpus_per_worker}
-    vectors = encode(EncodeSettings.read({"output": work.at("vectors"), "model": model, "corpus": corpus, **spread}))
+    vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
-    dense = index(IndexSettings.read({"output": work.at("index"), "embeddings": vectors, **shape}))
+    dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
     asked |= {"background": True, "threads": 1} if beside else {}
     found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
@@ -77,7 +77,7 @@ def make_generation(settings: Training, start: str | Path, generations: Generati
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
     if settings.refresh_only_changed and number > 1:
         earlier = Artifact.open(generations.run(number - 1), "run")
-        drawn_from = changed(found, earlier, work.at("changed"))
+        drawn_from = changed(found, earlier, work / "changed")
         stands = standing(examples, found, earlier, store)
     mined = _negatives(settings, drawn_from, known, number, work / "negatives", beside) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))

@@ -48,7 +48,7 @@ class BucketPlace(Place, schemes=BUCKETS):
     durable = True
 
     @classmethod
-    def at(cls, text: str) -> BucketPlace:
+    def parse(cls, text: str) -> BucketPlace:
         scheme, _, path = text.partition("://")
         bucket, _, key = path.partition("/")
         return cls(scheme, bucket, key)

@@ -28,7 +28,7 @@ class LocalPlace(Place, schemes=("",)):
     durable = False
 
     @classmethod
-    def at(cls, text: str) -> LocalPlace:
+    def parse(cls, text: str) -> LocalPlace:
         return cls(Path(text))
 
     def __truediv__(self, name: str) -> LocalPlace:

@@ -62,11 +62,11 @@ class Place(os.PathLike[str]):
         text = checked(os.fspath(path))
         scheme, found, _ = text.partition("://")
         known = Place._of_scheme
-        return (known[scheme] if found and scheme in known else known[""]).at(text)
+        return (known[scheme] if found and scheme in known else known[""]).parse(text)
 
     @classmethod
     @abstractmethod
-    def at(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """The place of a text that `checked` has passed."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.runtime import session as ray_session
 from raydense.runtime import waiting
-from raydense.storage import Artifact
+from raydense.storage import Artifact, Place
 from raydense.training import capacity as room
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
@@ -151,7 +151,7 @@ def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, 
     killed: list[tuple[int, int]] = []
 
     def kill() -> None:
-        follower, step = Follower(tmp_path / "model/.work/history.jsonl"), 0
+        follower, step = Follower(Place.of(tmp_path / "model/.work/history.jsonl")), 0
         for at in moments:
             while step < at:
                 step = max([step, *(line["step"] for line in follower.new_lines())])

@@ -38,7 +38,7 @@ def given(data: TrainingData, output: Place) -> dict[str, object]:
 
 def until(step: int, driver: subprocess.Popen[bytes], log: Path) -> None:
     """Until so many steps are done, as another machine sees it."""
-    follower, done, end = Follower(f"{OUTPUT}/.work/{HISTORY}"), 0, time.monotonic() + 300
+    follower, done, end = Follower(Place.of(f"{OUTPUT}/.work/{HISTORY}")), 0, time.monotonic() + 300
     while done < step:
         assert driver.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()

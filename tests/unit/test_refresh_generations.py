@@ -17,7 +17,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.refresh.refresh import _positives, _renewed, train
-from raydense.storage import Artifact, Draft
+from raydense.storage import Artifact, Draft, Place
 from raydense.training.batches import Examples, Ragged, Sampler
 from raydense.training.generations import Generations
 from raydense.training.settings import TrainSettings
@@ -25,7 +25,7 @@ from raydense.training.settings import TrainSettings
 
 @given(steps=st.integers(1, 300), every=st.integers(1, 80), behind=st.integers(0, 1))
 def test_generations_come_in_order_and_are_as_old_as_their_mode_allows(steps: int, every: int, behind: int) -> None:
-    generations = Generations(Path("out"), steps, every, behind)
+    generations = Generations(Place.of("out"), steps, every, behind)
     at = [generations.at(step) for step in range(steps)]
     assert at[0] == 0
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(at))
@@ -135,16 +135,16 @@ def test_a_training_that_ends_before_it_would_learn_from_new_negatives_is_refuse
     examples = Examples(np.arange(64), Ragged(np.arange(64), np.arange(65)), Ragged(np.arange(64), np.arange(65)))
     settings = settings_of(data, refresh_mode=mode)
     with pytest.raises(InputError, match=f"{steps} steps end before new negatives would be learned from, at step {first} in mode {mode}"):
-        Generations.of(settings, Sampler(examples, settings), steps, Path("out"))
-    assert Generations.of(settings, Sampler(examples, settings), steps + 1, Path("out")).last == 1
+        Generations.of(settings, Sampler(examples, settings), steps, Place.of("out"))
+    assert Generations.of(settings, Sampler(examples, settings), steps + 1, Place.of("out")).last == 1
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_what_a_kill_left_of_generations_that_are_made_goes(tmp_path: Path, keeps: bool) -> None:
-    generations = Generations(tmp_path, 20, 5, keeps_run=keeps)
+    generations = Generations(Place.of(tmp_path), 20, 5, keeps_run=keeps)
     for number in (1, 2):
         for phase in ("run", "vectors"):
-            Path(generations.work(number).at(phase)).mkdir(parents=True)
+            Path(generations.work(number) / phase).mkdir(parents=True)
         generations.weights(number).touch()
         Draft.open(generations.examples(number), "examples", {}).finish(0)
     generations.begin()
