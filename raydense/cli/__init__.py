@@ -30,7 +30,7 @@ from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
 from raydense.runtime.progress import duration, say
-from raydense.storage import Place, named_folder
+from raydense.storage import Place, named_folder, verify_all
 
 
 def _verb_command(name: str, verb: Verb) -> click.Command:
@@ -257,6 +257,23 @@ def doctor_command(as_json: bool) -> None:
         print(json.dumps({"findings": [finding.__dict__ for finding in findings]}))
     if any(finding.state == "fault" for finding in findings):
         sys.exit(1)
+
+
+@app.command("verify")
+@click.argument("folder")
+def verify_command(folder: str) -> None:
+    """Read the checksums of every artifact in FOLDER (an output of a stage, or of a recipe); exit code 1 if a file is damaged."""
+    files = 0
+    damaged = False
+    for artifact, file, wrong in verify_all(folder):
+        files += 1
+        if wrong:
+            damaged = True
+            fix = "run" if wrong == "missing" else "delete it, and run"
+            print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes this file anew", flush=True)
+    if damaged:
+        sys.exit(1)
+    print(f"verify: {folder}: {files:,} files are as they were written")
 
 
 for _name, _verb in VERBS.items():

@@ -1,6 +1,6 @@
 """Places where bytes lie, and the artifacts that stages hand to each other."""
 
-from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, read_manifest, verify
+from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, read_manifest, verify, verify_all
 from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
 from raydense.storage.draft import Draft, begun_from, commits_in, differences, discard_untouched, versions
@@ -35,6 +35,7 @@ __all__ = [
     "read_manifest",
     "safe_name",
     "verify",
+    "verify_all",
     "versions",
     "write_json",
     "write_whole",

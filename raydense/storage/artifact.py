@@ -140,20 +140,32 @@ class Artifact:
         return [File(**file) for file in self.manifest["files"]]
 
 
-def verify(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
-    """Read every file of the artifact at `path`, and yield the path of each damaged one and what is wrong with it."""
-    place = Place.of(path)
-    manifest = read_manifest(place)
-    if manifest is None:
-        raise _no_artifact(place, "an artifact folder")
-    files = [File(**file) for file in manifest["files"]]
-    for file, size in zip(files, place.sizes([file.path for file in files]), strict=True):
-        if size is None:
-            yield file.path, "missing"
-        elif size != file.bytes:
-            yield file.path, f"holds {size:,} bytes, not {file.bytes:,}"
-        elif (place / file.path).sha256() != file.sha256:
-            yield file.path, "holds other bytes than were written (sha256)"
+def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str]]:
+    """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or ""."""
+    root = Place.of(folder)
+    places = [root / name.removesuffix(MANIFEST).rstrip("/") for name in root.files() if name.rpartition("/")[2] == MANIFEST]
+    found = [(place, manifest) for place in places if (manifest := read_manifest(place)) is not None]
+    if not found:
+        raise _no_artifact(root, "an artifact folder, or one with artifacts in it")
+    for place, manifest in found:
+        files = [File(**file) for file in manifest["files"]]
+        for file, size in zip(files, place.sizes([file.path for file in files]), strict=True):
+            yield place, file.path, _wrong(place, file, size)
+
+
+def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """The path of each damaged file at and below `folder`, and what is wrong with it."""
+    return [(file, wrong) for _, file, wrong in verify_all(folder) if wrong]
+
+
+def _wrong(place: Place, file: File, size: int | None) -> str:
+    if not safe_name(file.path):
+        return "lies outside its folder"
+    if size is None:
+        return "missing"
+    if size != file.bytes:
+        return f"holds {size:,} bytes, not {file.bytes:,}"
+    return "" if (place / file.path).sha256() == file.sha256 else "holds other bytes than were written (sha256)"
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -22,7 +24,9 @@ from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.retrieval.settings import SearchSettings
-from raydense.storage import Artifact, Draft, Place, bucket, checked, fingerprint_of, named, named_folder
+from raydense.storage import Artifact, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folder, verify
+from raydense.storage.credentials import profile_options
+from raydense.storage.lease import Lease
 from tests.s3_server import BUCKET, environment, proxy
 
 ROOT = f"s3://{BUCKET}"
@@ -318,3 +322,135 @@ def test_what_no_trying_fixes_is_reported_at_once(store: str) -> None:
         Artifact.open(f"{store}/nothing")
     with pytest.raises(InputError, match="check the path"):
         Place.of(f"{store}/nothing").local()
+
+
+def test_a_look_at_one_file_fetches_that_file(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _corpus(f"{store}/corpus")
+    _on_machine("b", port, tmp_path, monkeypatch)
+    passages = PassageStore(f"{store}/corpus")
+    assert passages.passages([0]) == ["text 0"]
+    fetched = [file.name for file in (tmp_path / "b" / "files").rglob("*") if file.is_file()]
+    assert fetched == ["corpus-00000.arrow"]
+    assert len(made.files) > 3
+
+
+def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    for name in "abc":
+        draft.commit(name, lambda path: path.write_bytes(b"x" * 1_000), 1)
+    draft.finish(3)
+    _on_machine("b", port, tmp_path, monkeypatch)
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0.0000025")
+    monkeypatch.setattr(cache, "STAYS_S", 0.0)
+    opened = Artifact.open(f"{store}/out")
+    for age, name in ((300, "a"), (600, "b")):
+        os.utime(opened.file(name), (time.time() - age,) * 2)
+    mapped = np.memmap(opened.file("b"), mode="r")
+    os.utime(opened.file("b"), (time.time() - 600,) * 2)
+    opened.file("a")  # used now
+    opened.file("c")
+    left = {file.name for file in (tmp_path / "b" / "files").rglob("*") if file.is_file()}
+    assert left == {"a", "c"}
+    assert bytes(mapped) == b"x" * 1_000, "a file that is mapped is read to its end"
+    assert opened.file("b").read_bytes() == b"x" * 1_000, "and is fetched again"
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "much")
+    with pytest.raises(InputError, match="RAYDENSE_CACHE_GB: 'much' is not a number of gigabytes"):
+        cache.trim()
+
+
+def test_an_upload_that_fails_in_the_middle_leaves_nothing(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "PATIENCE_S", 1.0)
+    (tmp_path / "large").write_bytes(os.urandom(20 << 20))
+    parts = itertools.count()
+    with proxy(port, lambda _, method: "500" if method == "PUT" and next(parts) > 0 else None) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        with pytest.raises(StorageError):
+            Place.of(f"{store}/large").publish(tmp_path / "large")
+        assert Place.of(f"{store}/large").stat() is None
+    with pytest.raises(RuntimeError, match="in the middle"), Place.of(f"{store}/half").writing() as path:
+        _write_half(path)
+    _on_machine("a", port, tmp_path, monkeypatch)
+    assert Place.of(store).files() == {}
+
+
+def _write_half(path: Path) -> None:
+    path.write_bytes(b"half")
+    raise RuntimeError("in the middle")
+
+
+def test_a_file_that_was_on_its_way_and_is_another_now_is_not_sent(store: str) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(draft, "a.txt")
+    _commit(draft, "b.txt")
+    Place.of(f"{store}/out/.work/commits").delete()
+    kept = draft.folder / "a.txt"
+    kept.write_bytes(b"X" * kept.stat().st_size)
+    draft.close()
+    assert list(Draft.open(f"{store}/out", "report", {"x": 1}).committed()) == ["b.txt"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated"])
+def test_a_damaged_file_alone_is_made_again(store: str, damage: str) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(draft, "a.txt")
+    _commit(draft, "b.txt")
+    made, place = draft.finish(2), Place.of(f"{store}/out")
+    before = place.files()["b.txt"]
+    if damage == "gone":
+        (place / "a.txt").delete()
+    else:
+        (place / "a.txt").write(b"con")
+    with pytest.raises(InputError, match=r"a\.txt: missing, or not of the size in the manifest; run the stage that makes it again"):
+        Artifact.open(place)
+    again = Draft.open(place, "report", {"x": 1})
+    assert again.done is None
+    assert list(again.committed()) == ["b.txt"]
+    _commit(again, "a.txt")
+    assert again.finish(2).fingerprint == made.fingerprint
+    assert place.files()["b.txt"] == before
+
+
+def test_verify_reads_the_checksums_of_a_bucket(store: str) -> None:
+    made = _corpus(f"{store}/corpus")
+    assert verify(made.place) == []
+    content = (made.place / made.files[0].path).read()
+    assert content is not None
+    (made.place / made.files[0].path).write(bytes([content[0] ^ 1]) + content[1:])
+    assert verify(made.place) == [(made.files[0].path, "holds other bytes than were written (sha256)")]
+
+
+def test_of_two_writers_after_an_outage_one_finishes(store: str) -> None:
+    first = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(first, "a.txt")
+    taken = Lease(Place.of(f"{store}/out/.work"))  # as another process's, which found the first one's older than a minute
+    with pytest.raises(InputError, match="another process has taken this output over"):
+        first.finish(1)
+    assert not Place.of(f"{store}/out/manifest.json").exists()
+    first.close()
+    taken.confirm()
+    taken.release()
+
+
+def test_of_two_that_finish_one_manifest_stays(store: str) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(draft, "a.txt")
+    Place.of(f"{store}/out/manifest.json").write(b"{}")
+    with pytest.raises(InputError, match="another process has finished this output"):
+        draft.finish(1)
+    assert Place.of(f"{store}/out/manifest.json").read() == b"{}"
+
+
+def test_keys_of_a_profile_are_used(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "tests")
+    with pytest.raises(InputError, match="has no profile 'tests'; correct AWS_PROFILE"):
+        Place.of(f"{store}/x").write(b"x")
+    (tmp_path / "credentials").write_text("[tests]\naws_access_key_id = of-the-profile\naws_secret_access_key = secret\n")
+    Place.of(f"{store}/x").write(b"x")
+    assert Place.of(f"{store}/x").read() == b"x"
+    assert profile_options()["access_key_id"] == "of-the-profile"

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from raydense.errors import InputError, fixable
-from raydense.storage import Artifact, Draft, Place, check_unchanged, differences, discard_untouched, fingerprint_of, write_json
+from raydense.storage import Artifact, Draft, Place, check_unchanged, differences, discard_untouched, fingerprint_of, verify, write_json
 
 
 def put(draft: Draft, name: str, text: str = "text") -> None:
@@ -118,6 +118,44 @@ def test_truncated_missing_and_unreadable_are_refused(tmp_path: Path) -> None:
     os.truncate(tmp_path / "x" / "manifest.json", 50)
     with pytest.raises(InputError, match="not readable as JSON"):
         Artifact.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated"])
+def test_a_damaged_file_alone_is_made_again(tmp_path: Path, damage: str) -> None:
+    made = make(tmp_path / "x")
+    kept = (tmp_path / "x" / "deep" / "two.txt").stat()
+    if damage == "gone":
+        (tmp_path / "x" / "one.txt").unlink()
+    else:
+        os.truncate(tmp_path / "x" / "one.txt", 2)
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert draft.done is None
+    assert list(draft.committed()) == ["deep/two.txt"]
+    put(draft, "one.txt")
+    assert draft.finish(2, said="so").manifest == made.manifest
+    assert (tmp_path / "x" / "deep" / "two.txt").stat() == kept
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated", "altered"])
+def test_a_damaged_file_of_unfinished_work_is_made_again(tmp_path: Path, damage: str) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(draft, "one.txt")
+    put(draft, "two.txt")
+    draft.close()
+    if damage == "gone":
+        (tmp_path / "x" / "one.txt").unlink()
+    else:
+        (tmp_path / "x" / "one.txt").write_text("te" if damage == "truncated" else "TEXT")
+    assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["two.txt"]
+
+
+def test_verify_names_each_damaged_file(tmp_path: Path) -> None:
+    made = make(tmp_path / "x")
+    assert verify(tmp_path / "x") == []
+    (tmp_path / "x" / "one.txt").write_text("TEXT")
+    assert verify(made) == [("one.txt", "holds other bytes than were written (sha256)")]
+    (tmp_path / "x" / "deep" / "two.txt").unlink()
+    assert verify(made) == [("deep/two.txt", "missing"), ("one.txt", "holds other bytes than were written (sha256)")]
 
 
 def test_other_kind_no_folder_no_manifest_and_newer_format(tmp_path: Path) -> None:
