@@ -33,18 +33,3 @@ def export(settings: ExportSettings) -> Place:
     with output.writing() as aside:
         _WRITE[settings.format](Outlet(settings, aside))
     return output
-
-
-def _export_to_store(settings: ExportSettings, uri: str) -> str:
-    """Writes on this machine first; the files of a folder then appear one after another."""
-    if Place.of(uri).exists():
-        raise InputError("exists already", uri, "give another --output, or delete it")
-    with tempfile.TemporaryDirectory(prefix="raydense-export-") as aside:
-        made = Path(aside) / uri.rpartition("/")[2]
-        _WRITE[settings.format](Outlet(settings, made))
-        if made.is_file():
-            Place.of(uri).publish(made)
-        for file in made.rglob("*") if made.is_dir() else ():
-            if file.is_file():
-                Place.of(f"{uri}/{file.relative_to(made).as_posix()}").publish(file)
-    return uri
