@@ -1,4 +1,4 @@
-"""Folders of a store, over real HTTP: names, mirrors, drafts that continue elsewhere, and intermittent faults."""
+"""Folders of a bucket, over real HTTP: names, the cache, drafts that continue elsewhere, and intermittent faults."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def checkpoint(shared: Place, state: State) -> None:
     """The part of a checkpoint that records its step, as Ray Train writes it."""
-    shared.write(f"{RUN}/checkpoint_{state.step}/state.json", json.dumps(asdict(state)))
+    (shared / f"{RUN}/checkpoint_{state.step}/state.json").write_text(json.dumps(asdict(state)))
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
