@@ -65,7 +65,7 @@ _HOMES = {
     "raydense.retrieval.pool": ["SearchPool"],
     "raydense.retrieval.search": ["search"],
     "raydense.retrieval.settings": ["BM25Settings", "IndexSettings", "SearchSettings"],
-    "raydense.storage.artifact": ["Artifact"],
+    "raydense.storage": ["Artifact"],
     "raydense.training.pretrain": ["pretrain"],
     "raydense.training.settings": ["PretrainSettings", "TrainSettings"],
 }

@@ -155,7 +155,7 @@ def _stage(
         raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
     if "output" in values and not _inside(values["output"], output):
         raise InputError("lies outside of the recipe's folder", f"{where}.output", "leave it out, or give a folder in it")
-    values.setdefault("output", str(Place.of(output) / name))
+    values.setdefault("output", str(output / name))
     settings = form.read(values, f"{where}.")
     if isinstance(settings, SearchSettings) and not settings.index:
         raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")

@@ -9,6 +9,7 @@ from click.shell_completion import ShellComplete
 
 from raydense.cli import app, main
 from raydense.recipes.recipe import VERBS
+from raydense.storage import Draft
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,3 +132,18 @@ def test_a_shell_completes_verbs_flags_choices_and_recipes(words, offered):
 def test_a_shell_completes_paths():
     (found,) = ShellComplete(app, {}, "raydense", "_RAYDENSE_COMPLETE").get_completions(["encode", "--model"], "enc")
     assert (found.type, found.value) == ("file", "enc")
+
+
+def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
+    made = tmp_path / "out" / "x"
+    draft = Draft.open(made, "run", {"a": 1})
+    draft.commit("one.txt", lambda path: path.write_text("text"), 1)
+    draft.finish(1)
+    code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
+    assert (code, out) == (0, f"verify: {tmp_path}/out: 1 files are as they were written\n")
+    (made / "one.txt").write_text("TEXT")
+    code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
+    fix = f"delete it, and run the stage that made {made} again: it makes this file anew"
+    assert (code, out) == (1, f"{made}/one.txt: holds other bytes than were written (sha256); {fix}\n")
+    (tmp_path / "empty").mkdir()
+    assert call("verify", str(tmp_path / "empty"), capsys=capsys)[0] == 2
