@@ -68,8 +68,8 @@ class Generated:
         parts = self._parts[first : last + 1]
         return pa.concat_arrays(parts).slice(start - int(self._starts[first]), stop - start)
 
-    def pick(self, rows: Rows, lots: NDArray[np.float64]) -> list[str]:
-        """One query of each passage at `rows` (each must have one), the one that `lots` float64 [n], in [0, 1), falls on."""
+    def pick(self, rows: Rows, numbers: NDArray[np.float64]) -> list[str]:
+        """One query of each passage at `rows` (each must have one), the one that `numbers` float64 [n], in [0, 1), falls on."""
         where = np.searchsorted(self._starts, rows, side="right") - 1
         texts = np.empty(len(rows), dtype=object)
         for number in np.unique(where):
@@ -77,5 +77,5 @@ class Generated:
             part, at = self._parts[number], rows[mine] - self._starts[number]
             offsets = part.offsets.to_numpy().astype(np.int64)
             counts = offsets[at + 1] - offsets[at]
-            texts[mine] = part.values.take(pa.array(offsets[at] + (lots[mine] * counts).astype(np.int64))).to_pylist()
+            texts[mine] = part.values.take(pa.array(offsets[at] + (numbers[mine] * counts).astype(np.int64))).to_pylist()
         return texts.tolist()

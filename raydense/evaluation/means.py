@@ -64,7 +64,7 @@ def markdown_table(summary: dict[str, Any]) -> str:
 def _page(summary: dict[str, Any], block: str, drawn: Callable[[list[list[str]]], str]) -> str:
     blocks = [block.format(run=run, lines=drawn(_lines(run, of))) for run, of in summary["runs"].items()]
     if missing := ", ".join(dict.fromkeys(each["set"] for each in summary["missing"])):
-        blocks.append(f"Incomplete: {missing} could not be measured, and a mean is over what is there.")
+        blocks.append(f"Incomplete: {missing} could not be measured; means are over the measured sets.")
     return "\n\n".join(blocks)
 
 

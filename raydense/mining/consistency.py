@@ -183,12 +183,12 @@ def _sample(name: str) -> str:
 
 
 def _drawn(seed: int, asked: Asked, place: Rows, first: Rows) -> pa.Table:
-    """Of the kept and of the dropped queries of a file those with the lowest lots, each with its passage's row, its place and the first hit."""
+    """Of the kept and of the dropped queries of a file those with the lowest random numbers, each with its passage's row, its place and the first hit."""
     own = asked.own
     ends = np.cumsum(asked.counts)
-    lots = draw(seed, own.astype(np.uint64), np.arange(len(own)) - (ends - asked.counts)[own - asked.start])
-    chosen = first_of_each((place == 0).astype(np.int64), lots, SAMPLE)
-    columns = {"lot": lots, "own": own, "place": place, "first": first}
+    drawn = draw(seed, own.astype(np.uint64), np.arange(len(own)) - (ends - asked.counts)[own - asked.start])
+    chosen = first_of_each((place == 0).astype(np.int64), drawn, SAMPLE)
+    columns = {"lot": drawn, "own": own, "place": place, "first": first}
     return pa.table({name: column[chosen] for name, column in columns.items()} | {"query": asked.lists.flatten().take(pa.array(chosen))})
 
 

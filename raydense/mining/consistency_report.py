@@ -18,7 +18,7 @@ SAMPLE = 15  # queries shown of those kept, and as many of those dropped
 
 
 def write_report(path: Path, settings: FilterSettings, summary: dict[str, Any], samples: list[Path], store: PassageStore) -> None:
-    """Write the page, as Markdown; `samples` hold the queries with the lowest lots of each file, kept and dropped."""
+    """Write the page, as Markdown; `samples` hold the queries with the lowest random numbers of each file, kept and dropped."""
     drawn = pa.concat_tables(pa.ipc.open_file(pa.memory_map(str(sample))).read_all() for sample in samples)
     dropped = (drawn["place"].to_numpy() == 0).astype(np.int64)
     chosen = drawn.take(pa.array(first_of_each(dropped, drawn["lot"].to_numpy(), SAMPLE)))

@@ -15,7 +15,7 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 
-_DENOISED = 2  # the stream of the draw: other lots than those of the undenoised negatives, and of `label`
+_DENOISED = 2  # the stream of the draw: other numbers than those of the undenoised negatives, and of `label`
 
 
 class HybridMiner(Miner):
@@ -75,5 +75,5 @@ class HybridMiner(Miner):
         known = self.positives.hold_text(wanted[negatives.query], text[negatives.row])
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
         free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
-        lots = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
-        return free.at(first_of_each(free.query, lots, self.denoised))
+        drawn = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
+        return free.at(first_of_each(free.query, drawn, self.denoised))

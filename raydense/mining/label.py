@@ -31,7 +31,7 @@ from raydense.storage import WORK, Artifact, Draft, Place, provenance
 
 BINS = 20
 REPORT = "report.md"
-_STREAM = 1  # of the draw: other lots than those of `mine`, which may draw from the same candidates
+_STREAM = 1  # of the draw: other numbers than those of `mine`, which may draw from the same candidates
 
 
 def label(settings: LabelSettings) -> Artifact:
@@ -116,8 +116,8 @@ class _Labeller:
         row, query = self.judged.positives.lists(numbers)
         gold = Listed.of(query, row, scores_of(query, row, scored.found.at(scored.gold)), "gold")
         positives = gold.then(Listed.of(pseudo.query, pseudo.row, pseudo.score, "pseudo"))
-        lots = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
-        chosen = negatives.at(first_of_each(negatives.query, lots, self.settings.negatives))
+        order = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
+        chosen = negatives.at(first_of_each(negatives.query, order, self.settings.negatives))
         drawn = Listed.of(chosen.query, chosen.row, chosen.score, "denoised")
         some = positives.counts(len(ids)) > 0
         short = some & (drawn.counts(len(ids)) < self.settings.negatives)

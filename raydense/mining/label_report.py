@@ -64,9 +64,9 @@ def _sample(settings: LabelSettings, parts: list[Path], store: PassageStore) -> 
 def _drawn(seed: int, parts: list[Path]) -> pa.Table:
     """The examples of the sample, in their order."""
     ids = [pq.read_table(part, columns=["query_id"])["query_id"] for part in parts]
-    lots = [draw(seed, hash_strings(column), np.zeros(len(column), dtype=np.int64)) for column in ids]
+    drawn = [draw(seed, hash_strings(column), np.zeros(len(column), dtype=np.int64)) for column in ids]
     starts = np.cumsum([0, *map(len, ids)])
-    chosen = np.sort(np.argsort(np.concatenate(lots), kind="stable")[:SAMPLE])
+    chosen = np.sort(np.argsort(np.concatenate(drawn), kind="stable")[:SAMPLE])
     place = np.searchsorted(starts, chosen, side="right") - 1
     tables = [pq.read_table(parts[part]).take(pa.array(chosen[place == part] - starts[part])) for part in np.unique(place)]
     return pa.concat_tables(tables)

@@ -80,5 +80,5 @@ class Miner:
         """The positions of `count` chosen candidates of each query, by query."""
         if self.settings.pick == "top":
             return first_of_each(found.query, found.rank, count)
-        lots = draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
-        return first_of_each(found.query, lots, count)
+        drawn = draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
+        return first_of_each(found.query, drawn, count)

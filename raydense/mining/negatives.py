@@ -132,9 +132,9 @@ def scores_of(query: Rows, row: Rows, scored: Candidates) -> NDArray[np.float32]
 
 
 def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) -> NDArray[np.uint64]:
-    """The lot of each candidate, uint64 [n]: a function of seed, query and passage alone, whatever else the run holds.
+    """The random number of each candidate, uint64 [n]: a function of seed, query and passage alone, whatever else the run holds.
 
-    Another `stream` gives lots that do not depend on these. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014),
+    Another `stream` gives numbers that do not depend on these. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014),
     which passes the usual tests of randomness.
     """
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + stream) & 0xFFFFFFFFFFFFFFFF)

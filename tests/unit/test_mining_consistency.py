@@ -47,7 +47,7 @@ def test_lists_keep_their_order_and_lose_what_is_not_marked(
 
 
 def test_the_sample_is_drawn_of_kept_and_of_dropped_whatever_the_file() -> None:
-    """The lots of a file's second half are those that it has in the whole file."""
+    """The random numbers of a file's second half are those that it has in the whole file."""
     lists = array([[f"{row} {place}" for place in range(row % 4)] for row in range(60)])
     whole, half = Asked(lists, 0), Asked(lists.slice(30), 30)
     place = np.where(whole.own % 3 == 0, 0, 1 + np.arange(len(whole.own)) % 5)

@@ -167,7 +167,7 @@ def test_a_part_that_is_short_is_told_and_not_filled_from_the_other(world: Path)
 
 
 def test_the_parts_are_drawn_by_lots_of_their_own(world: Path) -> None:
-    """With lots in common, the denoised part would leave the undenoised one those confident negatives with the highest lots."""
+    """With random numbers in common, the denoised part would leave the undenoised one those confident negatives with the highest numbers."""
     texts = [f"text {i}" for i in range(100)]
     run: Run = {f"q{i}": [(f"p{r}", 100.0 - r) for r in range(100)] for i in range(400)}
     root = world / "many"

@@ -169,7 +169,7 @@ def test_a_mean_over_less_than_all_says_so():
     assert [(group["count"], group["of"]) for group in of["groups"]] == [(1, 2)]
     table = text_table(summary).splitlines()
     assert [line.split("  ")[0] for line in table[2:8]] == ["a", "b", "g/x", "g: mean of 1 of 2", "mean of 2 of 4", "b"]
-    assert table[-1] == "Incomplete: g/y, z could not be measured, and a mean is over what is there."
+    assert table[-1] == "Incomplete: g/y, z could not be measured; means are over the measured sets."
     page = markdown_table(summary)
     assert page.startswith("## dense\n\n| dense | split | queries | passages | nDCG@10 | R@100 |\n| --- |")
     assert "| g: mean of 1 of 2 | test |  |  | 0.9000 | 0.9000 |" in page
