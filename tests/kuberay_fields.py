@@ -48,6 +48,7 @@ CONTAINER = fields(
     image=TEXT,
     imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
     env=each(VARIABLE),
+    envFrom=each(fields("secretRef", secretRef=fields("name", name=NAME))),
     ports=each(fields("name", "containerPort", name=NAME, containerPort=COUNT)),
     resources=RESOURCES,
     volumeMounts=each(fields("name", "mountPath", name=NAME, mountPath=TEXT, readOnly=FLAG)),
@@ -69,6 +70,8 @@ POD = fields(
     nodeSelector=TEXTS,
     tolerations=each(TOLERATION),
     priorityClassName=TEXT,
+    serviceAccountName=NAME,
+    imagePullSecrets=each(fields("name", name=NAME)),
     terminationGracePeriodSeconds=COUNT,
     # no restartPolicy: under autoscaler v2 KubeRay sets it, and refuses others
 )

@@ -115,6 +115,37 @@ def test_a_launched_cluster_is_closed_and_its_head_does_no_work(name):
         assert all(group == ["sg-YOUR-GROUP"] for group in groups), "a type without one opens port 22 to the world"
 
 
+CREDENTIALS = re.compile(r"^( *)# ((?:IamInstanceProfile|serviceAccounts|serviceAccountName|imagePullSecrets|envFrom): )", re.MULTILINE)
+
+
+def _with_credentials(path):
+    """A file with its commented lines on credentials put in, and how many these are."""
+    text, count = CREDENTIALS.subn(r"\1\2", (ROOT / "cluster" / path).read_text())
+    return yaml.safe_load(re.sub("YOUR-[A-Z-]+", "mine", text)), count
+
+
+@pytest.mark.parametrize("name", LAUNCHER)
+def test_credentials_of_machines_fit_where_they_are_commented(name):
+    config, count = _with_credentials(name)
+    assert count
+    validate_config(prepare_config(config))
+    key = "IamInstanceProfile" if name == "aws.yaml" else "serviceAccounts"
+    workers = {kind: of["node_config"] for kind, of in config["available_node_types"].items() if kind != "head"}
+    assert [kind for kind, of in workers.items() if key not in of] == []
+
+
+@pytest.mark.parametrize("name", [*GROWING, SERVICE])
+def test_credentials_of_pods_fit_where_they_are_commented(name):
+    whole, count = _with_credentials(f"kuberay/{name}")
+    assert count
+    assert faults(whole) == []
+    spec = whole["spec"].get("rayClusterSpec") or whole["spec"].get("rayClusterConfig") or whole["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert {"serviceAccountName", "imagePullSecrets"} <= pod.keys()
+        assert all("envFrom" in container for container in pod["containers"])
+
+
 @pytest.mark.parametrize("name", KUBERAY)
 def test_kubernetes_files_have_no_field_that_is_not_there(name):
     assert faults(_kubernetes(name)) == []
