@@ -17,6 +17,7 @@ from raydense.recipes.content import load_yaml
 from raydense.recipes.recipe import Recipe, Stage
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, put
+from raydense.storage import hub_name
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"
@@ -165,9 +166,10 @@ def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) ->
     """The settings of a file, overridden by those given as flags."""
     values = load_yaml(config) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
+    kinds = form.inputs()
     for key, value in given.items():
         if value is not None and value != ():
-            put(values, key, value)
+            put(values, key, hub_name(value) if kinds.get(key) == "model" else value)
     if config:
         form.read({"output": "-", **values}, f"{config}: ")
     return form.read(values, "--")

@@ -55,7 +55,7 @@ def has_tokenizer(folder: Path) -> bool:
 def require_folder(folder: Path) -> None:
     """InputError unless `folder` is one."""
     if not folder.is_dir():
-        raise InputError("no such model folder", folder, "nothing is downloaded: fetch the model first and give its folder")
+        raise InputError("no such model folder", folder, "give its folder, or hf://owner/name for a model of the Hugging Face Hub")
     if (folder / "retriever").is_dir() and (folder / "reranker").is_dir() and not (folder / "config.json").is_file():
         raise InputError("holds two models", folder, "give the retriever/ or the reranker/ in it")
 

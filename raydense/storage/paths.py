@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from raydense.errors import InputError
 
 BUCKETS = ("s3", "gs")
+HUB = "hf"
 WHERE_CREDENTIALS = " in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE; GOOGLE_APPLICATION_CREDENTIALS)"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
 
@@ -25,6 +26,8 @@ def checked(path: str) -> str:
     scheme = found[1].lower()
     if scheme == "file":
         return _of_file(path)
+    if scheme == HUB:
+        return f"{HUB}://{path[found.end() :]}"
     if scheme not in BUCKETS:
         if not path.startswith(f"{found[1]}://"):
             return path

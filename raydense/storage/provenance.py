@@ -11,7 +11,7 @@ from raydense.errors import InputError
 from raydense.storage.artifact import MANIFEST, Artifact, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of
-from raydense.storage.paths import named
+from raydense.storage.paths import HUB, named
 from raydense.storage.place import Place
 
 _MODELS = ("model", "joint")
@@ -69,11 +69,12 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
 
-    Inputs that are lists have names, which the output shows: these belong to it. Raises InputError where an input is missing,
+    Inputs that are lists have names, which the output shows: these belong to it; so does the commit of a model of the Hub. Raises InputError where an input is missing,
     unfinished, or of another kind than its setting says.
     """
     inputs: dict[str, Any] = {}
     names: list[str] = []
+    commits: dict[str, str] = {}
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
         if isinstance(value, list):
@@ -82,7 +83,10 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
             names += [name for name, _ in pairs]
         elif value is not None:
             inputs[key] = _input_fingerprint(value, kind)
-    return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | ({"names": names} if names else {})
+            if value.startswith(f"{HUB}://"):
+                commits[key] = Place.of(value).located
+    more = {"names": names, "commits": commits}
+    return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
 
 def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:

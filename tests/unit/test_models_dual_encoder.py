@@ -214,7 +214,7 @@ def edit(path: Path, **values) -> None:
 
 
 def test_a_name_is_never_downloaded():
-    with pytest.raises(InputError, match="bert-base-uncased: no such model folder; nothing is downloaded"):
+    with pytest.raises(InputError, match="bert-base-uncased: no such model folder; give its folder, or hf://owner/name"):
         DualEncoder.load("bert-base-uncased")
 
 

@@ -1,0 +1,89 @@
+"""A model of the Hugging Face Hub (`hf://owner/name`, `hf://owner/name@revision`): a folder in the cache of `huggingface_hub`.
+
+`HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` mean what they mean there. Weights in safetensors, tokenizer and
+configuration files are fetched, and nothing else: no pickle, and no code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydense.errors import InputError
+from raydense.storage.local_place import LocalPlace
+from raydense.storage.paths import HUB
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_FILES = ["*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model"]
+_TRUE = {"1", "on", "yes", "true"}
+
+
+@dataclass(frozen=True)
+class HubPlace(LocalPlace, schemes=(HUB,)):
+    """The files of `repository` at one commit, `revision`, on this machine; other machines fetch the same commit."""
+
+    repository: str = ""
+    revision: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> HubPlace:
+        name = text.removeprefix(f"{HUB}://").strip("/")
+        if not _NAME.fullmatch(name):
+            raise InputError("is no name of a model on the Hub", text, f"give {HUB}://owner/name or {HUB}://owner/name@revision")
+        repository, _, revision = name.partition("@")
+        folder = _fetched(repository, revision or None)
+        return cls(folder, repository, folder.name)
+
+    def __fspath__(self) -> str:
+        return f"{HUB}://{self.repository}@{self.revision}"
+
+    __str__ = __fspath__
+
+    @property
+    def name(self) -> str:
+        return self.repository.rpartition("/")[2]
+
+    @property
+    def located(self) -> str:
+        return str(self)
+
+
+def hub_name(text: str) -> str:
+    """`owner/name` as `hf://owner/name`, where no folder of this machine has that name or begins with it; else the text as it is."""
+    here = Path(text)
+    return f"{HUB}://{text}" if _NAME.fullmatch(text) and not here.exists() and not here.parent.exists() else text
+
+
+def _fetched(repository: str, revision: str | None) -> Path:
+    """The folder of a commit, whose name is the commit; fetched where the cache lacks a file of it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    where = f"{HUB}://{repository}" + (f"@{revision}" if revision else "")
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=_FILES,
+                cache_dir=_cache(),
+                endpoint=os.environ.get("HF_ENDPOINT"),
+                local_files_only=os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
+            )
+        )
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        fix = "check owner, name and revision; a private model needs HF_TOKEN in the environment"
+        raise InputError("no such model on the Hub", where, fix) from error
+    except LocalEntryNotFoundError as error:
+        fix = "connect this machine (HF_HUB_OFFLINE, HF_ENDPOINT), or fetch the model elsewhere and give its folder"
+        raise InputError("is not in the cache, and the Hub does not answer", where, fix) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(f"cannot be fetched ({type(error).__name__})", where, "try again, or give the model's folder") from error
+
+
+def _cache() -> str | None:
+    """The cache by the environment of now; None for what huggingface_hub read when it was imported."""
+    home = os.environ.get("HF_HOME")
+    return os.environ.get("HF_HUB_CACHE") or (os.path.join(home, "hub") if home else None)

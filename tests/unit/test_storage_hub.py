@@ -1,0 +1,142 @@
+"""Models of the Hub by name, from a server on the loopback that speaks its protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from raydense.cli.flags import read
+from raydense.errors import InputError
+from raydense.inference.settings import EncodeSettings
+from raydense.models.dual_encoder import DualEncoder
+from raydense.storage import Artifact, Draft, Place, fingerprint_of, hub_name, provenance
+from tests.inference_world import make_corpus
+
+REPOSITORY = "owner/tiny-encoder"
+COMMIT = hashlib.sha1(b"first").hexdigest()
+
+
+class Hub:
+    """One repository of one commit, `main`; what was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        self.files |= {"pytorch_model.bin": b"a pickle", "evil.py": b"raise SystemExit", "README.md": b"# hello"}
+        self.fetched: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self._answer(body=False)
+
+            def do_GET(self) -> None:
+                self._answer(body=True)
+
+            def _answer(self, body: bool) -> None:
+                path = unquote(urlsplit(self.path).path)
+                if (
+                    path in (f"/api/models/{REPOSITORY}/revision/{name}" for name in ("main", COMMIT))
+                    or path == f"/api/models/{REPOSITORY}"
+                ):
+                    listed = [{"rfilename": name} for name in hub.files]
+                    return self._send(200, json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": listed}).encode(), body)
+                if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
+                    listed = [{"type": "file", "path": name, "size": len(of), "oid": _tag(of)} for name, of in hub.files.items()]
+                    return self._send(200, json.dumps(listed).encode(), body)
+                name = path.partition(f"/{REPOSITORY}/resolve/")[2].partition("/")[2]
+                if name not in hub.files:
+                    missing = "RepoNotFound" if REPOSITORY not in path else "RevisionNotFound" if "/api/" in path else "EntryNotFound"
+                    return self._send(404, b"{}", body, {"X-Error-Code": missing})
+                if body:
+                    hub.fetched.append(name)
+                of = hub.files[name]
+                return self._send(
+                    200, of, body, {"ETag": f'"{_tag(of)}"', "X-Repo-Commit": COMMIT, "Content-Type": "application/octet-stream"}
+                )
+
+            def _send(self, code: int, content: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
+                self.send_response(code)
+                for key, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                if body:
+                    self.wfile.write(content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def _tag(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+@pytest.fixture
+def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub(tiny_folder)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server.server_port}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+def test_a_model_is_fetched_once_without_pickles_and_code_and_read_as_its_folder(hub: Hub, tiny_folder: Path, texts: list[str]) -> None:
+    model = DualEncoder.load(f"hf://{REPOSITORY}")
+    assert model.config == DualEncoder.load(tiny_folder).config
+    assert not {"pytorch_model.bin", "evil.py", "README.md"} & set(hub.fetched)
+    assert {"model.safetensors", "tokenizer.json", "1_Pooling/config.json"} <= set(hub.fetched)
+    before = len(hub.fetched)
+    DualEncoder.load(f"hf://{REPOSITORY}")
+    assert len(hub.fetched) == before
+
+
+def test_the_commit_goes_to_workers_and_into_the_manifest(hub: Hub, tmp_path: Path) -> None:
+    make_corpus(tmp_path / "corpus", 3, shard_rows=3)
+    asked = read(EncodeSettings, None, {"model": REPOSITORY, "corpus": "corpus", "output": "o"})
+    assert asked.model == f"hf://{REPOSITORY}"
+    assert asked.located().model == f"hf://{REPOSITORY}@{COMMIT}"
+    draft = Draft.open(tmp_path / "o", "embeddings", provenance("encode", asked))
+    draft.commit("x", lambda path: path.write_text("x"), 1)
+    made_from = draft.finish(1).manifest["made_from"]
+    assert made_from["commits"] == {"model": f"hf://{REPOSITORY}@{COMMIT}"}
+    assert made_from["inputs"]["model"] == fingerprint_of(f"hf://{REPOSITORY}@{COMMIT}")
+    assert Artifact.open(tmp_path / "o").rows == 1
+
+
+def test_offline_what_is_in_the_cache_is_read_and_else_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=rf"hf://{REPOSITORY}: is not in the cache, and the Hub does not answer; connect"):
+        DualEncoder.load(f"hf://{REPOSITORY}")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    commit = Place.of(f"hf://{REPOSITORY}").located
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert Place.of(f"hf://{REPOSITORY}").located == Place.of(commit).located == commit
+
+
+def test_what_is_not_on_the_hub_is_refused_in_one_line(hub: Hub) -> None:
+    for name, message in (("nobody/nothing", "no such model on the Hub; check owner"), ("one-word", "is no name of a model on the Hub")):
+        with pytest.raises(InputError, match=message) as refused:
+            DualEncoder.load(f"hf://{name}")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_this_machine_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    assert hub_name("out/retriever") == "out/retriever"  # to be made, or mistyped: its folder is there
+    assert [hub_name(text) for text in ("tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c")] == ["tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c"]
+    assert hub_name(REPOSITORY) == f"hf://{REPOSITORY}"
