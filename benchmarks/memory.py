@@ -3,7 +3,7 @@
     PYTHONPATH=tests python benchmarks/memory.py [--only NAME ...] [--ray]
 
 A process makes two steps (the first has no optimiser state yet) of full-length texts on one CPU worker, as the loop does: batches,
-objective, engine, pieces; with `--ray` the stage itself makes them in a worker of Ray Train. Printed: the estimate, its parts, the peak resident memory (getrusage), and estimate / peak.
+method, engine, pieces; with `--ray` the stage itself makes them in a worker of Ray Train. Printed: the estimate, its parts, the peak resident memory (getrusage), and estimate / peak.
 `base` is an encoder of BERT-base size (12 layers of 768, vocabulary 30,522), `small` one of 6 layers of 384, both of random weights.
 """
 
@@ -36,15 +36,39 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small, checkpointed": {"model": "small", "batch_size": 16, "negatives": 3, "activation_checkpointing": True},
     "small, two encoders": {"model": "small", "batch_size": 16, "negatives": 3, "shared": False},
     "small, lamb": {"model": "small", "batch_size": 16, "negatives": 3, "optimizer": "lamb", "micro_batch": 4},
-    "small, ZeRO 0": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 0},
-    "small, ZeRO 1": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 1},
-    "small, ZeRO 1 in pieces": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 1, "micro_batch": 8},
-    "small, ZeRO 1, bf16": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 1, "precision": "bf16"},
-    "small, ZeRO 2, bf16": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 2, "precision": "bf16"},
-    "small, ZeRO 3, bf16": {"model": "small", "batch_size": 16, "negatives": 3, "engine": "deepspeed", "zero": 3, "precision": "bf16"},
+    "small, ZeRO 0": {"model": "small", "batch_size": 16, "negatives": 3, "engine": {"name": "deepspeed", "zero": 0}},
+    "small, ZeRO 1": {"model": "small", "batch_size": 16, "negatives": 3, "engine": {"name": "deepspeed", "zero": 1}},
+    "small, ZeRO 1 in pieces": {
+        "model": "small",
+        "batch_size": 16,
+        "negatives": 3,
+        "engine": {"name": "deepspeed", "zero": 1},
+        "micro_batch": 8,
+    },
+    "small, ZeRO 1, bf16": {
+        "model": "small",
+        "batch_size": 16,
+        "negatives": 3,
+        "engine": {"name": "deepspeed", "zero": 1},
+        "precision": "bf16",
+    },
+    "small, ZeRO 2, bf16": {
+        "model": "small",
+        "batch_size": 16,
+        "negatives": 3,
+        "engine": {"name": "deepspeed", "zero": 2},
+        "precision": "bf16",
+    },
+    "small, ZeRO 3, bf16": {
+        "model": "small",
+        "batch_size": 16,
+        "negatives": 3,
+        "engine": {"name": "deepspeed", "zero": 3},
+        "precision": "bf16",
+    },
     "small, static teacher": {"model": "small", "objective": "joint", "teacher": "static", "batch_size": 4, "negatives": 15},
     "base, 8 texts": {"model": "base", "batch_size": 4, "negatives": 1, **SHORT},
-    "base, ZeRO 1": {"model": "base", "batch_size": 4, "negatives": 1, "engine": "deepspeed", "zero": 1, **SHORT},
+    "base, ZeRO 1": {"model": "base", "batch_size": 4, "negatives": 1, "engine": {"name": "deepspeed", "zero": 1}, **SHORT},
     "base, re-ranker 1:15 in pieces": {
         "model": "base",
         "objective": "reranker",
@@ -55,7 +79,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "small, mlm": {"model": "small", "method": "mlm", "batch_size": 16},
     "small, coCondenser in pieces": {"model": "small", "method": "cocondenser", "context": "query", "batch_size": 64, "micro_batch": 16},
-    "base, CoT-MAE": {"model": "base", "method": "cotmae", "context": "query", "batch_size": 4, "engine": "deepspeed"},
+    "base, CoT-MAE": {"model": "base", "method": "cotmae", "context": "query", "batch_size": 4, "engine": {"name": "deepspeed"}},
     "base, joint 1:127 in pieces": {"model": "base", "objective": "joint", "batch_size": 1, "negatives": 127, "micro_batch": 16, **SHORT},
 }
 _WIDTHS = {
@@ -67,7 +91,7 @@ _WIDTHS = {
 def settings_of(name: str, root: Path) -> Any:
     from raydense.training.settings import PretrainSettings, TrainSettings
 
-    values: dict[str, Any] = {"engine": "ddp", "output": str(root / "o"), "corpus": str(root / "corpus"), **SETTINGS[name]}
+    values: dict[str, Any] = {"engine": {"name": "ddp"}, "output": str(root / "o"), "corpus": str(root / "corpus"), **SETTINGS[name]}
     if "method" in values:
         generated = {"generated": str(root / "generated")} if "context" in values else {}
         return PretrainSettings(**{**values, **generated, "model": str(root / values["model"])})
@@ -130,26 +154,25 @@ def measure(name: str, root: Path) -> None:
     from raydense.data.store import PassageStore
     from raydense.training.batches import Sampler
     from raydense.training.engine import choose_precision, make_engine
-    from raydense.training.loop import read_data
-    from raydense.training.methods import load_model, objective_of
+    from raydense.training.method import load_model, method_of
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     settings, device = settings_of(name, root), torch.device("cpu")
     with tempfile.TemporaryDirectory() as group:
         dist.init_process_group("gloo", store=dist.FileStore(f"{group}/store", 1), rank=0, world_size=1)
-        examples, texts = read_data(settings, PassageStore(settings.corpus))
-        model = load_model(settings, objective_of(settings), settings.model)
+        examples, texts = method_of(settings).read(settings, PassageStore(settings.corpus))
+        model = load_model(settings, settings.model)
         if settings.activation_checkpointing:
             checkpoint_activations(model)
             give_memory_back()
-        objective = objective_of(settings)(settings, model, texts, 0, 1)
+        method = method_of(settings)(settings, model, texts, 0, 1)
         pieces = pieces_of(settings)
         engine = make_engine(model, settings, device, choose_precision(settings.precision, device), pieces)
         engine.module.train()
         sampler = Sampler(examples, settings)
         for step in range(2):
-            forward_and_backward(engine, objective, objective.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
+            forward_and_backward(engine, method, method.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
             engine.step(1e-5)
         dist.destroy_process_group()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
@@ -159,7 +182,7 @@ def measure_in_ray(name: str, root: Path) -> int:
     """The peak in bytes of the worker of a training of two steps; Linux only."""
     import psutil
 
-    from raydense.training.train import train
+    from raydense.training.fit import fit
 
     peaks = [0]
 
@@ -177,7 +200,7 @@ def measure_in_ray(name: str, root: Path) -> int:
     watcher = threading.Thread(target=watch)
     watcher.start()
     with tempfile.TemporaryDirectory() as folder:
-        train(settings_of(name, root).model_copy(update={"output": f"{folder}/o", "max_steps": 2, "log_every": 1}))
+        fit(settings_of(name, root).model_copy(update={"output": f"{folder}/o", "max_steps": 2, "log_every": 1}))
     over.set()
     watcher.join()
     return max(peaks)

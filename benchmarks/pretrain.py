@@ -27,8 +27,8 @@ from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
 from raydense.runtime.session import physical_cpus
 from raydense.training.engine import learning_rate, make_optimizer
+from raydense.training.pretrain import pretrain
 from raydense.training.settings import PretrainSettings
-from raydense.training.train import train
 
 
 def main() -> None:
@@ -86,19 +86,19 @@ def settings_of(options: argparse.Namespace, work: Path, **changes: Any) -> Pret
         "epochs": 1_000,
         "batch_size": options.batch_size,
         "passage_length": options.length,
-        "engine": "ddp",
+        "engine": {"name": "ddp"},
         "checkpoint_every": 10**9,
     }
     return PretrainSettings.read(values | changes)
 
 
 def ours(options: argparse.Namespace, work: Path, **changes: Any) -> float:
-    """Passages per second of the stage's loop, as in its summary."""
-    return float(train(settings_of(options, work, **changes)).summary["queries_per_second"])
+    """Passages per second of the stage's loop, as its summary tells it."""
+    return float(pretrain(settings_of(options, work, **changes)).summary["queries_per_second"])
 
 
 def bare(options: argparse.Namespace, store: PassageStore) -> float:
-    """Passages per second of what a user would write by hand: transformers' model, loss and collator, PyTorch's optimiser and loader."""
+    """Passages per second of what one would write by hand: transformers' model, loss and collator, PyTorch's optimiser and loader."""
     torch.set_num_threads(physical_cpus())
     settings = settings_of(options, Path("unused"))
     tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ASYNC, SYNC = {"refresh_mode": "async"}, {"refresh_mode": "sync"}
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,15 +49,15 @@ def compare(options: argparse.Namespace, work: Path) -> None:
         "lr": 1e-3,
         "query_length": 32,
         "passage_length": 64,
-        "engine": "ddp",
+        "engine": {"name": "ddp"},
         **{name: os.path.abspath(getattr(options, name)) for name in ("corpus", "queries", "examples")},
     }
-    fresh = {**static, "refresh_every": options.every, "refresh_depth": 50}
+    fresh = {mode: {**static, "refresh": {"every": options.every, "depth": 50, "mode": mode}} for mode in ("async", "sync")}
     alone = told("static, one core", train({**static, "output": str(work / "static")}, cores=[0]))
     with busy(work / "static", options.corpus):
         beside = told("static, one core, the other one encoding", train({**static, "output": str(work / "beside")}, cores=[0]))
-    both = told("async, two cores", train({**fresh, **ASYNC, "output": str(work / "async")}))
-    told("sync, two cores", train({**fresh, **SYNC, "output": str(work / "sync")}))
+    both = told("async, two cores", train({**fresh["async"], "output": str(work / "async")}))
+    told("sync, two cores", train({**fresh["sync"], "output": str(work / "sync")}))
     print(f"async: {both / alone:.2f} of the rate alone, {both / beside:.2f} of the rate beside an encoding")
 
 
@@ -76,7 +74,7 @@ def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str,
 def one(job: dict[str, Any]) -> None:
     if job["cores"]:  # before Ray starts, whose processes inherit it
         os.sched_setaffinity(0, job["cores"])
-    from raydense.refresh.refresh import train as stage
+    from raydense.refresh.train import train as stage
     from raydense.training.settings import TrainSettings
 
     stage(TrainSettings.read(job["settings"]))

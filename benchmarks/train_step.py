@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python benchmarks/train_step.py [--model tiny|six] [--steps 40] [--batch-size 32]
 
-Each engine makes a step as the loop does (objective, engine) on batches prepared beforehand, and so does the bare loop, in turns:
+Each engine makes a step as the loop does (method, engine) on batches prepared beforehand, and so does the bare loop, in turns:
 bare, ddp, deepspeed, bare, ... so that a busy machine slows all alike. Printed: median seconds a step, and the ratio to bare.
 """
 
@@ -26,12 +26,14 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training.batches import Sampler, read_examples
+from raydense.training.batches import Sampler
 from raydense.training.engine import learning_rate, make_engine, make_optimizer
-from raydense.training.methods import Batch, Texts
+from raydense.training.examples import read_examples
+from raydense.training.method import Batch
 from raydense.training.methods.retriever import Retriever
 from raydense.training.settings import TrainSettings
 from raydense.training.step import forward_and_backward
+from raydense.training.texts import Texts
 
 Step = Callable[[int, Batch], float]
 
@@ -68,13 +70,13 @@ def own_column(batch: Batch) -> torch.Tensor:
     return torch.nn.functional.one_hot(batch["positive"], batch["known"].shape[1]).bool()
 
 
-def engine_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device, objective: Retriever) -> Step:
+def engine_step(model: DualEncoder, settings: TrainSettings, steps: int, device: torch.device, method: Retriever) -> Step:
     """A step as `Loop` makes it."""
     engine = make_engine(model, settings, device, "bf16" if device.type == "cuda" else "fp32")
     engine.module.train()
 
     def step(number: int, batch: Batch) -> float:
-        measured = forward_and_backward(engine, objective, batch, 1, [number])
+        measured = forward_and_backward(engine, method, batch, 1, [number])
         engine.step(learning_rate(number, steps, settings))
         return measured["loss"].item()
 
@@ -115,15 +117,15 @@ def measure(root: Path, asked: argparse.Namespace, device: torch.device) -> None
     texts = Texts(queries, store)
     folder = model_folder(asked.model, root, texts.passages(torch.arange(len(store)).numpy()))
     sampler = Sampler(read_examples(settings.examples, queries, store, 2), settings)
-    objective = Retriever(settings, DualEncoder.load(folder), texts, 0, 1)
-    batches = [objective.prepare(sampler.step(s)[0]) for s in range(asked.steps)]
+    method = Retriever(settings, DualEncoder.load(folder), texts, 0, 1)
+    batches = [method.prepare(sampler.step(s)[0]) for s in range(asked.steps)]
 
     def fresh() -> DualEncoder:
         return DualEncoder.load(folder, dropout=0.1).train()
 
     ways: dict[str, Step] = {"bare": bare_step(fresh(), settings, asked.steps, device)}
     for engine in ("ddp", "deepspeed"):
-        ways[engine] = engine_step(fresh(), settings.model_copy(update={"engine": engine}), asked.steps, device, objective)
+        ways[engine] = engine_step(fresh(), settings.replaced({"engine.name": engine}), asked.steps, device, method)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number, batch in enumerate(batches):
         for way, step in ways.items():

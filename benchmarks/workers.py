@@ -25,17 +25,16 @@ from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
 from raydense.training.batches import Sampler
 from raydense.training.engine import Precision, learning_rate, make_engine
-from raydense.training.loop import read_data
-from raydense.training.methods import load_model, objective_of
+from raydense.training.method import load_model, method_of
 from raydense.training.settings import TrainSettings
 from raydense.training.step import forward_and_backward
 
 CPU = torch.device("cpu")
 STEADY = {"lr": 1e-4, "normalize": True, "temperature": 0.2, "accumulation": 2}
 WAYS: dict[str, tuple[dict[str, Any], Precision]] = {
-    "DDP": ({"engine": "ddp"}, "fp32"),
-    **{f"ZeRO {zero}": ({"engine": "deepspeed", "zero": zero}, "fp32") for zero in (0, 1, 2)},
-    **{f"ZeRO {zero}, bf16": ({"engine": "deepspeed", "zero": zero}, "bf16") for zero in (1, 2)},
+    "DDP": ({"engine": {"name": "ddp"}}, "fp32"),
+    **{f"ZeRO {zero}": ({"engine": {"name": "deepspeed", "zero": zero}}, "fp32") for zero in (0, 1, 2)},
+    **{f"ZeRO {zero}, bf16": ({"engine": {"name": "deepspeed", "zero": zero}}, "bf16") for zero in (1, 2)},
 }
 # So many workers, and whose checkpoints they go on from: 0 is a run from start to end, which leaves one at its half.
 TURNS = [(4, [0]), (1, [0]), (2, [0, 4, 1]), (1, [4, 2])]
@@ -45,16 +44,16 @@ CHANGES = [(4, 2), (4, 1), (2, 1), (1, 2)]
 def run(rank: int, workers: int, given: dict[str, Any], half: int, folder: Path, precision: Precision, before: int) -> list[float]:
     """The losses of one run, the mean of all workers': from start to end, or from its half, that of so many workers `before`."""
     asked = TrainSettings(**{**given, "workers": workers})
-    examples, texts = read_data(asked, PassageStore(asked.corpus))
-    kind = objective_of(asked)
-    model = load_model(asked, kind, asked.model).train()
-    objective = kind(asked, model, texts, rank, workers)
+    examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
+    kind = method_of(asked)
+    model = load_model(asked, asked.model).train()
+    method = kind(asked, model, texts, rank, workers)
     engine, sampler, losses = make_engine(model, asked, CPU, precision), Sampler(examples, asked), []
     if before:
         engine.load(folder / str(before), before)
     for step in range(half if before else 0, 2 * half):
-        batches = [objective.prepare(part) for part in sampler.step(step)]
-        loss = torch.stack([forward_and_backward(engine, objective, batch, 1, [step])["loss"] for batch in batches]).mean()
+        batches = [method.prepare(part) for part in sampler.step(step)]
+        loss = torch.stack([forward_and_backward(engine, method, batch, 1, [step])["loss"] for batch in batches]).mean()
         engine.step(learning_rate(step, 2 * half, asked))
         dist.all_reduce(loss)
         losses.append(float(loss) / workers)

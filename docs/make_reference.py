@@ -10,6 +10,7 @@ from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import VERBS
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
+from raydense.training.registry import built_in_methods
 
 _HEAD = """# Reference of the stages
 
@@ -24,12 +25,26 @@ the `args` of an app in a configuration file of Ray Serve.
 def reference() -> str:
     """The whole page."""
     stages = {name: verb.settings for name, verb in VERBS.items()} | {"evaluate --suite": SuiteSettings, "serve": ServeSettings}
-    return _HEAD + "".join(_stage(name, settings) for name, settings in stages.items())
+    return _HEAD + "".join(_stage(name, settings) + _methods(name, settings) for name, settings in stages.items())
 
 
-def _stage(name: str, settings: type[BaseSettings]) -> str:
-    rows = [_row(key, field) for key, field in settings.all_fields().items()]
-    head = f"\n## {name}\n\n{cleandoc(str(settings.__doc__))}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
+def _methods(verb: str, settings: type[BaseSettings]) -> str:
+    """A table for each method of a training: the keys that it has beyond those of all methods, or of the method that it derives from."""
+    made, shown = "", {settings: "every method"}
+    for method in built_in_methods(verb) if settings.chosen_by else []:
+        own = method.Settings
+        of = next(one for one in own.__mro__ if one in shown)
+        made += _stage(f"{verb} --{settings.chosen_by} {method.name}", own, of, f"All keys of {shown[of]}, and:")
+        shown[own] = f"`{method.name}`"
+    return made.replace("\n## ", "\n### ")
+
+
+def _stage(name: str, settings: type[BaseSettings], beyond: type[BaseSettings] | None = None, head: str = "") -> str:
+    known = beyond.all_fields() if beyond else {}
+    new = {key: field for key, field in settings.all_fields().items() if key not in known or field.default != known[key].default}
+    rows = [_row(key, field) for key, field in new.items()]
+    lead = f"{cleandoc(str(settings.__doc__))}\n\n{head}".strip()
+    head = f"\n## {name}\n\n{lead}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"
 
 

@@ -46,10 +46,7 @@ def main() -> None:
             lr=given.lr,
             workers=given.workers,
             gpus_per_worker=given.gpus_per_worker,
-            refresh_every=given.refresh_every,
-            refresh_unit="epochs",
-            refresh_mode=given.refresh_mode,
-            refresh_negatives=given.negatives,
+            refresh={"every": given.refresh_every, "unit": "epochs", "mode": given.refresh_mode, "negatives": given.negatives},
         )
     )
     print(f"{model.place}: {model.summary['steps']} steps")

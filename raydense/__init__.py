@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.dual_encoder import DualEncoder
     from raydense.models.generator import Generator
-    from raydense.refresh.refresh import train
+    from raydense.refresh.train import train
     from raydense.retrieval.index import index
     from raydense.retrieval.pool import SearchPool
     from raydense.retrieval.search import search
@@ -60,7 +60,7 @@ _HOMES = {
     "raydense.models.cross_encoder": ["CrossEncoder"],
     "raydense.models.dual_encoder": ["DualEncoder"],
     "raydense.models.generator": ["Generator"],
-    "raydense.refresh.refresh": ["train"],
+    "raydense.refresh.train": ["train"],
     "raydense.retrieval.index": ["index"],
     "raydense.retrieval.pool": ["SearchPool"],
     "raydense.retrieval.search": ["search"],

@@ -32,7 +32,7 @@ class TrainingData:
             "negatives": 2,
             "lr": 1e-3,
             "dropout": 0.0,
-            "engine": "ddp",
+            "engine": {"name": "ddp"},
             "max_steps": 10,
             "corpus": str(self.root / "sample/corpus"),
             "queries": str(self.root / "sample/queries"),

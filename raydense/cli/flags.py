@@ -110,7 +110,7 @@ def _flag(key: str, field: FieldInfo, section: str) -> Flag:
 
 def _complete(field: FieldInfo, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What a shell offers for the value of a flag: its choices, or the paths there are."""
-    if choices := [value for value in _literals(field.annotation) if isinstance(value, str)]:
+    if choices := [value for value in (*_literals(field.annotation), *(field.examples or [])) if isinstance(value, str)]:
         return [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
     return [CompletionItem(incomplete, type="file")] if _metavar(field) == "PATH" else []
 

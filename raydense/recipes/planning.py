@@ -19,7 +19,8 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import size
 from raydense.settings import Settings
 from raydense.storage import read_manifest
-from raydense.training.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.method import method_of
+from raydense.training.settings import LoopSettings, TrainSettings
 
 _BYTES = {"Flat": 4, "SQfp16": 2}
 
@@ -114,7 +115,7 @@ def _need(settings: Settings, of: Of) -> str:
             return f"the queries of {passages} passages x {settings.k}"
         case MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
-        case PretrainSettings() | TrainSettings():
+        case LoopSettings():
             return ", ".join(part for part in (_steps(settings, _examples(settings, of)), _worker(settings)) if part)
         case LabelSettings(model=None) if queries := _queries(settings, of):
             return f"{queries} queries to label"
@@ -125,7 +126,7 @@ def _need(settings: Settings, of: Of) -> str:
     return ""
 
 
-def _examples(settings: Training, of: Of) -> Count | None:
+def _examples(settings: LoopSettings, of: Of) -> Count | None:
     """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
     if isinstance(settings, TrainSettings):
         found = [of(path) for path in (settings.examples, settings.more_examples) if path]
@@ -134,12 +135,13 @@ def _examples(settings: Training, of: Of) -> Count | None:
             if all(found)
             else None
         )
-    if settings.context == "query":
+    context = getattr(settings, "context", None)
+    if context == "query":
         return _fewest(of(settings.corpus))  # some passages may have no query
-    return of(settings.corpus) if settings.context is None else None
+    return of(settings.corpus) if context is None else None
 
 
-def _steps(settings: Training, examples: Count | None) -> str:
+def _steps(settings: LoopSettings, examples: Count | None) -> str:
     """The steps of a training, as its sampler counts them: an epoch leaves out its last, incomplete batch."""
     batch = settings.batch_size
     if examples and examples.number < batch:
@@ -154,13 +156,13 @@ def _steps(settings: Training, examples: Count | None) -> str:
     return f"{steps} steps of {batch:,} {each}, {settings.workers} worker(s)"
 
 
-def _worker(settings: Training) -> str:
+def _worker(settings: LoopSettings) -> str:
     """The memory of a training's worker, where its start models are there."""
-    if any(folder and folder != "tiny" and not Path(folder).is_dir() for folder in (settings.model, getattr(settings, "reranker", None))):
+    if any(folder != "tiny" and not Path(folder).is_dir() for folder in method_of(settings).starts_from(settings)):
         return ""
-    from raydense.training.memory import told  # only here: importing torch takes seconds
+    from raydense.training.memory import describe  # only here: importing torch takes seconds
 
-    return told(settings)
+    return describe(settings)
 
 
 def _memory(settings: IndexSettings) -> str:

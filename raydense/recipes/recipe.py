@@ -71,7 +71,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
     "split": Verb(SplitSettings, "raydense.inference.split:split"),
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
-    "train": Verb(TrainSettings, "raydense.refresh.refresh:train"),
+    "train": Verb(TrainSettings, "raydense.refresh.train:train"),
     "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
     "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),

@@ -16,7 +16,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table
 from raydense.mining.negatives import Flags, among
 from raydense.storage import Artifact, Draft, Place
-from raydense.training.batches import Ragged
+from raydense.training.ragged import Ragged
 
 
 def changed(found: Artifact, before: Artifact, output: Place) -> Artifact:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.mining.negatives import Flags, among, first_of_each
-from raydense.training.batches import Ragged
+from raydense.training.ragged import Ragged
 
 _LISTS = ("negatives", "negative_scores", "negative_sources")
 

@@ -6,13 +6,13 @@ import time
 
 from raydense.errors import InputError
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
-from raydense.training.settings import Training, TrainSettings
+from raydense.training.settings import LoopSettings, refresh_of
 
-_BESIDE_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
+_REFRESH_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 _COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again
 
 
-def require_room(settings: Training) -> bool:
+def require_room(settings: LoopSettings) -> bool:
     """Whether workers get a GPU each. InputError where no node comes by itself and there is no room for the workers, or they cannot train so."""
     ensure_ray()
     import ray
@@ -37,16 +37,17 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def lack(settings: Training, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:
-    """The fault where nodes of these resources are too few for the workers, and for what finds negatives beside them."""
+def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:
+    """The fault where nodes of these resources are too few for the workers, and for what finds negatives meanwhile."""
     workers, each = settings.workers, {"CPU": settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
-    beside = isinstance(settings, TrainSettings) and settings.refresh_every is not None and settings.refresh_mode == "async"
+    refresh = refresh_of(settings)
+    concurrent = refresh is not None and refresh.mode == "async"
     for name, amount in each.items():
-        there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _BESIDE_CPUS, "GPU": 1.0}[name]
-        if workers * amount + more * beside > there:
-            finds = f", and {more:g} for what finds negatives meanwhile," if beside else ""
+        there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _REFRESH_CPUS, "GPU": 1.0}[name]
+        if workers * amount + more * concurrent > there:
+            finds = f", and {more:g} for what finds negatives meanwhile," if concurrent else ""
             less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"
-            fix = f"give fewer workers, or {less}" + (", or --refresh-mode sync" if beside else "")
+            fix = f"give fewer workers, or {less}" + (", or --refresh.mode sync" if concurrent else "")
             return InputError(f"{workers} workers x {amount:g} {name}{finds} is more than the {there:g} here", "workers", fix)
     fit = sum(min(int(node.get(name, 0.0) / amount) for name, amount in each.items()) for node in nodes)
     if fit < workers:

@@ -20,7 +20,7 @@ from torch import Tensor
 from raydense.errors import InputError
 from raydense.storage import Place
 from raydense.training.engine import Engine, Precision, tied
-from raydense.training.settings import Training
+from raydense.training.settings import LoopSettings
 
 RUN = "run"
 _STATE = "state.json"
@@ -124,7 +124,7 @@ def _names_checkpoints(text: str, shared: Place) -> bool:
     return all((shared / RUN / one["checkpoint_dir_name"]).exists() for one in named)
 
 
-def refuse_other_workers(output: Place, state: State, settings: Training) -> None:
+def refuse_other_workers(output: Place, state: State, settings: LoopSettings) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
     if tied(settings) and state.workers != settings.workers:
         raise InputError(

@@ -15,24 +15,24 @@ from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, Rows, hash_strings
 from raydense.errors import InputError
 from raydense.runtime.progress import say
-from raydense.training.batches import Examples, Ragged
-from raydense.training.settings import PretrainSettings
+from raydense.training.examples import Examples
+from raydense.training.ragged import Ragged
 
 
 class Contexts:
     """The passages of a corpus with their contexts, by row."""
 
-    def __init__(self, settings: PretrainSettings, store: PassageStore) -> None:
+    def __init__(self, store: PassageStore, kind: str | None = None, generated: str | None = None) -> None:
         """InputError where the corpus or the generated queries cannot give the contexts asked for."""
-        self.store, self.kind = store, settings.context
-        self.generated = Generated(settings.generated, store) if settings.generated else None
+        self.store, self.kind = store, kind
+        self.generated = Generated(generated, store) if generated else None
         if self.kind in ("passage", "mixed") and "doc_id" not in store.slice(0, 1).column_names:
             raise InputError("has no doc_id", store.path, "context passage needs to know documents: give a corpus of `raydense split`")
 
-    def examples(self, tell: bool = False) -> Examples:
-        """Each passage that has a context, or each where none is asked for; `tell` says how many have none."""
+    def examples(self, log: bool = False) -> Examples:
+        """Each passage that has a context, or each where none is asked for; with `log` a line says how many have none."""
         rows = np.flatnonzero(self._has_passage() | (self._counted > 0)) if self.kind else np.arange(len(self.store))
-        if tell and len(rows) < len(self.store):
+        if log and len(rows) < len(self.store):
             say(f"pretrain: {len(self.store) - len(rows):,} of {len(self.store):,} passages have no context, and are left out")
         if not len(rows):
             raise InputError("no passage has a context", self.store.path, "generate queries, or give documents of several passages")
@@ -43,23 +43,23 @@ class Contexts:
         """The texts of the passages at `rows`."""
         return self.store.passages(rows)
 
-    def draw(self, rows: Rows, lots: NDArray[np.float64]) -> list[str]:
-        """A context of each passage at `rows`, decided by `lots` float64 [n, 2], in [0, 1): which kind, and which one."""
+    def draw(self, rows: Rows, random: NDArray[np.float64]) -> list[str]:
+        """A context of each passage at `rows`, decided by `random` float64 [n, 2], in [0, 1): which kind, and which one."""
         query = self._counted[rows] > 0
         if self.kind == "mixed":
-            query &= (lots[:, 0] < 0.5) | (self._documents[3][rows] < 2)
+            query &= (random[:, 0] < 0.5) | (self._documents[3][rows] < 2)
         texts = np.empty(len(rows), dtype=object)
         if query.any():
             assert self.generated is not None
-            texts[query] = self.generated.pick(rows[query], lots[query, 1])
+            texts[query] = self.generated.pick(rows[query], random[query, 1])
         if not query.all():
-            texts[~query] = self.store.passages(self._siblings(rows[~query], lots[~query, 1]))
+            texts[~query] = self.store.passages(self._siblings(rows[~query], random[~query, 1]))
         return texts.tolist()
 
-    def _siblings(self, rows: Rows, lots: NDArray[np.float64]) -> Rows:
+    def _siblings(self, rows: Rows, random: NDArray[np.float64]) -> Rows:
         """Another passage of the document of each."""
         order, place, first, size = self._documents
-        others = (lots * (size[rows] - 1)).astype(np.int64)
+        others = (random * (size[rows] - 1)).astype(np.int64)
         others += others >= place[rows] - first[rows]
         return order[first[rows] + others]
 

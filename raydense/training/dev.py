@@ -5,7 +5,7 @@ The work is shared out over the workers, each with equally many batches, as ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,11 @@ from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.joint import JointModel
 from raydense.models.tokens import Tokens
 from raydense.training.engine import Engine
-from raydense.training.methods import Texts, pad
-from raydense.training.settings import TrainSettings
+from raydense.training.settings import DevSettings
+from raydense.training.tensors import pad
+from raydense.training.texts import Texts
 
 METRIC, OF_RERANKER = "mrr@10", "reranker mrr@10"
 _DEPTH = 20
@@ -48,42 +48,38 @@ class DevSet:
     absent: NDArray[np.bool_] | None = None
 
 
-def read_dev_sets(settings: TrainSettings, queries: pa.Table, store: PassageStore) -> dict[str, DevSet]:
-    """What the settings ask to measure, by the names of the metrics; the first decides which weights are best. Empty without dev_qrels.
+MakeDevSet = Callable[[Ints, Ints, Any, int, int, np.random.Generator], DevSet]
 
-    `dev_passages` bounds the passages, or the pairs, of one measurement. Joint training measures its re-ranker where there is a dev_run.
+
+def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet]) -> dict[str, DevSet]:
+    """The dev sets that a method measures, by the names of the metrics; empty without the group `dev`.
+
+    `dev.passages` bounds the passages, or the pairs, of one measurement.
     """
-    if settings.dev_qrels is None:
-        if settings.dev_run is not None:
-            raise InputError("is of no use without dev_qrels", "dev_run", "give --dev-qrels too")
+    dev: DevSettings | None = settings.dev
+    if dev is None:
         return {}
-    if settings.objective == "reranker" and settings.dev_run is None:
-        raise InputError("a re-ranker's dev metric needs candidates to order", "dev_run", "give --dev-run, or leave --dev-qrels out")
-    qrels = positives_of(read_table(settings.dev_qrels, "qrels"))
+    queries = read_table(settings.queries, "queries", ["query_id"])
+    qrels = positives_of(read_table(dev.qrels, "qrels"))
     if not qrels.num_rows:
-        raise InputError("no judgement with relevance of at least 1", settings.dev_qrels, "give others")
-    at = query_positions(qrels["query_id"], queries, settings.dev_qrels)
-    rows = store.known_rows(qrels["passage_id"], settings.dev_qrels)
-    run = _first_of_run(settings, queries, store) if settings.dev_run else None
-    made = {METRIC: _reranker_set if settings.objective == "reranker" else _retriever_set}
-    if settings.objective == "joint" and run is not None:
-        made[OF_RERANKER] = _reranker_set
-    return {
-        name: make(at, rows, run, settings.dev_passages, len(store), np.random.default_rng([settings.seed, 1]))
-        for name, make in made.items()
-    }
+        raise InputError("no judgement with relevance of at least 1", dev.qrels, "give others")
+    at = query_positions(qrels["query_id"], queries, dev.qrels)
+    rows = store.known_rows(qrels["passage_id"], dev.qrels)
+    run = _first_of_run(dev, queries, store) if dev.run else None
+    return {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
 
 
-def _first_of_run(settings: TrainSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
+def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
     """Query positions, ranks from 0, and rows of the run's first passages, by query and rank."""
-    assert settings.dev_run is not None
-    run = read_table(settings.dev_run, "run", ["query_id", "passage_id", "rank"])
+    assert dev.run is not None
+    run = read_table(dev.run, "run", ["query_id", "passage_id", "rank"])
     run = run.filter(pc.less_equal(run["rank"], _DEPTH))
-    at = query_positions(run["query_id"], queries, settings.dev_run)
-    return at, run["rank"].to_numpy().astype(np.int64) - 1, store.known_rows(run["passage_id"], settings.dev_run)
+    at = query_positions(run["query_id"], queries, dev.run)
+    return at, run["rank"].to_numpy().astype(np.int64) - 1, store.known_rows(run["passage_id"], dev.run)
 
 
-def _retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
+def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
+    """Queries over a small set of passages: their positives, the first of the run, and others drawn at random."""
     kept = np.unique(rows)
     if run is not None:
         run_at, rank, run_rows = run
@@ -100,7 +96,8 @@ def _retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: 
     return DevSet(query, kept, relevant)
 
 
-def _reranker_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
+def reranker_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
+    """Queries, each over its own first passages of the run."""
     query = np.unique(at)
     if len(query) * _DEPTH > most:
         query = np.sort(rng.choice(query, size=max(1, most // _DEPTH), replace=False))
@@ -118,11 +115,11 @@ def _pair(query: Ints, rows: Ints, corpus: int) -> Ints:
 
 
 class Dev:
-    """A dev set with its tokens, of which this worker holds its share; of two models together, it measures the one it is of."""
+    """A dev set with its tokens, of which this worker holds its share; it measures the retriever, or the re-ranker, of the model."""
 
     def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int) -> None:
-        if isinstance(model, JointModel):
-            model = model.retriever if dev.absent is None else model.reranker
+        kind = DualEncoder if dev.absent is None else CrossEncoder
+        model = next(part for part in model.modules() if isinstance(part, kind))
         self.dev, self.model, self.rank, self.workers = dev, model, rank, workers
         if isinstance(model, DualEncoder):
             self._queries = self._share(model.tokenize_queries(texts.queries(self._mine(len(dev.query), dev.query))))
@@ -154,12 +151,12 @@ class Dev:
         return mrr_at_10(scores, self.dev.relevant)
 
     def _retriever_scores(self, engine: Engine) -> NDArray[np.float32]:
-        queries = self._everyones(self._outputs(engine, self._queries, "queries"), len(self.dev.query))
-        passages = self._everyones(self._outputs(engine, self._passages, "passages"), len(self.dev.rows))
+        queries = self._of_all_workers(self._outputs(engine, self._queries, "queries"), len(self.dev.query))
+        passages = self._of_all_workers(self._outputs(engine, self._passages, "passages"), len(self.dev.rows))
         return (queries.float() @ passages.float().T).cpu().numpy()
 
     def _reranker_scores(self, engine: Engine) -> NDArray[np.float32]:
-        flat = self._everyones(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size)
+        flat = self._of_all_workers(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size)
         scores = flat.float().cpu().numpy().reshape(self.dev.rows.shape)
         assert self.dev.absent is not None
         return np.where(self.dev.absent, np.float32(-np.inf), scores)
@@ -172,15 +169,15 @@ class Dev:
 
     def _batches(self, tokens: Tokens, order: Ints, device: torch.device) -> Iterator[dict[str, Tensor]]:
         for start in range(0, len(order), _BATCH):
-            batch = pad(self.model, tokens.select(order[start : start + _BATCH]))  # type: ignore[arg-type]
+            batch = pad(self.model, tokens.select(order[start : start + _BATCH]))
             yield {name: value.to(device) for name, value in batch.items()}
 
-    def _everyones(self, mine: Tensor, total: int) -> Tensor:
+    def _of_all_workers(self, mine: Tensor, total: int) -> Tensor:
         if self.workers == 1:
             return mine[:total]
-        everyone = [torch.empty_like(mine) for _ in range(self.workers)]
-        dist.all_gather(everyone, mine.contiguous())
-        return torch.cat(everyone)[:total]
+        gathered = [torch.empty_like(mine) for _ in range(self.workers)]
+        dist.all_gather(gathered, mine.contiguous())
+        return torch.cat(gathered)[:total]
 
 
 def _one(output: Any) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from raydense.errors import InputError
 from raydense.training.lamb import Lamb
-from raydense.training.settings import Training
+from raydense.training.settings import LoopSettings
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,14 +56,14 @@ def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
         )
 
 
-def learning_rate(step: int, steps: int, settings: Training) -> float:
+def learning_rate(step: int, steps: int, settings: LoopSettings) -> float:
     """Of `step` (from 0): rises linearly over the warm-up, then falls linearly to zero at `steps`."""
     rising = int(settings.warmup * steps)
     share = (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
     return settings.lr * share
 
 
-def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) or LAMB, with no weight decay on biases and norms: the parameters of one dimension."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -114,7 +114,7 @@ class Engine(ABC):
 class TorchEngine(Engine):
     """One process, or PyTorch's DistributedDataParallel over several."""
 
-    def __init__(self, model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> None:
+    def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         self.module, self.device, self.settings = model.to(device), device, settings
         self.optimizer = make_optimizer(self.module, settings)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
@@ -162,7 +162,7 @@ class TorchEngine(Engine):
 class DeepSpeedEngine(Engine):
     """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
 
-    def __init__(self, model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> None:
+    def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed  # only here: DDP runs do without the second that it takes
@@ -171,7 +171,7 @@ class DeepSpeedEngine(Engine):
             # else it compiles a collective of its own at the first start, half a minute or more, and needs a compiler; gloo does
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        self.device, self.precision, self.zero, self._pieces = device, precision, settings.zero, pieces
+        self.device, self.precision, self.zero, self._pieces = device, precision, settings.engine.zero, pieces
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
         config = deepspeed_config(settings, precision, dist.get_world_size(), pieces)
@@ -219,18 +219,18 @@ class DeepSpeedEngine(Engine):
         return {name: value.detach().cpu() for name, value in state.items() if name not in frozen(self.module)}
 
 
-def deepspeed_config(settings: Training, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
+def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
     Gradients of parts and pieces are added up in float32, also in half precision, where small ones would be lost; ZeRO 0 cannot.
     """
-    adds_in_float32 = settings.zero > 0 and precision != "fp32"
+    adds_in_float32 = settings.engine.zero > 0 and precision != "fp32"
     return {
         **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
         "gradient_clipping": settings.clip,
-        "zero_optimization": {"stage": settings.zero},
+        "zero_optimization": {"stage": settings.engine.zero},
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16", "initial_scale_power": 14, "loss_scale_window": 1000, "hysteresis": 2},
@@ -238,12 +238,12 @@ def deepspeed_config(settings: Training, precision: Precision, workers: int, pie
     }
 
 
-def make_engine(model: nn.Module, settings: Training, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
+def make_engine(model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
     """The engine that the settings name, on this worker's device; each part comes back in so many pieces."""
-    cls = DeepSpeedEngine if settings.engine == "deepspeed" else TorchEngine
+    cls = DeepSpeedEngine if settings.engine.name == "deepspeed" else TorchEngine
     return cls(model, settings, device, precision, pieces)
 
 
-def tied(settings: Training) -> bool:
+def tied(settings: LoopSettings) -> bool:
     """Whether a checkpoint loads with the number of workers that wrote it only: ZeRO 3 shares out each weight."""
-    return settings.engine == "deepspeed" and settings.zero == 3
+    return settings.engine.name == "deepspeed" and settings.engine.zero == 3

@@ -12,19 +12,19 @@ from typing import Protocol, Self
 from raydense.errors import StorageError
 from raydense.runtime.progress import quiet, say
 from raydense.training.generations import Generations
-from raydense.training.settings import Training
+from raydense.training.settings import LoopSettings
 
 
 class MakeGeneration(Protocol):
     """Makes generation `number`, whole, of the weights that were handed over; `start` is the folder that the training began from."""
 
-    def __call__(self, settings: Training, start: str | Path, generations: Generations, number: int) -> None: ...
+    def __call__(self, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None: ...
 
 
 class GenerationBuilder:
     """`with GenerationBuilder(...) as maker`: in mode async a thread makes what is handed over, while the block runs."""
 
-    def __init__(self, make: MakeGeneration | None, settings: Training, start: str, generations: Generations) -> None:
+    def __init__(self, make: MakeGeneration | None, settings: LoopSettings, start: str, generations: Generations) -> None:
         self._make, self._settings, self._start, self._generations = make, settings, start, generations
         self._left = threading.Event()
         self._error: BaseException | None = None
@@ -46,7 +46,7 @@ class GenerationBuilder:
         """Make all generations that were handed over and are not there yet; returns the seconds."""
         begun = time.monotonic()
         for number in self._generations.open():
-            assert self._make is not None, "a training with refresh is started by raydense.refresh.refresh"
+            assert self._make is not None, "a training with refresh is started by raydense.refresh.train"
             self._make(self._settings, self._start, self._generations, number)
         return time.monotonic() - begun
 

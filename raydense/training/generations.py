@@ -18,7 +18,7 @@ from raydense.errors import InputError
 from raydense.storage import MANIFEST, WORK, Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import write_weights
-from raydense.training.settings import Training, TrainSettings
+from raydense.training.settings import LoopSettings, refresh_of
 
 _WEIGHTS, _RUN = "weights.safetensors", "run"
 _FAULT, _EXAMPLES = "refresh-fault.txt", "refresh"
@@ -39,17 +39,18 @@ class Generations:
     keeps_run: bool = False
 
     @classmethod
-    def of(cls, settings: Training, sampler: Sampler, steps: int, output: Place) -> Generations:
+    def of(cls, settings: LoopSettings, sampler: Sampler, steps: int, output: Place) -> Generations:
         """Those of a training into `output`."""
-        if not isinstance(settings, TrainSettings) or settings.refresh_every is None:
+        refresh = refresh_of(settings)
+        if refresh is None:
             return cls(output, steps, steps)
-        each = sampler.steps_per_epoch if settings.refresh_unit == "epochs" else 1
-        every, behind = max(1, round(settings.refresh_every * each)), int(settings.refresh_mode == "async")
-        generations = cls(output, steps, every, behind, settings.refresh_only_changed)
+        each = sampler.steps_per_epoch if refresh.unit == "epochs" else 1
+        every, behind = max(1, round(refresh.every * each)), int(refresh.mode == "async")
+        generations = cls(output, steps, every, behind, refresh.only_changed)
         if not generations.last:
             what = f"{steps:,} steps end before new negatives would be learned from, at step {generations.starts(1):,} in mode"
             fix = "train longer (--epochs, --max-steps), or refresh more often"
-            raise InputError(f"{what} {settings.refresh_mode}", "refresh_every", fix)
+            raise InputError(f"{what} {refresh.mode}", "refresh.every", fix)
         return generations
 
     def at(self, step: int) -> int:

@@ -13,25 +13,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.data.store import PassageStore
-from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Place
-from raydense.training.batches import Examples, Sampler, read_examples
+from raydense.training.batches import Sampler
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
-from raydense.training.contexts import Contexts
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
-from raydense.training.methods import Batch, Texts, load_model, objective_of
+from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.prefetch import prefetched
-from raydense.training.settings import PretrainSettings, Training
+from raydense.training.settings import LoopSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
 FOUND = "micro_batch.txt"
-_MEND = "lower --lr, clip the gradient with --clip, or give --precision fp32"
+_FIX = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Job:
     The workers end after `until` of the `steps`.
     """
 
-    settings: Training
+    settings: LoopSettings
     start: str
     shared: Place
     steps: int
@@ -83,26 +81,26 @@ class Loop:
             cores = physical_cpus() - job.generations.behind  # one for what makes generations meanwhile
             torch.set_num_threads(max(int(job.settings.cpus_per_worker), cores // place.on_machine, 1))
         s = self.settings
-        examples, texts = read_data(s, PassageStore(s.corpus))
+        method = method_of(s)
+        examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
-        objective = objective_of(s)
-        model = load_model(s, objective, job.start)
+        model = load_model(s, job.start)
         if s.activation_checkpointing:
             checkpoint_activations(model)
             if place.device.type == "cpu":
                 give_memory_back()
         if s.micro_batch == "auto":
             s = self.settings = self._with_micro_batch(model)
-        self.objective = objective(s, model, texts, place.rank, place.workers)
+        self.method = method(s, model, texts, place.rank, place.workers)
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
         self.precision = choose_precision(s.precision, place.device)
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
-        self.dev_every = s.dev_every or math.ceil(job.steps / 10)
+        self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
 
-    def _with_micro_batch(self, model: nn.Module) -> Training:
-        """The settings with the micro-batch that fits; the driver says the line that worker 0 leaves in `FOUND`.
+    def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
+        """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
 
         It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
         """
@@ -143,24 +141,24 @@ class Loop:
         if number != self.generation:
             self.waited += self.job.generations.await_(number)
             newer = {"examples": str(self.job.generations.examples(number))}
-            examples, _ = read_data(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
+            examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> list[Batch]:
-        return [self.objective.prepare(part) for part in self.sampler.step(step)]
+        return [self.method.prepare(part) for part in self.sampler.step(step)]
 
     def _train_step(self, step: int, parts: list[Batch], log: Log) -> None:
         seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
         measured = [
-            forward_and_backward(self.engine, self.objective, part, self.pieces, of_part.tolist())
+            forward_and_backward(self.engine, self.method, part, self.pieces, of_part.tolist())
             for part, of_part in zip(parts, seeds.reshape(len(parts), -1), strict=True)
         ]
         lr = learning_rate(step, self.job.steps, self.settings)
         self.engine.step(lr)
         values = {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]}
         if self.job.generations.last:
-            told = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
-            values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in told.items()}
+            extra = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
+            values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in extra.items()}
         log.add(step + 1, lr, values)
 
     def _after(self, state: State, log: Log) -> State:
@@ -193,18 +191,6 @@ class Loop:
         refuse_weights_not_finite(weights, step, self.place)
         if self.place.rank == 0:
             save_weights(self.job.shared, step, weights)
-
-
-def read_data(settings: Training, store: PassageStore, tell: bool = False) -> tuple[Examples, Any]:
-    """The examples of a training, and the texts that they speak of; `tell` says what is left out."""
-    if isinstance(settings, PretrainSettings):
-        contexts = Contexts(settings, store)
-        return contexts.examples(tell), contexts
-    queries = read_table(settings.queries, "queries", ["query_id", "text"])
-    examples = read_examples(settings.examples, queries, store, settings.negatives)
-    if settings.more_examples:
-        examples = examples.and_then(read_examples(settings.more_examples, queries, store, settings.negatives))
-    return examples, Texts(queries, store)
 
 
 class Log:
@@ -251,7 +237,7 @@ class Log:
 
 
 def _refuse_not_finite(line: Line) -> None:
-    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _MEND)
+    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _FIX)
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:
@@ -260,4 +246,4 @@ def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank
     if place.workers > 1:
         dist.all_reduce(wrong)
     if wrong.item():
-        raise InputError(f"the weights are not finite numbers after step {step}", "train", _MEND)
+        raise InputError(f"the weights are not finite numbers after step {step}", "train", _FIX)

@@ -1,4 +1,4 @@
-"""What memory one training worker needs at its fullest moment, told from the start model's config before any weight is read.
+"""What memory one training worker needs at its fullest moment, estimated from the start model's config before any weight is read.
 
 The model goes forward and backward in torch's FakeTensorMode, where tensors have shapes and no memory: what autograd would hold is
 counted, for any family of encoders. What engine and optimiser hold follows from the number of weights.
@@ -23,16 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from raydense.errors import InputError
-from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.generator import Generator
 from raydense.models.masking import NOT_MASKED
-from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.models.weights import without_reading
 from raydense.training.engine import DTYPES, choose_precision
-from raydense.training.methods import load_model, objective_of
-from raydense.training.settings import PretrainSettings, Training
-from raydense.training.step import checkpoint_activations, pieces_of, texts_of
+from raydense.training.method import load_model, method_of
+from raydense.training.settings import LoopSettings
+from raydense.training.step import checkpoint_activations, largest_piece, pieces_of
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.
 _PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
@@ -69,17 +66,17 @@ class Memory:
 
 
 class Outline:
-    """A training whose model has shapes and no memory; tells what each `micro_batch` needs."""
+    """A training whose model has shapes and no memory; estimates what each `micro_batch` needs."""
 
-    def __init__(self, settings: Training, folder: str | Path, device: torch.device) -> None:
+    def __init__(self, settings: LoopSettings, folder: str | Path, device: torch.device) -> None:
         """InputError where the folder cannot be used; it is checked, and its weights are not read."""
         self.settings, self._gpu = settings, device.type == "cuda"
         self.precision = choose_precision(settings.precision, device)
         self._fake = _Fake()
         with self._fake, torch.random.fork_rng(devices=[]), without_reading(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
-            self.model = load_model(settings, objective_of(settings), str(folder)).train()
-            if settings.engine == "deepspeed" and self.precision != "fp32":
+            self.model = load_model(settings, str(folder)).train()
+            if settings.engine.name == "deepspeed" and self.precision != "fp32":
                 _cast(self.model, DTYPES[self.precision])
         if settings.activation_checkpointing:
             checkpoint_activations(self.model)
@@ -97,7 +94,7 @@ class Outline:
         weights, gradients, optimizer, updating = self._held()
         running = int(self.running(pieces) * (1.0 if self._gpu else _HOLES))
         saving = 4 * _count(self.model.parameters()) - gradients
-        process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine == "deepspeed" else 0)
+        process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine.name == "deepspeed" else 0)
         return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
 
     def running(self, pieces: int) -> int:
@@ -106,7 +103,7 @@ class Outline:
         Gradients are there from the start: those of earlier pieces are, and those of a first one come to lie in what activations
         have left, which no allocator gives back in time.
         """
-        mixed = DTYPES[self.precision] if self.settings.engine == "ddp" and self.precision != "fp32" else None
+        mixed = DTYPES[self.precision] if self.settings.engine.name == "ddp" and self.precision != "fp32" else None
         with self._fake, torch.random.fork_rng(devices=[]):
             for weight in self._trained:
                 weight.grad = torch.empty_like(weight)
@@ -124,69 +121,46 @@ class Outline:
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), DTYPES[self.precision].itemsize
-        if s.engine == "ddp" or (s.zero == 0 and self.precision == "fp32"):
+        if s.engine.name == "ddp" or (s.engine.zero == 0 and self.precision == "fp32"):
             # Adam makes two tensors of a weight's size, weight by weight, on a GPU of all weights at once; LAMB makes five
             updating = 5 * largest if s.optimizer == "lamb" else trained if self._gpu else 2 * largest
-            summed = trained if s.engine == "deepspeed" else 0  # over workers, from one flat copy
+            summed = trained if s.engine.name == "deepspeed" else 0  # over workers, from one flat copy
             return 4 * whole, 4 * trained, 8 * trained, 4 * max(updating, summed)
-        if s.zero == 0:
+        if s.engine.zero == 0:
             return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
         half = each < 4  # then gradients are added up in float32, beside those of a piece
-        if s.zero == 3:
+        if s.engine.zero == 3:
             optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
             gradients = each * (1 + share) + (2 * share if half else 0)
             return int(each * whole * share), int(gradients * trained), int(optimizer * trained), int(updating * trained)
-        gradients = each + ((4 if s.zero == 1 else 2 * share) if half else 0)
-        updating = 3 + 6 * share if half and s.zero == 1 else max(0, 16 * share - gradients)
+        gradients = each + ((4 if s.engine.zero == 1 else 2 * share) if half else 0)
+        updating = 3 + 6 * share if half and s.engine.zero == 1 else max(0, 16 * share - gradients)
         return each * whole, int(gradients * trained), int((12 + each) * share * trained), int(updating * trained)
 
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""
-        s, texts = self.settings, texts_of(self.settings)
-        if s.objective in ("reranker", "generator"):
-            return 4 * _COPIES * max(texts.values())
-        dimension = next(m.dimension for m in self.model.modules() if isinstance(m, DualEncoder))
-        if isinstance(s, PretrainSettings):
-            spans = sum(texts.values()) if s.method == "cocondenser" else 0
-            gathered = spans * s.workers
-            return 4 * (2 * dimension * (spans + gathered) + _COPIES * (spans * gathered + sum(texts.values())))
-        everyone = s.workers if s.objective != "joint" and s.in_batch and s.cross_batch else 1
-        # in joint training each place of a list holds the vector of its passage; else each query meets each passage
-        gathered = texts["pairs"] if s.objective == "joint" else texts["passages"] * everyone
-        scores = texts["pairs"] if s.objective == "joint" else texts["queries"] * gathered * (2 if s.objective == "pair" else 1)
-        return 4 * (2 * dimension * (texts["queries"] + texts["passages"] + gathered) + _COPIES * scores)
+        held = method_of(self.settings).held(self.settings)
+        dimension = next(m.dimension for m in self.model.modules() if isinstance(m, DualEncoder)) if held.vectors else 0
+        return 4 * (2 * dimension * held.vectors + _COPIES * held.scores)
 
 
-def longest_batch(model: nn.Module, settings: Training, pieces: int, device: str | torch.device = "cpu") -> Batch:
+def longest_batch(model: nn.Module, settings: LoopSettings, pieces: int, device: str | torch.device = "cpu") -> Batch:
     """A batch of the largest of `pieces`, every text as long as the model's lengths allow, the tokens at its end masked in pre-training."""
-    lengths: dict[str, int] = {}
-    for part in model.modules():
-        if isinstance(part, DualEncoder):
-            longest = part.config.passage_length
-            lengths |= {"queries": part.config.query_length, "passages": longest, "contexts": longest}
-        elif isinstance(part, CrossEncoder):
-            lengths["pairs"] = part.length
-        elif isinstance(part, Generator):
-            lengths |= {"queries": part.config.query_length, "passages": part.config.passage_length}
+    method = method_of(settings)
+    lengths, masked = method.lengths(model), method.masked(settings)
     batch: Batch = {}
-    for name, count in texts_of(settings).items():
-        shape = (-(-count // pieces), lengths[name])
+    for name, count in largest_piece(settings, pieces).items():
+        shape = (count, lengths[name])
         batch[name] = {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
-        if share := _masked(settings).get(name):
+        if share := masked.get(name):
             whole = torch.ones(shape, dtype=torch.int64, device=device)
             batch[name]["labels"] = whole.index_fill(1, torch.arange(round((1 - share) * shape[1]), device=device), NOT_MASKED)
     return batch
 
 
-def _masked(settings: Training) -> dict[str, float]:
-    """The share of the tokens of each kind of texts that pre-training hides."""
-    shares = {"passages": settings.mask, "contexts": settings.context_mask} if isinstance(settings, PretrainSettings) else {}
-    return {name: share for name, share in shares.items() if share}
-
-
-def _masked_share(settings: Training) -> float:
+def _masked_share(settings: LoopSettings) -> float:
     """Of the tokens of all kinds together, which have as many texts each."""
-    shares = _masked(settings).values()
+    shares = method_of(settings).masked(settings).values()
     return sum(shares) / max(1, len(shares))
 
 
@@ -197,7 +171,7 @@ def forward_and_back(model: nn.Module, batch: Batch) -> None:
     torch.stack([o.sum() for o in given]).sum().backward()
 
 
-def told(settings: Training) -> str:
+def describe(settings: LoopSettings) -> str:
     """What a worker will need, in words; empty where a start model is not there (yet), or is none.
 
     For this machine's kind of device: a GPU where torch sees one. Of micro_batch auto, what it can choose from.
@@ -205,7 +179,7 @@ def told(settings: Training) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as aside:
         if settings.model == "tiny":
-            (make_tiny_generator if settings.objective == "generator" else make_tiny_encoder)(many_words(), aside, 0)
+            method_of(settings).make_tiny(many_words(), aside, 0)
         try:
             outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
         except InputError:

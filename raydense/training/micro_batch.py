@@ -16,7 +16,7 @@ from torch import nn
 from raydense.errors import InputError
 from raydense.training.engine import DTYPES
 from raydense.training.memory import Outline, forward_and_back, longest_batch
-from raydense.training.settings import Training
+from raydense.training.settings import LoopSettings
 from raydense.training.step import pieces_of, texts_of
 
 # The rest stays free: the estimate is within a fifth of the truth, and Ray ends workers when a machine is nearly full.
@@ -27,7 +27,7 @@ _CGROUPS = (
 )
 
 
-def find_micro_batch(settings: Training, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
+def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
     """The most texts at once that fit on every worker, and a line that says so; every worker calls this, with its `model` loaded.
 
     InputError, on all alike, where not even one text fits. `on_machine`: the workers of this machine.
@@ -49,14 +49,14 @@ def find_micro_batch(settings: Training, start: str, model: nn.Module, device: t
     return texts, f"micro_batch {texts} of {max(texts_of(settings).values())} texts: about {outline.memory(texts)}"
 
 
-def refuse_too_little(settings: Training, start: str) -> None:
+def refuse_too_little(settings: LoopSettings, start: str) -> None:
     """InputError where workers on this machine's CPUs have no memory for even one text at a time."""
     outline = Outline(settings, start, torch.device("cpu"))
     if outline.memory(1).total > room_of(settings.workers):
         raise too_little(outline, settings)
 
 
-def too_little(outline: Outline, settings: Training) -> InputError:
+def too_little(outline: Outline, settings: LoopSettings) -> InputError:
     """What to say where not even one text fits."""
     checkpointing = "" if settings.activation_checkpointing else ", --activation-checkpointing"
     return InputError(
@@ -66,7 +66,7 @@ def too_little(outline: Outline, settings: Training) -> InputError:
     )
 
 
-def choices(settings: Training) -> list[int]:
+def choices(settings: LoopSettings) -> list[int]:
     """What auto chooses from: all texts at once, then the powers of two below."""
     most = max(texts_of(settings).values())
     return [most, *(2**power for power in reversed(range((most - 1).bit_length())))]

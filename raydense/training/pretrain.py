@@ -1,10 +1,15 @@
-"""The stage `pretrain`: an encoder learns from passages and their contexts."""
+"""The stage `pretrain`: an encoder goes on learning from passages alone, and is saved as a folder that `train` starts from."""
+
+from __future__ import annotations
 
 from raydense.storage import Artifact
+from raydense.training.fit import fit
 from raydense.training.settings import PretrainSettings
-from raydense.training.train import train
 
 
 def pretrain(settings: PretrainSettings) -> Artifact:
-    """Pre-train an encoder, as `raydense.training.train.train` describes it; an artifact of kind `model`."""
-    return train(settings)
+    """Pre-train by the method of the settings, and return the model artifact; its heads are dropped.
+
+    Continues from the newest checkpoint where an earlier run stopped. InputError on bad inputs, or on a loss that is not finite.
+    """
+    return fit(settings)

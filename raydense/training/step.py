@@ -1,4 +1,4 @@
-"""Forward and backward of one part of a step: at once, or piece by piece with the same gradients and less memory (gradient caching)."""
+"""Forward and backward of one part of a step: at once, or piece by piece with the same gradients and less memory."""
 
 from __future__ import annotations
 
@@ -12,52 +12,96 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.training.engine import Engine
-from raydense.training.methods import Batch, Metrics, Objective, Outputs
-from raydense.training.settings import PretrainSettings, Training
+from raydense.training.method import Batch, Method, Metrics, Outputs, method_of
+from raydense.training.settings import LoopSettings
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]
 
 
-def texts_of(settings: Training) -> dict[str, int]:
-    """How many texts of each kind a worker has in a part of a step, at most; a passage in several lists counts once."""
-    part = settings.batch_size // settings.accumulation
-    queries = part // settings.workers
-    if isinstance(settings, PretrainSettings):
-        return {"passages": queries} | ({"contexts": queries} if settings.context else {})
-    others = part - 1 if settings.objective == "joint" and settings.in_batch else 0
-    lists = queries * (settings.positives + settings.negatives)
-    if settings.objective == "reranker":
-        return {"pairs": lists}
-    if settings.objective == "joint":
-        passages = lists + (part - queries if settings.in_batch else 0)
-        return {"queries": queries, "passages": passages, "pairs": lists + queries * others}
-    return {"queries": queries, "passages": lists}
+def texts_of(settings: LoopSettings) -> dict[str, int]:
+    """How many texts of each kind a worker has in a part of a step, at most."""
+    return method_of(settings).texts_of(settings)
 
 
-def pieces_of(settings: Training) -> int:
+def accumulates(settings: LoopSettings) -> bool:
+    """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and a piece has room for one's texts."""
+    if not settings.micro_batch or settings.micro_batch == "auto":
+        return False
+    return not method_of(settings).couples and settings.micro_batch >= _each(settings)
+
+
+def pieces_of(settings: LoopSettings) -> int:
     """In how many pieces a worker runs each part of a step, so that none has more than `micro_batch` texts of a kind."""
+    if accumulates(settings):
+        assert isinstance(settings.micro_batch, int)
+        return math.ceil(method_of(settings).queries_of(settings) / (settings.micro_batch // _each(settings)))
     assert isinstance(settings.micro_batch, int), "micro_batch auto is found first"
     return math.ceil(max(texts_of(settings).values()) / settings.micro_batch) if settings.micro_batch else 1
 
 
-def forward_and_backward(engine: Engine, objective: Objective, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
-    """Add the gradient of a part's loss to the model's, and return the loss with the metrics, all detached.
+def _each(settings: LoopSettings) -> int:
+    """The most texts of a kind that one query has."""
+    return max(texts_of(settings).values()) // method_of(settings).queries_of(settings)
 
-    With several pieces (Gao et al. 2021): run all of them without a graph; from the loss over their outputs take the gradient of
-    each output; run them again, each with its graph, and send these gradients back. `seeds`, one a piece, make dropout draw the
-    same both times.
+
+def largest_piece(settings: LoopSettings, pieces: int) -> dict[str, int]:
+    """How many texts of each kind the largest piece has."""
+    texts, queries = texts_of(settings), method_of(settings).queries_of(settings)
+    if accumulates(settings):
+        return {name: -(-queries // pieces) * (count // queries) for name, count in texts.items()}
+    return {name: -(-count // pieces) for name, count in texts.items()}
+
+
+def forward_and_backward(engine: Engine, method: Method, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
+    """Add the gradient of a part's loss to the model's, and return the loss with the metrics, all detached; `seeds`, one a piece.
+
+    In several pieces by plain accumulation where no loss couples the part's queries, else by gradient caching.
     """
     texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
     rest = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items() if name not in texts}
     if pieces == 1:
-        torch.manual_seed(seeds[0])
-        loss, metrics = objective.loss(run(engine, texts), rest)
-        engine.backward(loss)
-        return {"loss": loss.detach(), **metrics}
+        return _at_once(engine, method, texts, rest, 1.0, seeds[0])
+    if accumulates(method.settings):
+        return _accumulated(engine, method, texts, rest, pieces, seeds)
+    return _cached(engine, method, texts, rest, pieces, seeds)
+
+
+def _at_once(engine: Engine, method: Method, texts: Texts, rest: Batch, share: float, seed: int) -> Metrics:
+    """The gradient of `share` of the loss."""
+    torch.manual_seed(seed)
+    loss, metrics = method.loss(run(engine, texts), rest)
+    engine.backward(loss * share if share != 1 else loss)
+    return {"loss": loss.detach(), **metrics}
+
+
+def _accumulated(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
+    """One piece of the queries after another, each weighted by its share of them."""
+    queries = method.queries_of(method.settings)
+    summed: Metrics = {}
+    for i in range(pieces):
+        rows = _rows(queries, i, pieces)
+        cut = {name: _cut(one, _of_queries(rows, len(one["attention_mask"]) // queries)) for name, one in texts.items()}
+        of_piece = {name: value[_of_queries(rows, len(value) // queries)] for name, value in rest.items()}
+        share = (rows.stop - rows.start) / queries
+        for name, value in _at_once(engine, method, cut, of_piece, share, seeds[i]).items():
+            summed[name] = summed.get(name, torch.zeros_like(value)) + share * value
+    return summed
+
+
+def _of_queries(rows: slice, each: int) -> slice:
+    return slice(rows.start * each, rows.stop * each)
+
+
+def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
+    """Gradient caching (Gao et al. 2021): the gradients of the whole part, with the graph of one piece at a time.
+
+    Run all pieces without a graph; from the loss over their outputs take the gradient of each output; run them again, each with its
+    graph, and send these gradients back. A piece's seed makes dropout draw the same both times.
+    """
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
     outputs = _outputs_of_all(engine, texts, cut, seeds)
-    loss, metrics = objective.loss(outputs, rest)
+    loss, metrics = method.loss(outputs, rest)
     loss.backward()
     gradients = [[o.grad[_rows(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
     for i, piece in enumerate(cut):
@@ -84,10 +128,13 @@ def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
     cut = {}
     for name, batch in texts.items():
         rows = _rows(len(batch["attention_mask"]), piece, pieces)
-        rows = rows if rows.start < rows.stop else slice(0, 1)
-        longest = int(batch["attention_mask"][rows].sum(dim=1).max())
-        cut[name] = {key: value[rows, :longest] for key, value in batch.items()}
+        cut[name] = _cut(batch, rows if rows.start < rows.stop else slice(0, 1))
     return cut
+
+
+def _cut(batch: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
+    longest = int(batch["attention_mask"][rows].sum(dim=1).max())
+    return {key: value[rows, :longest] for key, value in batch.items()}
 
 
 def _rows(n: int, piece: int, pieces: int) -> slice:

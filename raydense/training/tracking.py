@@ -11,13 +11,13 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.training.history import Line
-from raydense.training.settings import Training
+from raydense.training.settings import LoopSettings
 
 Send = Callable[[Line], None]
 
 
 @contextmanager
-def tracking(settings: Training) -> Iterator[Send]:
+def tracking(settings: LoopSettings) -> Iterator[Send]:
     """What sends a line of the history. The tracker's run ends with the block, as failed where that raises.
 
     InputError where the tracker is not installed.

@@ -25,7 +25,6 @@ from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage import Artifact, Draft, fingerprint_of
 from raydense.training.contexts import Contexts
-from raydense.training.settings import PretrainSettings
 from tests.embeddings import write_corpus, write_embeddings
 from tests.inference_world import file_bytes, write_table
 
@@ -168,8 +167,7 @@ def test_what_takes_generated_queries_takes_those_kept(world: Path, tmp_path: Pa
     """A passage that has lost all its queries has none for pre-training, and only its own words for BM25; a second filter continues."""
     kept = lists_of(made.path)
     assert made.summary["without"] > made.summary["without_before"]
-    given = {"method": "cotmae", "context": "query", "model": "tiny", "corpus": str(world / "corpus"), "output": "o"}
-    contexts = Contexts(PretrainSettings.read({**given, "generated": str(made.path)}), PassageStore(world / "corpus"))
+    contexts = Contexts(PassageStore(world / "corpus"), "query", str(made.path))
     rows = contexts.examples().query
     assert rows.tolist() == [row for row, line in enumerate(kept) if line]
     drawn = contexts.draw(rows, np.random.default_rng(0).random((len(rows), 2)))

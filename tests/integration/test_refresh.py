@@ -18,12 +18,13 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
-from raydense.refresh.refresh import make_generation, train
+from raydense.refresh.generation import make_generation
+from raydense.refresh.train import train
 from raydense.storage import Artifact, Place, fingerprint_of
-from raydense.training import train as training
+from raydense.training.fit import fit
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
-from raydense.training.methods import load_model, objective_of
+from raydense.training.method import load_model
 from raydense.training.settings import TrainSettings
 from tests.s3_server import BUCKET, environment, with_environment
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 STEPS, EVERY, DEPTH = 24, 8, 20
 RUN = """
 import json, sys
-from raydense.refresh.refresh import train
+from raydense.refresh.train import train
 from raydense.training.settings import TrainSettings
 train(TrainSettings(**json.loads(sys.argv[1])))
 """
@@ -48,8 +49,8 @@ def settings_of(data: TrainingData, output: Place, **changes: Any) -> TrainSetti
 
 
 def renewing(data: TrainingData, output: Place, **changes: Any) -> TrainSettings:
-    fixed = {"refresh_every": EVERY, "refresh_depth": DEPTH, "refresh_negatives": 3}
-    return settings_of(data, output, **{**fixed, **changes})
+    own = {key: changes.pop(key) for key in ("mode", "only_changed", "fraction", "factory", "every") if key in changes}
+    return settings_of(data, output, refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **own}, **changes)
 
 
 class Kept(Generations):
@@ -67,7 +68,7 @@ def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Arti
     def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
         make_generation(settings, start, Kept(**vars(generations)), number)
 
-    return training.train(renewing(data, tmp_path_factory.mktemp("sync") / "model"), make)
+    return fit(renewing(data, tmp_path_factory.mktemp("sync") / "model"), make)
 
 
 def column(history: list[Line], name: str) -> list[float]:
@@ -114,7 +115,7 @@ def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: Train
 
 
 def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited: Artifact, tmp_path: Path) -> None:
-    later = train(renewing(data, tmp_path / "model", refresh_mode="async"))
+    later = train(renewing(data, tmp_path / "model", mode="async"))
     history, other = read_history(later.path / "history.jsonl"), read_history(waited.path / "history.jsonl")
     assert column(history, "generation") == [0] * 2 * EVERY + [1] * EVERY
     assert column(history, "staleness") == [*range(2 * EVERY), *range(EVERY, 2 * EVERY)]
@@ -128,9 +129,9 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
     """Two generations of weights that differ a little, the first of weights at random."""
     start = str(tmp_path / "tiny")
     make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
-    settings = renewing(data, tmp_path / "model", refresh_only_changed=True)
+    settings = renewing(data, tmp_path / "model", only_changed=True)
     generations, rng = Kept(tmp_path / "model", STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
-    weights = load_model(settings, objective_of(settings), start).state_dict()
+    weights = load_model(settings, start).state_dict()
     for number in (1, 2):
         generations.hand_over(number * EVERY, weights)
         make_generation(settings, start, generations, number)
@@ -152,7 +153,7 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
     data: TrainingData, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its retriever finds them; the queries that were not drawn keep what they had. The model and its generations go to a store."""
-    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh_every": 4, "refresh_fraction": 0.25}
+    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh": {"every": 4, "fraction": 0.25}}
     train(settings_of(data, tmp_path / "reranker", objective="reranker", normalize=None, temperature=None, max_steps=2))
     for name, value in environment(port, tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
@@ -173,10 +174,10 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
 @pytest.mark.long
 def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="factory"):
-        train(renewing(data, tmp_path / "model", refresh_mode="async", refresh_factory="Nonsense"))
+        train(renewing(data, tmp_path / "model", mode="async", factory="Nonsense"))
     assert not (tmp_path / "model/manifest.json").exists()
 
 
 def test_a_training_that_leaves_no_room_for_what_finds_negatives_is_refused(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
-        train(renewing(data, tmp_path / "model", refresh_mode="async", workers=4))
+        train(renewing(data, tmp_path / "model", mode="async", workers=4))

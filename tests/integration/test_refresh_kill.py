@@ -14,11 +14,11 @@ from training_data import TrainingData, make_training_data
 from raydense.storage import Artifact
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.refresh import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 
 
 def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes]:
-    refresh = {"refresh_every": 10, "refresh_mode": mode, "refresh_depth": 20, "refresh_negatives": 3, "refresh_only_changed": True}
+    refresh = {"refresh": {"every": 10, "mode": mode, "depth": 20, "negatives": 3, "only_changed": True}}
     settings = data.settings(output, max_steps=40, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)]

@@ -15,8 +15,8 @@ from training_data import TrainingData, make_training_data
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.models.tiny import make_tiny_encoder
+from raydense.refresh.train import train
 from raydense.runtime.allocator import cpu_worker_env
-from raydense.training.train import train
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -25,13 +25,13 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError, fixable
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
+from raydense.refresh.train import train
 from raydense.runtime import session as ray_session
 from raydense.runtime import waiting
 from raydense.storage import Artifact, Place
 from raydense.training import capacity as room
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
-from raydense.training.train import train
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -52,9 +52,9 @@ def curve(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Curve
     def run(engine: str, workers: int, zero: int = 1) -> list[Line]:
         key = (engine, workers, zero)
         if key not in done:
-            stage = {"zero": zero} if engine == "deepspeed" else {}
+            runs = {"name": engine} | ({"zero": zero} if engine == "deepspeed" else {})
             output = tmp_path_factory.mktemp("curve") / "model"
-            wanted = steady(data, output, engine=engine, workers=workers, checkpoint_every=STEPS, **stage)
+            wanted = steady(data, output, engine=runs, workers=workers, checkpoint_every=STEPS)
             done[key] = read_history(train(wanted).path / "history.jsonl")
         return done[key]
 
@@ -128,8 +128,8 @@ def test_losses_are_those_of_one_worker(curve: Curve, engine: str, workers: int,
 @pytest.mark.parametrize("zero", [2, 3])
 def test_zero_2_and_3_with_a_dev_metric(data: TrainingData, curve: Curve, tmp_path: Path, zero: int) -> None:
     """The first steps are the same; the best weights, gathered from the workers, are the ones saved."""
-    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 100, "dev_every": 4, "lr": 1e-4}
-    model = train(steady(data, tmp_path / "model", engine="deepspeed", workers=2, zero=zero, max_steps=8, warmup=0.0, **dev))
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 4}, "lr": 1e-4}
+    model = train(steady(data, tmp_path / "model", engine={"name": "deepspeed", "zero": zero}, workers=2, max_steps=8, warmup=0.0, **dev))
     history = read_history(model.path / "history.jsonl")
     assert losses(history)[0] == pytest.approx(losses(curve("ddp", 1))[0], abs=1e-5)
     measured = {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
@@ -186,13 +186,13 @@ def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> 
     store = PassageStore(data.root / "sample/corpus")
     make_tiny_encoder(store.passages(np.arange(len(store))), tmp_path / "encoder", seed=5)
     reranker = make_reranker(tmp_path / "start", tmp_path / "encoder")
-    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 100, "dev_every": 20}
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 20}}
     wanted = data.settings(
         tmp_path / "both",
         objective="joint",
         reranker=str(reranker),
         workers=2,
-        engine="deepspeed",
+        engine={"name": "deepspeed"},
         micro_batch=8,
         max_steps=60,
         lr=5e-4,
@@ -249,10 +249,10 @@ def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData
 
 
 def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
-    wanted = data.settings(tmp_path / "model", engine="deepspeed", zero=3)
+    wanted = data.settings(tmp_path / "model", engine={"name": "deepspeed", "zero": 3})
     with pytest.raises(InputError, match=r"checkpoints are of 2 workers, and ZeRO 3's load with as many only.*give --workers 2"):
         refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted)
-    refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted.model_copy(update={"zero": 2}))
+    refuse_other_workers(tmp_path / "model/.work", State("fp32", step=10, workers=2), wanted.replaced({"engine.zero": 2}))
 
 
 def registered(storage: Path) -> int:
@@ -265,10 +265,10 @@ def registered(storage: Path) -> int:
 def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four workers, one of which is killed, then two, then one: the losses of a run that one worker does from start to end."""
     storage = tmp_path / "model/.work"
-    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 60, "dev_every": 10, "micro_batch": "auto"}
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 60, "every": 10}, "micro_batch": "auto"}
 
     def go_on(workers: int) -> Artifact:
-        fixed = {"engine": "deepspeed", "zero": 2, "max_failures": 0, "checkpoint_every": 5}
+        fixed = {"engine": {"name": "deepspeed", "zero": 2}, "max_failures": 0, "checkpoint_every": 5}
         return train(steady(data, tmp_path / "model", workers=workers, **fixed, **dev))
 
     def kill(after: int) -> None:

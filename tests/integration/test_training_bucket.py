@@ -12,7 +12,7 @@ import pytest
 from nodes import Nodes, several_nodes
 from training_data import TrainingData, make_training_data
 
-from raydense.refresh.refresh import train
+from raydense.refresh.train import train
 from raydense.storage import Artifact, Place
 from raydense.training.history import HISTORY, Follower
 from tests.s3_server import BUCKET, environment
@@ -22,7 +22,7 @@ OUTPUT = f"s3://{BUCKET}/model"
 EVERY, STEPS = 8, 24
 RUN = """
 import json, sys
-from raydense.refresh.refresh import train
+from raydense.refresh.train import train
 from raydense.training.settings import TrainSettings
 train(TrainSettings(**json.loads(sys.argv[1])))
 """
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
 def given(data: TrainingData, output: Place) -> dict[str, object]:
-    refresh = {"refresh_every": EVERY, "refresh_depth": 20, "refresh_negatives": 3}
+    refresh = {"refresh": {"every": EVERY, "depth": 20, "negatives": 3}}
     settings = data.settings(output, max_steps=STEPS, workers=2, checkpoint_every=2, log_every=1, dropout=0.1, **refresh)
     return settings.model_dump(exclude_unset=True, mode="json")
 

@@ -15,9 +15,9 @@ from training_data import TrainingData, make_training_data
 from raydense.data.store import PassageStore
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
+from raydense.refresh.train import train
 from raydense.storage import Artifact
 from raydense.training.history import read_history
-from raydense.training.train import train
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from training_data import TrainingData, make_training_data
 
+from raydense.refresh.train import train
 from raydense.training.history import Follower
 from raydense.training.settings import TrainSettings
-from raydense.training.train import train
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.training.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
+RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 STEPS = 40
 
 
 def settings_of(data: TrainingData, output: Path) -> TrainSettings:
-    dev = {"dev_qrels": str(data.root / "sample/qrels/dev"), "dev_passages": 60, "dev_every": 10}
-    return data.settings(output, max_steps=STEPS, checkpoint_every=10, log_every=1, dropout=0.1, engine="deepspeed", **dev)
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 60, "every": 10}}
+    return data.settings(output, max_steps=STEPS, checkpoint_every=10, log_every=1, dropout=0.1, engine={"name": "deepspeed"}, **dev)
 
 
 def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from training_data import make_training_data
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.training.loop import Place, refuse_weights_not_finite
-from raydense.training.methods import load_model, objective_of
+from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.settings import TrainSettings
 
@@ -51,7 +51,7 @@ def rank_with_room(rank: int, given: dict[str, Any], folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     asked = TrainSettings(**given)
     try:
-        find_micro_batch(asked, asked.model, load_model(asked, objective_of(asked), asked.model).train(), CPU, 10**9 if rank else 1)
+        find_micro_batch(asked, asked.model, load_model(asked, asked.model).train(), CPU, 10**9 if rank else 1)
     except InputError as error:
         Path(folder, f"refused-{rank}").write_text(str(error))
     dist.destroy_process_group()

@@ -15,9 +15,10 @@ from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
+from raydense.refresh.train import train
 from raydense.storage import Draft
+from raydense.training.pretrain import pretrain
 from raydense.training.settings import PretrainSettings
-from raydense.training.train import train
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -34,13 +35,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 
 def settings(data: TrainingData, output: Path, **more: object) -> PretrainSettings:
-    given = {"method": "cotmae", "context": "query", "model": "tiny", "generated": str(data.root / "generated"), "engine": "ddp"}
+    given = {"method": "cotmae", "context": "query", "model": "tiny", "generated": str(data.root / "generated"), "engine": {"name": "ddp"}}
     short = {"max_steps": 6, "batch_size": 16, "lr": 1e-3, "passage_length": 48, "log_every": 2}
     return PretrainSettings.read({"output": str(output), "corpus": str(data.root / "sample/corpus"), **given, **short, **more})
 
 
 def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    made = train(settings(data, tmp_path / "one"))
+    made = pretrain(settings(data, tmp_path / "one"))
     assert "passages have no context, and are left out" in capfd.readouterr().err
     assert (made.kind, made.summary["objective"], made.summary["steps"]) == ("model", "cotmae", 6)
     lines = [json.loads(line) for line in (made.path / "history.jsonl").read_text().splitlines()]
@@ -51,9 +52,9 @@ def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path,
     batch = ours.tokenize_passages(["the founder of the town", "a ship"]).pad(ours.tokenizer.pad_id)
     with torch.inference_mode():
         torch.testing.assert_close(ours.encode_passages(batch), theirs(**batch).last_hidden_state[:, 0])
-    assert train(settings(data, tmp_path / "one")).fingerprint == made.fingerprint
+    assert pretrain(settings(data, tmp_path / "one")).fingerprint == made.fingerprint
     with pytest.raises(InputError, match=r"settings.context: query -> mixed"):
-        train(settings(data, tmp_path / "one", context="mixed"))
+        pretrain(settings(data, tmp_path / "one", context="mixed"))
     fine = train(data.settings(tmp_path / "fine", model=str(made.path), max_steps=2))
     assert fine.summary["steps"] == 2
 
@@ -63,7 +64,7 @@ def test_two_workers_learn_what_one_does(data: TrainingData, tmp_path: Path) -> 
     """coCondenser, whose contrast is over everyone's texts: the same losses."""
     losses = []
     for workers in (1, 2):
-        made = train(settings(data, tmp_path / str(workers), method="cocondenser", context="mixed", workers=workers))
+        made = pretrain(settings(data, tmp_path / str(workers), method="cocondenser", context="mixed", workers=workers))
         lines = (made.path / "history.jsonl").read_text().splitlines()
         losses.append([json.loads(line)["loss"] for line in lines])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -22,9 +22,8 @@ from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.storage import Draft
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
-from raydense.training.loop import read_data
-from raydense.training.methods import load_model, objective_of
-from raydense.training.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.method import load_model, method_of
+from raydense.training.settings import LoopSettings, PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
@@ -59,11 +58,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     return made
 
 
-def settings(data: TrainingData, method: str, **changes: Any) -> Training:
+def settings(data: TrainingData, method: str, **changes: Any) -> LoopSettings:
     if method in ("mlm", "cocondenser", "cotmae"):
         inputs = {"corpus": str(data.root / "sample/corpus"), "model": str(data.root / "tiny"), "output": str(data.root / "o")}
         generated = {"generated": str(data.root / "generated")} if "context" in METHODS[method] else {}
-        own = {"method": method, "batch_size": 8, "accumulation": 2, "engine": "ddp", "lr": 1e-3, "passage_length": 64}
+        own = {"method": method, "batch_size": 8, "accumulation": 2, "engine": {"name": "ddp"}, "lr": 1e-3, "passage_length": 64}
         return PretrainSettings(**{**inputs, **generated, **own, **METHODS[method], **changes})
     short = (
         {} if method in ("reranker", "generator") else {"normalize": True}
@@ -78,23 +77,21 @@ def settings(data: TrainingData, method: str, **changes: Any) -> Training:
 
 def start_of(data: TrainingData, method: str) -> dict[str, torch.Tensor]:
     asked = settings(data, method)
-    return load_model(asked, objective_of(asked), asked.model).state_dict()
+    return load_model(asked, asked.model).state_dict()
 
 
-def one_step(asked: Training, rank: int = 0, workers: int = 1, go: Any = forward_and_backward) -> Outcome:
+def one_step(asked: LoopSettings, rank: int = 0, workers: int = 1, go: Any = forward_and_backward) -> Outcome:
     """The mean loss of the first step over its parts, and the weights after it, by `descent`."""
-    examples, texts = read_data(asked, PassageStore(asked.corpus))
-    kind = objective_of(asked)
-    model = load_model(asked, kind, asked.model).train()
+    examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
+    kind = method_of(asked)
+    model = load_model(asked, asked.model).train()
     if asked.activation_checkpointing:
         checkpoint_activations(model)
-    objective = kind(asked, model, texts, rank, workers)
+    method = kind(asked, model, texts, rank, workers)
     pieces = pieces_of(asked)
     engine: Any = make_engine(model, asked, CPU, "fp32", pieces)
     parts = Sampler(examples, asked).step(0)
-    losses = [
-        go(engine, objective, objective.prepare(p), pieces, list(range(100 * i, 100 * i + pieces)))["loss"] for i, p in enumerate(parts)
-    ]
+    losses = [go(engine, method, method.prepare(p), pieces, list(range(100 * i, 100 * i + pieces)))["loss"] for i, p in enumerate(parts)]
     loss = torch.stack(losses).mean()
     if workers > 1:
         dist.all_reduce(loss)
@@ -136,13 +133,13 @@ def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: 
     assert_same(one_step(asked), one_step(asked, go=all_graphs_at_once), start_of(data, "retriever"))
 
 
-def all_graphs_at_once(engine: Any, objective: Any, batch: Any, pieces: int, seeds: list[int]) -> dict[str, torch.Tensor]:
+def all_graphs_at_once(engine: Any, method: Any, batch: Any, pieces: int, seeds: list[int]) -> dict[str, torch.Tensor]:
     texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
     outputs = []
     for i, seed in enumerate(seeds):
         torch.manual_seed(seed)
         outputs.append(run(engine, piece_of(texts, i, pieces)))
-    loss, _ = objective.loss(tuple(map(torch.cat, zip(*outputs, strict=True))), {k: v for k, v in batch.items() if k not in texts})
+    loss, _ = method.loss(tuple(map(torch.cat, zip(*outputs, strict=True))), {k: v for k, v in batch.items() if k not in texts})
     engine.backward(loss)
     return {"loss": loss.detach()}
 
@@ -156,7 +153,7 @@ def test_a_piece_has_a_row_of_every_kind() -> None:
     assert [piece["passages"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [0], [0], [0], [1]]
 
 
-def again(given: dict[str, Any], workers: int) -> Training:
+def again(given: dict[str, Any], workers: int) -> LoopSettings:
     return (PretrainSettings if "method" in given else TrainSettings)(**{**given, "workers": workers})
 
 
@@ -192,7 +189,7 @@ def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: 
 @pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, zero: int) -> None:
     asked = {
-        method: settings(data, method, engine="deepspeed", zero=zero, micro_batch=1 if zero == 2 else 3, clip=0.0)
+        method: settings(data, method, engine={"name": "deepspeed", "zero": zero}, micro_batch=1 if zero == 2 else 3, clip=0.0)
         for method in ("retriever", "joint", "static", *(("generator", "mlm", "cocondenser", "cotmae") if zero == 2 else ()))
     }
     given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
@@ -220,7 +217,7 @@ def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) ->
 
 def test_small_gradients_of_many_pieces_are_not_lost_in_half_precision(data: TrainingData, tmp_path: Path) -> None:
     asked = [
-        settings(data, "retriever", engine="deepspeed", zero=zero, precision="bf16", batch_size=1, accumulation=1, clip=0.0)
+        settings(data, "retriever", engine={"name": "deepspeed", "zero": zero}, precision="bf16", batch_size=1, accumulation=1, clip=0.0)
         for zero in (1, 2, 3)
     ]
     given = [s.model_dump(exclude_unset=True) for s in asked]

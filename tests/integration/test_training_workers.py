@@ -29,14 +29,14 @@ WORKERS = [4, 2, 1, 2]
 EACH = 4
 STEPS = EACH * len(WORKERS)
 WAYS: dict[str, tuple[dict[str, Any], Precision]] = {
-    "ddp": ({"engine": "ddp"}, "fp32"),
-    "ddp lamb": ({"engine": "ddp", "optimizer": "lamb"}, "fp32"),
-    "zero 0": ({"zero": 0}, "fp32"),
-    "zero 1": ({"zero": 1}, "fp32"),
-    "zero 2": ({"zero": 2}, "fp32"),
-    "zero 0 bf16": ({"zero": 0}, "bf16"),
-    "zero 1 bf16": ({"zero": 1}, "bf16"),
-    "zero 2 bf16": ({"zero": 2}, "bf16"),
+    "ddp": ({"engine": {"name": "ddp"}}, "fp32"),
+    "ddp lamb": ({"engine": {"name": "ddp"}, "optimizer": "lamb"}, "fp32"),
+    "zero 0": ({"engine": {"zero": 0}}, "fp32"),
+    "zero 1": ({"engine": {"zero": 1}}, "fp32"),
+    "zero 2": ({"engine": {"zero": 2}}, "fp32"),
+    "zero 0 bf16": ({"engine": {"zero": 0}}, "bf16"),
+    "zero 1 bf16": ({"engine": {"zero": 1}}, "bf16"),
+    "zero 2 bf16": ({"engine": {"zero": 2}}, "bf16"),
 }
 
 

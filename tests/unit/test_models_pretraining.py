@@ -368,6 +368,9 @@ def test_a_folder_without_a_head_gets_a_new_one_from_torch_s_random_state(tiny_f
 class Sum:
     """The losses of all outputs, with coCondenser's over the [CLS] where they have them."""
 
+    def __init__(self, settings):
+        self.settings = settings
+
     def loss(self, outputs, batch):
         loss = sum(masked_tokens(o[:, c], o[:, 0]) for o in outputs for c in range(1, min(3, o.shape[1])))
         if outputs[0].shape[1] > 3:
@@ -379,9 +382,11 @@ class Sum:
 
 def gradients(model, folder, batches, pieces=1):
     model.zero_grad()
-    asked = TrainSettings(objective="retriever", engine="ddp", corpus="c", queries="q", examples="e", model=str(folder), output="o")
+    asked = TrainSettings(
+        objective="retriever", engine={"name": "ddp"}, corpus="c", queries="q", examples="e", model=str(folder), output="o"
+    )
     engine = make_engine(model.train(), asked, torch.device("cpu"), "fp32", pieces)
-    metrics = forward_and_backward(engine, Sum(), batches, pieces, list(range(pieces)))
+    metrics = forward_and_backward(engine, Sum(asked), batches, pieces, list(range(pieces)))
     return metrics["loss"], {n: p.grad.clone() for n, p in model.named_parameters()}
 
 

@@ -23,7 +23,8 @@ from raydense.recipes.recipe import Recipe, plan
 from raydense.retrieval.settings import IndexSettings
 from raydense.settings import Settings
 from raydense.storage import Artifact, Draft
-from raydense.training.batches import Sampler, read_examples
+from raydense.training.batches import Sampler
+from raydense.training.examples import read_examples
 from raydense.training.settings import PretrainSettings, TrainSettings
 
 

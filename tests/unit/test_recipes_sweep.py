@@ -77,7 +77,11 @@ def test_a_variant_leaves_a_key_out_and_names_other_stages(tmp_path):
     change = "without passage-centric: {train.objective: retriever, train.alpha: null}\n    zero-shot: {vectors.model: $base}"
     trials = read(write(tmp_path, recipe.replace("without passage-centric: {train.alpha: 0}", change))).trials
     settings = [{stage.name: stage.settings for stage in trial.recipe.stages} for trial in trials]
-    assert [(s["train"].objective, s["train"].alpha) for s in settings[::2]] == [("pair", 0.2), ("retriever", 0.1), ("pair", 0.2)]
+    assert [(s["train"].objective, getattr(s["train"], "alpha", None)) for s in settings[::2]] == [
+        ("pair", 0.2),
+        ("retriever", None),
+        ("pair", 0.2),
+    ]
     assert settings[4]["vectors"].model == "tiny"
     assert settings[4]["train"] == settings[0]["train"]
 
@@ -126,7 +130,7 @@ def test_identity_is_of_what_shapes_a_stage(tmp_path):
     (tmp_path / "other").mkdir()
     first = folders(read(write(tmp_path)))
     assert first == folders(read(write(tmp_path, RECIPE + "  train.workers: [2]\n"))), "workers share out the work only"
-    assert first == folders(read(write(tmp_path, RECIPE.replace("{train.alpha: 0}", "{train.alpha: 0.0, train.zero: 1}"))))
+    assert first == folders(read(write(tmp_path, RECIPE.replace("{train.alpha: 0}", "{train.alpha: 0.0, train.engine.zero: 1}"))))
     grown = folders(read(write(tmp_path, RECIPE.replace("[1, 2]", "[1, 2, 3]"))))
     assert [f for f in grown if f in first] == first, "a grid that grows keeps what is there"
     moved = folders(read(write(tmp_path), tmp_path / "ä other"))

@@ -16,10 +16,13 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.refresh.refresh import _positives, _renewed, train
+from raydense.refresh.generation import _positives, _renewed
+from raydense.refresh.train import train
 from raydense.storage import Artifact, Draft, Place
-from raydense.training.batches import Examples, Ragged, Sampler
+from raydense.training.batches import Sampler
+from raydense.training.examples import Examples
 from raydense.training.generations import Generations
+from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
 
 
@@ -45,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 
 def settings_of(data: TrainingData, **changes: Any) -> TrainSettings:
-    return data.settings(Path("out"), **{"refresh_every": 5, **changes})
+    return data.settings(Path("out"), refresh={"every": 5, **changes})
 
 
 def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]])
     model = Draft.open(tmp_path / "model", "model", {})
     none = np.zeros(sum(map(len, before["negatives"])), dtype=bool)
-    made = _renewed(settings_of(data, negatives=2), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
+    made = _renewed(settings_of(data), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
     after = read_table(made.path, "examples").to_pydict()
     assert after["query_id"] == ids
     assert after["positives"] == before["positives"]
@@ -69,7 +72,7 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
 
 
 def test_a_fraction_of_the_queries_is_drawn_anew_each_time(data: TrainingData, tmp_path: Path) -> None:
-    settings, drawn = settings_of(data, refresh_fraction=0.25, refresh_qrels=str(data.root / "sample/qrels/dev")), []
+    settings, drawn = settings_of(data, fraction=0.25, qrels=str(data.root / "sample/qrels/dev")), []
     for number in (1, 2):
         known = _positives(settings, str(data.root / "examples"), number, tmp_path / str(number))
         drawn.append(set(read_table(known.path, "qrels")["query_id"].to_pylist()))
@@ -85,7 +88,7 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
     judged = {"query_id": [examples["query_id"][3], "nobody"], "passage_id": store.ids(np.array([row, row])), "relevance": [1, 1]}
     commit_table(more, "qrels.parquet", pa.table(judged))
     more.finish(2)
-    known = _positives(settings_of(data, refresh_qrels=str(tmp_path / "more")), str(data.root / "examples"), 1, tmp_path / "known")
+    known = _positives(settings_of(data, qrels=str(tmp_path / "more")), str(data.root / "examples"), 1, tmp_path / "known")
     found = read_table(known.path, "qrels").to_pydict()
     of_query = {
         store.rows_of(pa.array([p]))[0] for q, p in zip(found["query_id"], found["passage_id"], strict=True) if q == judged["query_id"][0]
@@ -98,14 +101,14 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"refresh_mode": "async"}, "without refresh_every does not use refresh_mode"),
-        ({"refresh_every": 2.5}, "2.5 steps is no whole number"),
-        ({"refresh_every": 5, "refresh_negatives": 1, "negatives": 2}, "1 <= negatives <= refresh_negatives"),
-        ({"refresh_every": 5, "negatives": 0}, "1 <= negatives <= refresh_negatives"),
-        ({"refresh_every": 5, "refresh_skip": 30, "refresh_depth": 30}, "leaves nothing of refresh_depth 30"),
-        ({"refresh_every": 5, "refresh_s_neg": 0.2}, "without refresh_reranker does not use refresh_s_neg"),
-        ({"refresh_every": 5, "objective": "reranker"}, "objective reranker does not use refresh_every"),
-        ({"refresh_every": 5, "refresh_only_changed": True, "refresh_fraction": 0.5}, "compares the ranks of all queries, does not use"),
+        ({"refresh": {"mode": "async"}}, "refresh.every: missing"),
+        ({"refresh": {"every": 2.5}}, "2.5 steps is no whole number"),
+        ({"refresh": {"every": 5, "negatives": 1}, "negatives": 2}, "1 <= negatives <= refresh.negatives"),
+        ({"refresh": {"every": 5}, "negatives": 0}, "1 <= negatives <= refresh.negatives"),
+        ({"refresh": {"every": 5, "skip": 30, "depth": 30}}, "leaves nothing of refresh.depth 30"),
+        ({"refresh": {"every": 5, "s_neg": 0.2}}, "without reranker does not use s_neg"),
+        ({"refresh": {"every": 5}, "objective": "reranker"}, "objective reranker does not use refresh"),
+        ({"refresh": {"every": 5, "only_changed": True, "fraction": 0.5}}, "compares the ranks of all queries, does not use"),
     ],
 )
 def test_refused(given: dict[str, Any], words: str) -> None:
@@ -115,17 +118,17 @@ def test_refused(given: dict[str, Any], words: str) -> None:
 
 
 def test_a_refresh_by_inverted_lists_needs_nprobe(data: TrainingData, tmp_path: Path) -> None:
-    asked = settings_of(data, refresh_factory="IVF4,Flat").model_copy(update={"output": str(tmp_path / "model")})
-    with pytest.raises(InputError, match=r"refresh_search_params: .* give --refresh-search-params nprobe=32"):
+    asked = settings_of(data, factory="IVF4,Flat").model_copy(update={"output": str(tmp_path / "model")})
+    with pytest.raises(InputError, match=r"refresh.search_params: .* give --refresh.search-params nprobe=32"):
         train(asked)
     assert not (tmp_path / "model").exists()
 
 
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
     assert not [name for name in data.settings(Path("out")).shaping() if name.startswith("refresh")]
-    assert settings_of(data).shaping()["refresh_mode"] == "sync"
-    assert "refresh_only_changed" not in settings_of(data).shaping()
-    assert settings_of(data, refresh_only_changed=True).shaping()["refresh_only_changed"]
+    assert settings_of(data).shaping()["refresh.mode"] == "sync"
+    assert "refresh.only_changed" not in settings_of(data).shaping()
+    assert settings_of(data, only_changed=True).shaping()["refresh.only_changed"]
 
 
 @pytest.mark.parametrize(("mode", "steps", "first"), [("sync", 5, 5), ("async", 10, 10)])
@@ -133,7 +136,7 @@ def test_a_training_that_ends_before_it_would_learn_from_new_negatives_is_refuse
     data: TrainingData, mode: str, steps: int, first: int
 ) -> None:
     examples = Examples(np.arange(64), Ragged(np.arange(64), np.arange(65)), Ragged(np.arange(64), np.arange(65)))
-    settings = settings_of(data, refresh_mode=mode)
+    settings = settings_of(data, mode=mode)
     with pytest.raises(InputError, match=f"{steps} steps end before new negatives would be learned from, at step {first} in mode {mode}"):
         Generations.of(settings, Sampler(examples, settings), steps, Place.of("out"))
     assert Generations.of(settings, Sampler(examples, settings), steps + 1, Place.of("out")).last == 1

@@ -30,16 +30,18 @@ def test_every_field_says_what_it_is(verb):
         ({"loss": "pointwise"}, "objective retriever does not use loss: leave it out"),
         ({"objective": "pair", "shared": False}, "passage-centric loss compares queries and passages in one space: it needs shared true"),
         ({"objective": "pair", "in_batch": False, "in_batch_queries": True}, "in_batch_queries needs in_batch"),
-        ({"objective": "joint"}, "joint training needs reranker, the folder that it starts from"),
+        ({"objective": "joint"}, "reranker: missing; give it: the re-ranker"),
         ({"objective": "joint", "reranker": "r", "negatives": 0}, "a joint without in_batch needs negatives of at least 1"),
         ({"objective": "joint", "reranker": "r", "teacher": "static", "loss": "pointwise"}, "a static teacher does not use loss"),
-        ({"optimizer": "lamb"}, "lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine ddp"),
+        ({"optimizer": "lamb"}, "lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp"),
         ({"positives": 2}, "objective retriever does not use positives: leave it out"),
         ({"in_batch": False, "cross_batch": True}, "a training without in_batch does not use cross_batch"),
-        ({"dev_every": 5}, "a training without dev_qrels does not use dev_every: leave it out"),
+        ({"dev": {"every": 5}}, "train.dev.qrels: missing; give it: judgements of the dev queries"),
+        ({"dev_every": 5}, "train.dev_every: was renamed; write dev.every"),
+        ({"objective": "reranker", "refresh_every": 5}, "train.refresh_every: was renamed; write refresh.every"),
         ({"batch_size": 10, "workers": 4}, "batch_size 10 must divide by workers x accumulation"),
         ({"in_batch": False, "negatives": 0}, "needs negatives of at least 1"),
-        ({"engine": "ddp", "zero": 2}, "engine ddp does not use zero: leave it out"),
+        ({"engine": {"name": "ddp", "zero": 2}}, "engine ddp does not use zero: leave it out"),
         ({"objective": "reranker", "temperature": 0.05}, "objective reranker does not use temperature: leave it out"),
         (
             {"objective": "reranker", "query_length": 8, "in_batch": True},
@@ -96,8 +98,7 @@ def test_a_setting_of_the_other_kind_is_refused(values, unused):
 
 def test_what_is_not_given_or_given_to_every_stage_is_not_refused():
     assert IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", "seed": 7}).seed == 7
-    assert TrainSettings.read({**TRAIN, "objective": "reranker", "query_length": None}).query_length is None
-    assert TrainSettings.read({**TRAIN, "objective": "reranker"}).located().temperature is None
+    assert TrainSettings.read({**TRAIN, "query_length": None}).query_length is None
 
 
 def test_artifacts_and_paths_stand_for_folders(tmp_path):
@@ -111,7 +112,7 @@ def test_what_an_objective_means_by_default():
         return TrainSettings.read({**TRAIN, "objective": objective, **change})
 
     assert read("pair").in_batch
-    assert read("pair").loss is None
+    assert read("pair").shared
     joint = read("joint", reranker="r")
     assert (joint.in_batch, joint.loss, joint.teacher, joint.direction) == (False, "listwise", "dynamic", "de_ce")
     assert read("reranker", loss="pointwise").loss == "pointwise"

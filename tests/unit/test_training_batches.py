@@ -15,9 +15,11 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.training.batches import Examples, Part, Ragged, Sampler, read_examples
-from raydense.training.loop import read_data
+from raydense.training.batches import Part, Sampler
+from raydense.training.examples import Examples, read_examples
+from raydense.training.method import method_of
 from raydense.training.prefetch import prefetched
+from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
 
 
@@ -60,7 +62,9 @@ def arrays(part: Part) -> list[np.ndarray]:
 @given(samplers(), st.integers(0, 20))
 def test_a_step_is_a_pure_function_of_seed_epoch_and_step(made: tuple[Sampler, int], step: int) -> None:
     sampler, _ = made
-    fresh = sampler_of(sampler.examples, sampler.batch_size, sampler.accumulation, sampler.negatives, sampler.seed, sampler.positives)
+    fresh = sampler_of(
+        sampler.examples, sampler.batch_size, sampler.accumulation, sampler.draws.negatives, sampler.seed, sampler.draws.positives
+    )
     for other in range(step):
         sampler.step(other)
     assert all(same(a, b) for a, b in zip(sampler.step(step), fresh.step(step), strict=True))
@@ -90,10 +94,10 @@ def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple
             )
             drawn = part.positives[at][part.positives[at] >= 0].tolist()
             assert set(drawn) <= set(positives.tolist())
-            assert len(drawn) == len(set(drawn)) == min(sampler.positives, len(positives))
+            assert len(drawn) == len(set(drawn)) == min(sampler.draws.positives, len(positives))
             assert part.positives[at, 0] >= 0
             assert set(part.negatives[at].tolist()) <= set(negatives.tolist())
-            assert len(set(part.negatives[at].tolist())) == sampler.negatives
+            assert len(set(part.negatives[at].tolist())) == sampler.draws.negatives
             assert np.array_equal(part.known.take(np.array([at])).values, positives)
 
 
@@ -213,8 +217,8 @@ def test_more_examples_stand_beside_the_others(data: TrainingData, tmp_path: Pat
     names = some["query_id"].to_pylist()
     write_examples(tmp_path / "more", names, [[i] for i in range(10)], [[100 + i] for i in range(10)], corpus=store.fingerprint)
     asked = data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), negatives=1)
-    both, _ = read_data(asked, store)
-    alone, _ = read_data(data.settings(tmp_path / "model", negatives=1), store)
+    both, _ = method_of(asked).read(asked, store)
+    alone, _ = method_of(asked).read(data.settings(tmp_path / "model", negatives=1), store)
     assert len(both) == len(alone) + 10
     assert both.query[: len(alone)].tolist() == alone.query.tolist()
     assert [queries["query_id"][at].as_py() for at in both.query[len(alone) :]] == names
@@ -224,5 +228,5 @@ def test_more_examples_stand_beside_the_others(data: TrainingData, tmp_path: Pat
     first, second = np.split(known.values, known.offsets[1:-1])
     assert sorted(first) == sorted(second)
     assert 3 in first
-    with pytest.raises(ValueError, match="does not use more_examples"):
-        data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), refresh_every=2)
+    with pytest.raises(InputError, match="does not use more_examples"):
+        data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), refresh={"every": 2})

@@ -27,7 +27,7 @@ def settings(**changes: Any) -> TrainSettings:
         (
             [EIGHT],
             False,
-            {"workers": 8, "refresh_every": 2, "refresh_mode": "async"},
+            {"workers": 8, "refresh": {"every": 2, "mode": "async"}},
             "8 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 8 here",
         ),
     ],
@@ -43,8 +43,8 @@ def test_what_no_nodes_have_is_said(nodes: list[dict[str, float]], gpu: bool, ch
         ([HEAD, EIGHT], False, {"workers": 8}),
         ([EIGHT, EIGHT], False, {"workers": 3, "cpus_per_worker": 4.0}),
         ([HEAD, V100, V100], True, {"workers": 2, "cpus_per_worker": 4.0}),
-        ([EIGHT], False, {"workers": 6, "refresh_every": 2, "refresh_mode": "async"}),
-        ([EIGHT], False, {"workers": 8, "refresh_every": 2}),
+        ([EIGHT], False, {"workers": 6, "refresh": {"every": 2, "mode": "async"}}),
+        ([EIGHT], False, {"workers": 8, "refresh": {"every": 2}}),
     ],
 )
 def test_what_nodes_have_together_is_enough(nodes: list[dict[str, float]], gpu: bool, changes: dict[str, Any]) -> None:

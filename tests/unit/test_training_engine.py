@@ -61,7 +61,7 @@ def test_lamb_is_its_algorithm(decay: float) -> None:
     """You et al. 2020, algorithm 2, written out in NumPy in float64; biases keep Adam's own length."""
     torch.manual_seed(5)
     model = torch.nn.Linear(4, 3).double()
-    optimizer = make_optimizer(model, settings(optimizer="lamb", engine="ddp", weight_decay=decay))
+    optimizer = make_optimizer(model, settings(optimizer="lamb", engine={"name": "ddp"}, weight_decay=decay))
     weights = [p.detach().numpy().copy() for p in model.parameters()]
     mean, square = [np.zeros_like(w) for w in weights], [np.zeros_like(w) for w in weights]
     for step in range(1, 5):
@@ -116,7 +116,7 @@ def test_a_torch_without_kernels_for_the_gpu() -> None:
 
 
 def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
-    config = deepspeed_config(settings(batch_size=24, accumulation=3, clip=0.0, zero=2), "fp16", 2)
+    config = deepspeed_config(settings(batch_size=24, accumulation=3, clip=0.0, engine={"name": "deepspeed", "zero": 2}), "fp16", 2)
     assert config["gradient_clipping"] == 0.0
     assert config["train_micro_batch_size_per_gpu"] == 4
     assert config["gradient_accumulation_steps"] == 3
@@ -125,8 +125,8 @@ def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
 
 
 def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:
-    assert not tied(settings(engine="ddp"))
-    assert [tied(settings(engine="deepspeed", zero=zero)) for zero in range(4)] == [False, False, False, True]
+    assert not tied(settings(engine={"name": "ddp"}))
+    assert [tied(settings(engine={"name": "deepspeed", "zero": zero})) for zero in range(4)] == [False, False, False, True]
 
 
 def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
 from raydense.training.loop import FOUND, Job, Loop, Rank
-from raydense.training.memory import Outline, longest_batch, many_words, told
-from raydense.training.methods import load_model, objective_of
+from raydense.training.memory import Outline, describe, longest_batch, many_words
+from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
-from raydense.training.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.settings import LoopSettings, PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, pieces_of
 
 CPU = torch.device("cpu")
@@ -59,12 +59,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 
 def pretraining(data: TrainingData, method: str, **changes: Any) -> PretrainSettings:
-    own = {"model": str(data.root / "start"), "dropout": 0.1, "batch_size": 4, "passage_length": 64, "engine": "ddp", **PRETRAINING[method]}
+    own = {
+        "model": str(data.root / "start"),
+        "dropout": 0.1,
+        "batch_size": 4,
+        "passage_length": 64,
+        "engine": {"name": "ddp"},
+        **PRETRAINING[method],
+    }
     inputs = {"output": str(data.root / "o"), "corpus": str(data.root / "sample/corpus")}
     return PretrainSettings(**{**inputs, **own, **changes}, method=method)
 
 
-def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> Training:
+def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> LoopSettings:
     if method in PRETRAINING:
         return pretraining(data, method, **changes)
     own = {"objective": method, "model": str(data.root / "start"), "dropout": 0.1, "batch_size": 4, **METHODS[method]}
@@ -77,12 +84,12 @@ def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> T
     return data.settings(data.root / "o", **{**own, **changes})
 
 
-def outline(asked: Training) -> Outline:
+def outline(asked: LoopSettings) -> Outline:
     return Outline(asked, asked.model, CPU)
 
 
-def loaded(asked: Training) -> torch.nn.Module:
-    return load_model(asked, objective_of(asked), asked.model).train()
+def loaded(asked: LoopSettings) -> torch.nn.Module:
+    return load_model(asked, asked.model).train()
 
 
 @pytest.mark.parametrize("method", [*METHODS, *PRETRAINING])
@@ -136,14 +143,16 @@ def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: Training
 
 
 def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
-    told_of = {(z, w): outline(settings(data, engine="deepspeed", zero=z, workers=w)).memory(2) for z in (1, 3) for w in (1, 4)}
+    told_of = {
+        (z, w): outline(settings(data, engine={"name": "deepspeed", "zero": z}, workers=w)).memory(2) for z in (1, 3) for w in (1, 4)
+    }
     assert told_of[1, 4].optimizer == pytest.approx(told_of[1, 1].optimizer / 4, abs=4)
     assert told_of[1, 4].weights == told_of[1, 1].weights
     assert told_of[3, 4].weights == pytest.approx(told_of[3, 1].weights / 4, abs=4)
 
 
 def test_half_precision_holds_half(data: TrainingData) -> None:
-    whole, half = (outline(settings(data, "retriever", precision=p, engine="deepspeed")) for p in ("fp32", "bf16"))
+    whole, half = (outline(settings(data, "retriever", precision=p, engine={"name": "deepspeed"})) for p in ("fp32", "bf16"))
     assert half.memory(2).weights == whole.memory(2).weights / 2
     assert half.running(1) < 0.8 * whole.running(1)
     assert half.memory(2).gradients == whole.memory(2).gradients * 1.5, "of a piece in half precision, their sum in float32"
@@ -199,7 +208,7 @@ def test_auto_is_found_and_said(data: TrainingData) -> None:
 def test_pretraining_too_finds_what_fits(data: TrainingData, method: str) -> None:
     asked = pretraining(data, method, micro_batch="auto")
     assert find_micro_batch(asked, asked.model, loaded(asked), CPU, 1)[0] == 4
-    assert told(asked).startswith("from ")
+    assert describe(asked).startswith("from ")
     least, most = (outline(asked).memory(texts) for texts in (1, 4))
     assert least.activations < most.activations
 
@@ -233,10 +242,10 @@ def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pyt
 
 
 def test_plan_tells_it(data: TrainingData) -> None:
-    assert told(settings(data, "static")).startswith("about ")
-    assert "activations" in told(settings(data, model="tiny", batch_size=64))
-    assert told(settings(data, micro_batch="auto")).startswith("from ")
-    assert told(settings(data, model=str(data.root / "not there"))) == ""
+    assert describe(settings(data, "static")).startswith("about ")
+    assert "activations" in describe(settings(data, model="tiny", batch_size=64))
+    assert describe(settings(data, micro_batch="auto")).startswith("from ")
+    assert describe(settings(data, model=str(data.root / "not there"))) == ""
 
 
 def test_tiny_is_told_with_its_vocabulary_full(tmp_path: Path) -> None:

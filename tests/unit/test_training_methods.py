@@ -21,17 +21,19 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.losses import listwise
 from raydense.storage import Draft
-from raydense.training.batches import Part, Ragged
-from raydense.training.dev import METRIC, OF_RERANKER, mrr_at_10, read_dev_sets
+from raydense.training.batches import Part
+from raydense.training.dev import METRIC, OF_RERANKER, DevSet, mrr_at_10
 from raydense.training.engine import TorchEngine
-from raydense.training.methods import Batch, Objective, Texts, objective_of
-from raydense.training.methods.joint import JointTraining
+from raydense.training.method import Batch, Method, method_of
+from raydense.training.methods.joint import Joint
 from raydense.training.methods.multi_positive import MultiPositive
 from raydense.training.methods.pair import Pair
 from raydense.training.methods.reranker import Reranker, of_list
 from raydense.training.methods.retriever import Retriever
+from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
 from raydense.training.step import run
+from raydense.training.texts import Texts
 
 # Rows 0 and 5 have the same text.
 PASSAGES = ["the red fox", "cold winter rivers", "old bridges of stone", "a fever", "no one home", "the red fox"]
@@ -61,11 +63,11 @@ def settings(**changes: Any) -> TrainSettings:
     return TrainSettings(**{**values, **changes})
 
 
-def loss_of(objective: Objective, part: Part = PART) -> tuple[torch.Tensor, dict[str, torch.Tensor], Batch]:
+def loss_of(method: Method, part: Part = PART) -> tuple[torch.Tensor, dict[str, torch.Tensor], Batch]:
     """The loss and metrics of a part, as the loop gets them, and the batch behind them."""
-    batch = objective.prepare(part)
-    engine = TorchEngine(objective.model, objective.settings, torch.device("cpu"), "fp32")
-    loss, metrics = objective.loss(run(engine, {name: value for name, value in batch.items() if isinstance(value, dict)}), batch)
+    batch = method.prepare(part)
+    engine = TorchEngine(method.model, method.settings, torch.device("cpu"), "fp32")
+    loss, metrics = method.loss(run(engine, {name: value for name, value in batch.items() if isinstance(value, dict)}), batch)
     return loss, metrics, batch
 
 
@@ -88,8 +90,8 @@ def log_softmax_loss(scores: np.ndarray, positive: int, allowed: np.ndarray) -> 
 @pytest.mark.parametrize("in_batch", [True, False])
 def test_retriever_is_the_query_centric_loss_without_known_positives(tiny_folder: Path, three: Texts, in_batch: bool) -> None:
     model = DualEncoder.load(tiny_folder)
-    objective = Retriever(settings(negatives=2, temperature=0.5, in_batch=in_batch), model, three, 0, 1)
-    loss, metrics, _ = loss_of(objective)
+    method = Retriever(settings(negatives=2, temperature=0.5, in_batch=in_batch), model, three, 0, 1)
+    loss, metrics, _ = loss_of(method)
     q, p = vectors(model, three, PART, ROWS)
     own = np.array([[1, 0, 0, 1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 1, 1]], bool)
     allowed = ~KNOWN & (True if in_batch else own)
@@ -112,16 +114,16 @@ def test_the_temperature_follows_the_vectors(tiny_folder: Path, three: Texts, no
     model.save(own)
     for folder, said in ((own, None), (tiny_folder, normalize), ("tiny", normalize)):
         asked = settings(model=str(folder), normalize=said)
-        assert objective_of(asked).completed(asked).temperature == temperature
+        assert method_of(asked).completed(asked).temperature == temperature
     joint = settings(objective="joint", model=str(own), reranker=str(tiny_folder), negatives=2)
-    assert objective_of(joint).completed(joint).temperature == temperature
+    assert method_of(joint).completed(joint).temperature == temperature
     given = settings(model=str(own), temperature=0.2)
-    assert objective_of(given).completed(given).temperature == 0.2
+    assert method_of(given).completed(given).temperature == 0.2
 
 
 def test_masking_is_by_row_and_by_text(tiny_folder: Path, three: Texts) -> None:
-    objective = Retriever(settings(negatives=2), DualEncoder.load(tiny_folder), three, 0, 1)
-    assert np.array_equal(objective.prepare(PART)["known"].numpy(), KNOWN)
+    method = Retriever(settings(negatives=2), DualEncoder.load(tiny_folder), three, 0, 1)
+    assert np.array_equal(method.prepare(PART)["known"].numpy(), KNOWN)
 
 
 def test_workers_see_the_masks_of_one(tiny_folder: Path, three: Texts) -> None:
@@ -140,8 +142,8 @@ def test_workers_see_the_masks_of_one(tiny_folder: Path, three: Texts) -> None:
 def test_reranker_losses(tiny_folder: Path, three: Texts, loss_name: str) -> None:
     torch.manual_seed(0)
     model = CrossEncoder.load(tiny_folder)
-    objective = Reranker(settings(objective="reranker", loss=loss_name, negatives=2), model, three, 0, 1)
-    loss, _, _ = loss_of(objective)
+    method = Reranker(settings(objective="reranker", loss=loss_name, negatives=2), model, three, 0, 1)
+    loss, _, _ = loss_of(method)
 
     rows = np.concatenate([PART.positives, PART.negatives], axis=1)
     known = np.array([[1, 0, 0], [1, 0, 1], [1, 0, 0]], bool)  # row 3 is a second positive of query 1
@@ -223,16 +225,16 @@ def in_float64(model: JointModel, texts: dict[str, Any]) -> tuple[torch.Tensor, 
     return (*sides, scores)
 
 
-def joint(tiny_folder: Path, texts: Texts, **changes: Any) -> JointTraining:
+def joint(tiny_folder: Path, texts: Texts, **changes: Any) -> Joint:
     wanted = settings(objective="joint", reranker=str(tiny_folder), negatives=2, temperature=0.5, **changes)
     torch.manual_seed(3)
-    return JointTraining(wanted, JointTraining.load(wanted, str(tiny_folder)), texts, 0, 1)
+    return Joint(wanted, Joint.load(wanted, str(tiny_folder)), texts, 0, 1)
 
 
 @pytest.mark.parametrize("changes", [{}, {"direction": "ce_de"}, {"loss": "pointwise"}, {"teacher": "static"}, {"in_batch": True}])
 def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, changes: dict[str, Any]) -> None:
-    objective = joint(tiny_folder, three, **changes)
-    loss, _, _ = loss_of(objective)
+    method = joint(tiny_folder, three, **changes)
+    loss, _, _ = loss_of(method)
 
     lists = [[0, 3, 4], [1, 5, 3], [2, 1, 0]]
     if changes.get("in_batch"):
@@ -240,13 +242,13 @@ def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, chang
     known = np.array([[row in {0: (0, 5), 1: (1, 3), 2: (2,)}[i] for row in rows] for i, rows in enumerate(lists)])
     distilled, labelled = [], []
     for i, rows in enumerate(lists):
-        q, p = vectors(objective.model.retriever, three, PART, rows)
+        q, p = vectors(method.model.retriever, three, PART, rows)
         with torch.no_grad():
-            pairs = objective.model.reranker.tokenize_pairs([three.queries(PART.query)[i]] * len(rows), three.passages(np.array(rows)))
-            ce = objective.model.reranker(pairs.pad(0)).double().numpy()
+            pairs = method.model.reranker.tokenize_pairs([three.queries(PART.query)[i]] * len(rows), three.passages(np.array(rows)))
+            ce = method.model.reranker(pairs.pad(0)).double().numpy()
         kept = ~known[i] | (np.arange(len(rows)) == 0)
         shares = [np.exp(s[kept]) / np.exp(s[kept]).sum() for s in (q[i] @ p.T / 0.5, ce)]
-        first, second = shares if objective.settings.direction == "de_ce" else shares[::-1]
+        first, second = shares if method.settings.direction == "de_ce" else shares[::-1]
         distilled.append((first * np.log(first / second)).sum())
         sigmoid = 1 / (1 + np.exp(-ce))
         pointwise = -np.where(known[i], np.log(sigmoid), np.log(1 - sigmoid)).mean()
@@ -258,15 +260,15 @@ def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, chang
 def test_a_dynamic_teacher_learns_from_the_retriever_and_a_static_one_does_not(tiny_folder: Path, three: Texts) -> None:
     """The gradient of L_KL alone, by finite differences, along a random direction through each model's weights."""
     for teacher in ("dynamic", "static"):
-        objective = joint(tiny_folder, three, teacher=teacher)
-        model = objective.model.double().train()
-        batch = objective.prepare(PART)
+        method = joint(tiny_folder, three, teacher=teacher)
+        model = method.model.double().train()
+        batch = method.prepare(PART)
 
-        def distilled(objective: JointTraining = objective, batch: Batch = batch) -> torch.Tensor:
+        def distilled(method: Joint = method, batch: Batch = batch) -> torch.Tensor:
             texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
-            outputs, relevant = in_float64(objective.model, texts), batch["relevant"]
-            whole = objective.loss(outputs, batch)[0]
-            return whole if objective.model.frozen else whole - listwise(outputs[2].view(relevant.shape), of_list(relevant))
+            outputs, relevant = in_float64(method.model, texts), batch["relevant"]
+            whole = method.loss(outputs, batch)[0]
+            return whole if method.model.frozen else whole - listwise(outputs[2].view(relevant.shape), of_list(relevant))
 
         distilled().backward()
         for part, learns in ((model.retriever, True), (model.reranker, teacher == "dynamic")):
@@ -325,44 +327,53 @@ def write_dev_run(data: TrainingData, folder: Path, depth: int) -> str:
 
 
 def test_dev_sets_hold_all_positives_and_the_runs_first(data: TrainingData, tmp_path: Path) -> None:
-    queries, store = read_table(data.root / "sample/queries", "queries"), PassageStore(data.root / "sample/corpus")
+    store = PassageStore(data.root / "sample/corpus")
     qrels = read_table(data.root / "sample/qrels/dev", "qrels")
     run = write_dev_run(data, tmp_path / "run", 5)
-    wanted = data.settings(tmp_path / "o", dev_qrels=str(data.root / "sample/qrels/dev"), dev_run=run, dev_passages=60)
-    dev = read_dev_sets(wanted, queries, store)[METRIC]
+
+    def dev_sets(passages: int = 60, **changes: Any) -> dict[str, DevSet]:
+        dev = {"qrels": str(data.root / "sample/qrels/dev"), "run": run, "passages": passages}
+        asked = data.settings(tmp_path / "o", dev=dev, **changes)
+        return method_of(asked).dev_sets(asked, store)
+
+    dev = dev_sets()[METRIC]
     positives = set(store.rows_of(qrels["passage_id"]).tolist())
     assert len(dev.rows) == 60
     assert len(set(dev.rows.tolist())) == 60
     assert positives | {0, 1, 2} <= set(dev.rows.tolist())
     assert int(dev.relevant.sum()) == qrels.num_rows
 
-    again = read_dev_sets(wanted.model_copy(update={"objective": "reranker", "dev_passages": 1_000}), queries, store)[METRIC]
+    again = dev_sets(objective="reranker", passages=1_000)[METRIC]
     assert again.absent is not None
     assert again.rows.shape == (16, 20)
     assert again.relevant[:, 1].all()
     assert again.absent.sum() == 16 * 15
-    few = read_dev_sets(wanted.model_copy(update={"objective": "reranker", "dev_passages": 100}), queries, store)[METRIC]
+    few = dev_sets(objective="reranker", passages=100)[METRIC]
     assert len(few.query) == 5
-    both = read_dev_sets(wanted.model_copy(update={"objective": "joint"}), queries, store)
+    both = dev_sets(objective="joint", reranker="r")
     assert list(both) == [METRIC, OF_RERANKER]
     assert np.array_equal(both[METRIC].rows, dev.rows)
 
 
 def test_dev_settings_that_do_not_fit(data: TrainingData, tmp_path: Path) -> None:
-    queries, store = read_table(data.root / "sample/queries", "queries"), PassageStore(data.root / "sample/corpus")
-    qrels = str(data.root / "sample/qrels/dev")
+    store, qrels = PassageStore(data.root / "sample/corpus"), str(data.root / "sample/qrels/dev")
+
+    def dev_sets(**changes: Any) -> dict[str, DevSet]:
+        asked = data.settings(tmp_path / "o", **changes)
+        return method_of(asked).dev_sets(asked, store)
+
     with pytest.raises(InputError, match="needs candidates to order"):
-        read_dev_sets(data.settings(tmp_path / "o", objective="reranker", dev_qrels=qrels), queries, store)
-    with pytest.raises(InputError, match="of no use without dev_qrels"):
-        read_dev_sets(data.settings(tmp_path / "o", dev_run=qrels), queries, store)
-    assert read_dev_sets(data.settings(tmp_path / "o"), queries, store) == {}
+        dev_sets(objective="reranker", dev={"qrels": qrels})
+    with pytest.raises(InputError, match=r"dev\.qrels: missing"):
+        dev_sets(dev={"run": qrels})
+    assert dev_sets() == {}
 
 
 @pytest.mark.parametrize(("objective", "length"), [("retriever", "passage_length"), ("reranker", "pair_length")])
 def test_a_model_folder_is_looked_at_before_the_workers_start(tiny_folder: Path, tmp_path: Path, objective: str, length: str) -> None:
     def check(folder: Path, **changes: Any) -> None:
         asked = settings(objective=objective, **changes)
-        objective_of(asked).check(asked, str(folder))
+        method_of(asked).check(asked, str(folder))
 
     check(tiny_folder)
     with pytest.raises(InputError, match="1000 is more than the 512 positions"):
@@ -376,6 +387,6 @@ def test_a_model_folder_is_looked_at_before_the_workers_start(tiny_folder: Path,
 def test_a_static_teacher_must_be_trained(tiny_folder: Path, tmp_path: Path) -> None:
     static = settings(objective="joint", reranker=str(tiny_folder), teacher="static")
     with pytest.raises(InputError, match="no trained re-ranker"):
-        JointTraining.check(static, str(tiny_folder))
+        Joint.check(static, str(tiny_folder))
     CrossEncoder.load(tiny_folder).save(tmp_path)
-    JointTraining.check(static.model_copy(update={"reranker": str(tmp_path)}), str(tiny_folder))
+    Joint.check(static.model_copy(update={"reranker": str(tmp_path)}), str(tiny_folder))

@@ -13,30 +13,31 @@ from training_data import make_training_data
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
-from raydense.training.batches import Sampler, read_examples
+from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
-from raydense.training.methods import Texts
-from raydense.training.methods.retriever import Retriever
+from raydense.training.examples import read_examples
+from raydense.training.method import method_of
 from raydense.training.step import forward_and_backward
+from raydense.training.texts import Texts
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
 
-def test_the_example(tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_example(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert code
-    names: dict[str, type[Retriever]] = {}
-    exec(code[1], names)
+    (tmp_path / "margin.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
     data = make_training_data(tmp_path)
-    asked = data.settings(tmp_path / "o", normalize=True)
+    asked = data.settings(tmp_path / "o", objective="margin:Margin", margin=1.0, normalize=True)
     store, queries = PassageStore(asked.corpus), read_table(asked.queries, "queries", ["query_id", "text"])
     (part,) = Sampler(read_examples(asked.examples, queries, store, 2), asked).step(0)
 
     def gradients(pieces: int) -> tuple[float, dict[str, torch.Tensor]]:
         model = DualEncoder.load(tiny_folder, normalize=True).train()
-        objective = names["Margin"](asked, model, Texts(queries, store), 0, 1)
+        method = method_of(asked)(asked, model, Texts(queries, store), 0, 1)
         measured = forward_and_backward(
-            TorchEngine(model, asked, torch.device("cpu"), "fp32"), objective, objective.prepare(part), pieces, [1] * pieces
+            TorchEngine(model, asked, torch.device("cpu"), "fp32"), method, method.prepare(part), pieces, [1] * pieces
         )
         return float(measured["loss"]), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

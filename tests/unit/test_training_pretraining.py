@@ -12,10 +12,10 @@ import torch
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.models.masking import NOT_MASKED
 from raydense.storage import Draft
-from raydense.training.batches import Part, Ragged
+from raydense.training.batches import Part
 from raydense.training.contexts import Contexts
-from raydense.training.methods import objective_of
-from raydense.training.methods.method import load_model
+from raydense.training.method import load_model, method_of
+from raydense.training.ragged import Ragged
 from raydense.training.settings import PretrainSettings
 
 # Documents of two passages each, so that the context of each passage is the other one, and all are in the batch: each text is there twice.
@@ -45,22 +45,22 @@ def test_the_loss_is_the_sum_of_the_equations(store: PassageStore, tiny_folder: 
     settings = PretrainSettings(
         method=method, model=str(tiny_folder), corpus=str(store.path), output="o", passage_length=64, batch_size=ROWS, dropout=0.0, **more
     )
-    kind = objective_of(settings)
-    model = load_model(settings, kind, str(tiny_folder)).eval()
-    contexts = Contexts(settings, store)
+    kind = method_of(settings)
+    model = load_model(settings, str(tiny_folder)).eval()
+    contexts = Contexts(store, more.get("context"))
     rows = np.arange(ROWS)
-    part = Part(rows, rows[:, None], np.zeros((ROWS, 0), np.int64), Ragged(rows, np.arange(ROWS + 1)), lot=5)
-    objective = kind(settings, model, contexts, 0, 1)
-    batch = objective.prepare(part)
+    part = Part(rows, rows[:, None], np.zeros((ROWS, 0), np.int64), Ragged(rows, np.arange(ROWS + 1)), random_state=5)
+    trained = kind(settings, model, contexts, 0, 1)
+    batch = trained.prepare(part)
     read = {name: value for name, value in batch.items() if isinstance(value, dict)}
     hidden = {name: int((one["labels"] != NOT_MASKED).sum()) for name, one in read.items()}
     shown = {name: int(one["attention_mask"].sum()) - 2 * ROWS for name, one in read.items()}  # without [CLS] and [SEP]
-    for name, share in {"passages": settings.mask, "contexts": settings.context_mask}.items():
+    for name, share in {"passages": settings.mask, "contexts": getattr(settings, "context_mask", 0.0)}.items():
         if name in read:
             assert hidden[name] == pytest.approx(share * shown[name], abs=4 * (share * (1 - share) * shown[name]) ** 0.5)
     with torch.no_grad():
         outputs = model(**read)
-        loss, metrics = objective.loss(outputs, batch)
+        loss, metrics = trained.loss(outputs, batch)
     found = [output.double().numpy() for output in outputs]
     assert [int(one[:, 0].sum()) for one in found] == list(hidden.values())
 

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from torch import Tensor
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from raydense.models.generator import Generator, changes, read_generator_config
-from raydense.training.batches import Part
-from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, pad
+from raydense.settings import setting
+from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
 from raydense.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class GeneratorTraining(Objective):
-    """L = -1/|tokens| sum log P(q | p) over the queries of the batch, each with one of its positives, by teacher forcing."""
+    from raydense.models.generator import Generator
+    from raydense.training.batches import Part
+
+
+@method("generator")
+class QueryGenerator(Method):
+    """L = -1/|tokens| sum log P(q | p) over the queries of the batch, each with one of its positives, by teacher forcing.
+
+    Its mean over all workers' tokens couples the queries.
+    """
 
     model: Generator
 
+    class Settings(TrainSettings):
+        """Train a sequence-to-sequence model that writes queries for passages."""
+
+        passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says")
+        query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
+        passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
+
     @classmethod
-    def load(cls, settings: TrainSettings, folder: str) -> Generator:
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        return dict.fromkeys(("queries", "passages"), cls.queries_of(settings))
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        return Held(scores=cls.queries_of(settings))
+
+    @classmethod
+    def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:
+        from raydense.models.tiny import make_tiny_generator
+
+        make_tiny_generator(texts, folder, seed)
+
+    @classmethod
+    def load(cls, settings: Any, folder: str) -> Generator:
+        from raydense.models.generator import Generator, changes
+
         return Generator.load(folder, dropout=settings.dropout, **changes(settings))
 
     @classmethod
-    def check(cls, settings: TrainSettings, folder: str) -> None:
+    def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.generator import changes, read_generator_config
+
         read_generator_config(folder, **changes(settings))
 
+    @classmethod
+    def lengths(cls, model: Generator) -> dict[str, int]:
+        return {"queries": model.config.query_length, "passages": model.config.passage_length}
+
     def prepare(self, part: Part) -> Batch:
-        """As `Objective.prepare`; row i of both batches is a pair."""
+        """As `Method.prepare`; row i of both batches is a pair."""
+        from raydense.training.tensors import pad
+
         mine = part.slice_of(self.rank, self.workers)
         return {
             "queries": pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query))),
@@ -33,7 +74,9 @@ class GeneratorTraining(Objective):
         }
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`; the metric `surprise` is the mean of -log P(q | p) over queries."""
+        """As `Method.loss`; the metric `surprise` is the mean of -log P(q | p) over queries."""
+        import torch.distributed as dist
+
         surprise, tokens = outputs
         count = tokens.detach().sum()
         if self.workers > 1:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from raydense.models import losses
-from raydense.models.cross_encoder import refuse_untrained
-from raydense.models.dual_encoder import DualEncoder
-from raydense.models.joint import JointModel
-from raydense.training.batches import Part
-from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, accuracy, known_positives, pad
+from pydantic import model_validator
+
+from raydense.settings import Folder, artifact, setting
+from raydense.training.dual_encoder import DualEncoderMethod, changes, completed, temperature_of
+from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
 from raydense.training.methods.reranker import Reranker, of_list, supervised
-from raydense.training.methods.retriever import Retriever, changes, completed, temperature_of
-from raydense.training.settings import TrainSettings
+from raydense.training.settings import MeasuredSettings, NegativesSettings, PairSettings, RefreshedSettings, TrainSettings, VectorSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from raydense.data.store import PassageStore
+    from raydense.models.joint import JointModel
+    from raydense.training.batches import Part
+    from raydense.training.dev import DevSet
 
 
-class JointTraining(Objective):
+@method("joint")
+class Joint(Method):
     """L = L_KL + L_sup (RocketQAv2 eq. 6): the retriever learns from the re-ranker's shares of each list, and, where the teacher
     is dynamic, the re-ranker from the retriever's and from the labels.
 
@@ -26,31 +33,97 @@ class JointTraining(Objective):
     and L_KL stands alone.
     """
 
+    artifact = "joint"
     model: JointModel
 
+    class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings, PairSettings, RefreshedSettings):
+        """Train a retriever and a re-ranker together, each learning from the other."""
+
+        reranker: Folder = artifact("model", "the re-ranker's folder to start from, a trained one for a static teacher")
+        in_batch: bool = setting(False, "other queries' positives lengthen each list")
+        teacher: Literal["dynamic", "static"] = setting("dynamic", "the re-ranker learns too, or is frozen and only teaches")
+        direction: Literal["de_ce", "ce_de"] = setting("de_ce", "KL(retriever || re-ranker), or the other way round")
+
+        @model_validator(mode="after")
+        def _fits_joint(self) -> Self:
+            if not self.in_batch and self.negatives == 0:
+                raise ValueError("a joint without in_batch needs negatives of at least 1")
+            if self.teacher == "static":
+                self._refuse_given(["loss"], "a static teacher")
+            return self
+
     @classmethod
-    def load(cls, settings: TrainSettings, folder: str) -> JointModel:
-        assert settings.reranker is not None
+    def draws(cls, settings: Any) -> Draws:
+        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
+
+    @classmethod
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        queries, part = cls.queries_of(settings), settings.batch_size // settings.accumulation
+        lists = queries * (1 + settings.negatives)
+        others, more = (queries * (part - 1), part - queries) if settings.in_batch else (0, 0)
+        return {"queries": queries, "passages": lists + more, "pairs": lists + others}
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        """As `Method.held`: each place of a list holds the vector of its passage."""
+        texts = cls.texts_of(settings)
+        return Held(vectors=sum(texts.values()), scores=texts["pairs"])
+
+    @classmethod
+    def starts_from(cls, settings: Any) -> list[str]:
+        return [settings.model, settings.reranker]
+
+    @classmethod
+    def dev_every(cls, settings: Any) -> int:
+        return settings.dev.every if settings.dev else 0
+
+    @classmethod
+    def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
+        """As `Method.dev_sets`: the retriever's, and the re-ranker's where there is a run for it to order."""
+        from raydense.training.dev import METRIC, OF_RERANKER, read_dev_sets, reranker_set, retriever_set
+
+        of_reranker = {OF_RERANKER: reranker_set} if settings.dev and settings.dev.run else {}
+        return read_dev_sets(settings, store, {METRIC: retriever_set, **of_reranker})
+
+    @classmethod
+    def load(cls, settings: Any, folder: str) -> JointModel:
+        from raydense.models.dual_encoder import DualEncoder
+        from raydense.models.joint import JointModel
+
         retriever = DualEncoder.load(folder, **changes(settings))
         return JointModel(retriever, Reranker.load(settings, settings.reranker), frozen=settings.teacher == "static")
 
     @classmethod
-    def check(cls, settings: TrainSettings, folder: str) -> None:
-        assert settings.reranker is not None
-        Retriever.check(settings, folder)
+    def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.cross_encoder import refuse_untrained
+
+        DualEncoderMethod.check(settings, folder)
         Reranker.check(settings, settings.reranker)
         if settings.teacher == "static":
             refuse_untrained(settings.reranker)
 
     @classmethod
-    def completed(cls, settings: TrainSettings) -> TrainSettings:
+    def completed(cls, settings: Any) -> Any:
         return completed(settings)
 
+    @classmethod
+    def lengths(cls, model: JointModel) -> dict[str, int]:
+        return DualEncoderMethod.lengths(model.retriever) | Reranker.lengths(model.reranker)
+
+    @classmethod
+    def parts(cls, model: JointModel) -> Mapping[str, Any]:
+        return {"retriever": model.retriever, "reranker": model.reranker}
+
     def prepare(self, part: Part) -> Batch:
-        """As `Objective.prepare`; a passage in several lists is encoded once.
+        """As `Method.prepare`; a passage in several lists is encoded once.
 
         `place` int64 [n, m] says which of the passages each place of a list holds; `relevant` bool [n, m], which is a known positive.
         """
+        import numpy as np
+        import torch
+
+        from raydense.training.tensors import known_positives, pad
+
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives, self._others(part)], axis=1)
         known = known_positives(mine, rows.ravel(), self.texts.store.text_hash).reshape(len(mine), *rows.shape)
@@ -70,6 +143,8 @@ class JointTraining(Objective):
 
     def _others(self, part: Part) -> NDArray[np.int64]:
         """The positives of the part's other queries, of every worker's: int64 [n, queries - 1], or [n, 0] without in-batch negatives."""
+        import numpy as np
+
         share, all_of = len(part) // self.workers, part.positives[:, 0]
         mine = np.arange(self.rank * share, (self.rank + 1) * share)
         if not self.settings.in_batch:
@@ -78,12 +153,16 @@ class JointTraining(Objective):
         return np.broadcast_to(all_of, others.shape)[others].reshape(share, len(part) - 1)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`; the metrics tell L_KL and L_sup apart, and how often each model has the positive first."""
+        """As `Method.loss`; `distillation` is L_KL, `supervised` is L_sup, and each model's `accuracy` how often its positive is first."""
+        import torch
+
+        from raydense.models import losses
+        from raydense.training.tensors import accuracy
+
         queries, passages, scores = (losses.exact(output) for output in outputs)
         relevant: Tensor = batch["relevant"]
-        retriever = torch.einsum("nd,nmd->nm", queries, passages[batch["place"]]) / temperature_of(
-            self.settings, self.model.retriever.config.normalize
-        )
+        temperature = temperature_of(self.settings, self.model.retriever.config.normalize)
+        retriever = torch.einsum("nd,nmd->nm", queries, passages[batch["place"]]) / temperature
         reranker = scores.view(relevant.shape)
         distilled = losses.listwise_distillation(retriever, reranker, of_list(relevant), self.settings.direction)
         first = torch.zeros(len(relevant), dtype=torch.int64, device=relevant.device)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from raydense.models import losses
-from raydense.training.methods.method import Batch, Metrics, Outputs, accuracy
+from raydense.settings import setting
+from raydense.training.method import Batch, Draws, Metrics, Outputs, method
 from raydense.training.methods.retriever import Retriever
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
+
+@method("multi-positive")
 class MultiPositive(Retriever):
     """Up to `positives` positives of each query at each step; every known positive in the batch counts as one."""
 
+    class Settings(Retriever.Settings):
+        """Train a retriever from several positives a query."""
+
+        positives: int = setting(1, "most positives of each query at each step", ge=1)
+
+    @classmethod
+    def draws(cls, settings: Any) -> Draws:
+        return replace(super().draws(settings), positives=settings.positives)
+
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`; `accuracy` is the share of queries whose first positive beats all that are none."""
+        """As `Method.loss`; `accuracy` is the share of queries whose first positive beats all that are none."""
+        from raydense.models import losses
+        from raydense.training.tensors import accuracy
+
         queries, passages = self.vectors(outputs)
         scores = queries @ passages.T
         loss = losses.softmax_binary(scores, batch["known"], batch["out"], self.temperature)

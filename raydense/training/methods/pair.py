@@ -1,25 +1,56 @@
-"""PAIR: the query-centric and the passage-centric loss together (its stage 1; stage 2 is the objective `retriever`)."""
+"""PAIR: the query-centric and the passage-centric loss together (its stage 1; stage 2 is the method `retriever`)."""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
-from raydense.models import losses
-from raydense.training.batches import Part
-from raydense.training.methods.method import Batch, Metrics, Outputs, accuracy, gather, known_positives
+from pydantic import model_validator
+
+from raydense.settings import setting
+from raydense.training.method import Batch, Held, Metrics, Outputs, method
 from raydense.training.methods.retriever import Retriever
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from raydense.training.batches import Part
+
+
+@method("pair")
 class Pair(Retriever):
     """L = (1 - alpha) L_Q + alpha L_P (PAIR eq. 6), with one encoder for queries and passages.
 
     L_P has the negatives of L_Q, and with `in_batch_queries` the batch's other queries too, but for those that p+ answers.
     """
 
+    class Settings(Retriever.Settings):
+        """Train a retriever by PAIR's query-centric and passage-centric losses."""
+
+        alpha: float = setting(0.1, "weight of the passage-centric loss; the query-centric one has the rest", ge=0, le=1)
+        in_batch_queries: bool = setting(False, "the passage-centric loss has the batch's other queries as negatives too")
+
+        @model_validator(mode="after")
+        def _fits_pair(self) -> Self:
+            if self.shared is False:
+                raise ValueError("the passage-centric loss compares queries and passages in one space: it needs shared true")
+            self.__dict__["shared"] = True
+            if self.in_batch_queries and not self.in_batch:
+                raise ValueError("in_batch_queries needs in_batch")
+            return self
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        held = super().held(settings)
+        return replace(held, scores=2 * held.scores)
+
     def prepare(self, part: Part) -> Batch:
         """As `Retriever.prepare`; `answered` bool [n, queries]: which of the queries each positive is a known positive of."""
+        import numpy as np
+        import torch
+
+        from raydense.training.tensors import known_positives
+
         batch = super().prepare(part)
         if self.settings.in_batch_queries:
             mine = part.slice_of(self.rank, self.workers).positives[:, 0]
@@ -28,7 +59,10 @@ class Pair(Retriever):
         return batch
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`; the metrics tell L_Q and L_P apart."""
+        """As `Method.loss`; `query_centric` is L_Q, `passage_centric` is L_P."""
+        from raydense.models import losses
+        from raydense.training.tensors import accuracy
+
         queries, passages = self.vectors(outputs)
         positive, mask, tau = batch["positive"], batch["known"] | batch["out"], self.temperature
         scores = queries @ passages.T
@@ -44,7 +78,9 @@ class Pair(Retriever):
 
     def _others(self, own: Tensor, queries: Tensor, batch: Batch) -> Tensor | None:
         """s(p+, q) of each positive with the queries that it does not answer, -inf with those that it does."""
+        from raydense.training.tensors import gather
+
         if "answered" not in batch:
             return None
-        everyone = gather(queries) if self._gathers else queries
-        return (own @ everyone.T).masked_fill(batch["answered"], float("-inf"))
+        gathered = gather(queries) if self.gathers else queries
+        return (own @ gathered.T).masked_fill(batch["answered"], float("-inf"))

@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
-from raydense.models import losses
-from raydense.models.cross_encoder import CrossEncoder, load_pair_tokenizer
-from raydense.training.batches import Part
-from raydense.training.methods.method import Batch, Metrics, Objective, Outputs, accuracy, known_positives, pad
-from raydense.training.settings import TrainSettings
+from pydantic import model_validator
+
+from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
+from raydense.training.settings import MeasuredSettings, NegativesSettings, PairSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raydense.data.store import PassageStore
+    from raydense.models.cross_encoder import CrossEncoder
+    from raydense.training.batches import Part
+    from raydense.training.dev import DevSet
 
 
-class Reranker(Objective):
+@method("reranker")
+class Reranker(Method):
     """A cross-encoder over a positive and its hard negatives."""
 
+    couples = False
     model: CrossEncoder
 
+    class Settings(TrainSettings, NegativesSettings, MeasuredSettings, PairSettings):
+        """Train a re-ranker, a cross-encoder."""
+
+        @model_validator(mode="after")
+        def _fits_reranker(self) -> Self:
+            if self.negatives == 0:
+                raise ValueError("a reranker needs negatives of at least 1")
+            return self
+
     @classmethod
-    def load(cls, settings: TrainSettings, folder: str) -> CrossEncoder:
+    def draws(cls, settings: Any) -> Draws:
+        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
+
+    @classmethod
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        return {"pairs": cls.queries_of(settings) * (1 + settings.negatives)}
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        return Held(scores=cls.texts_of(settings)["pairs"])
+
+    @classmethod
+    def dev_every(cls, settings: Any) -> int:
+        return settings.dev.every if settings.dev else 0
+
+    @classmethod
+    def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
+        from raydense.errors import InputError
+        from raydense.training.dev import METRIC, read_dev_sets, reranker_set
+
+        if settings.dev and not settings.dev.run:
+            raise InputError("a re-ranker's dev metric needs candidates to order", "dev.run", "give --dev.run, or leave dev out")
+        return read_dev_sets(settings, store, {METRIC: reranker_set})
+
+    @classmethod
+    def load(cls, settings: Any, folder: str) -> CrossEncoder:
+        from raydense.models.cross_encoder import CrossEncoder
+
         return CrossEncoder.load(folder, length=settings.pair_length, dropout=settings.dropout)
 
     @classmethod
-    def check(cls, settings: TrainSettings, folder: str) -> None:
+    def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.cross_encoder import load_pair_tokenizer
+
         load_pair_tokenizer(folder, settings.pair_length)
 
+    @classmethod
+    def lengths(cls, model: CrossEncoder) -> dict[str, int]:
+        return {"pairs": model.length}
+
     def prepare(self, part: Part) -> Batch:
-        """As `Objective.prepare`; each query's list is its positive, then its negatives. `relevant` is bool [n, list]."""
+        """As `Method.prepare`; each query's list is its positive, then its negatives. `relevant` is bool [n, list]."""
+        import numpy as np
+        import torch
+
+        from raydense.training.tensors import known_positives, pad
+
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
         known = known_positives(mine, rows.ravel(), self.texts.store.text_hash).reshape(len(mine), *rows.shape)
@@ -37,7 +91,12 @@ class Reranker(Objective):
         return {"pairs": pad(self.model, pairs), "relevant": torch.from_numpy(own)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Objective.loss`; other known positives are left out of a list, and count as positives pointwise."""
+        """As `Method.loss`; other known positives are left out of a list, and count as positives pointwise."""
+        import torch
+
+        from raydense.models import losses
+        from raydense.training.tensors import accuracy
+
         scores = losses.exact(outputs[0]).view(batch["relevant"].shape)
         loss = supervised(scores, batch["relevant"], self.settings.loss == "pointwise")
         first = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
@@ -53,4 +112,6 @@ def of_list(relevant: Tensor) -> Tensor:
 
 def supervised(scores: Tensor, relevant: Tensor, pointwise: bool) -> Tensor:
     """The loss of a re-ranker's scores [n, m], whose first column is the positive."""
+    from raydense.models import losses
+
     return losses.pointwise(scores, relevant) if pointwise else losses.listwise(scores, of_list(relevant))

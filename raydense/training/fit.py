@@ -1,4 +1,4 @@
-"""The stage `train`: a retriever, a re-ranker or both, by Ray Train workers, into an artifact.
+"""Runs a training, by any method, on Ray Train workers, into an artifact.
 
 The driver checks the inputs, starts the workers, shows how far they are, and puts the best weights into the model's folder.
 """
@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.data.store import PassageStore, full_text
-from raydense.data.tables import read_table
 from raydense.errors import InputError, StorageError, fixable
-from raydense.models.joint import JointModel
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
@@ -36,14 +34,14 @@ from raydense.training.checkpoints import (
     newest_state,
     refuse_other_workers,
 )
-from raydense.training.dev import METRIC, DevSet, read_dev_sets
+from raydense.training.dev import METRIC
 from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, Follower, read_history
-from raydense.training.loop import FOUND, Job, read_data, train_worker
-from raydense.training.methods import load_model, objective_of
+from raydense.training.loop import FOUND, Job, train_worker
+from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
-from raydense.training.settings import PretrainSettings, Training, TrainSettings
+from raydense.training.settings import LoopSettings
 from raydense.training.tracking import Send, tracking
 
 _RESULT, _TINY = "result.json", "tiny-model"
@@ -52,16 +50,14 @@ _CHUNK = 4_096
 _LOOK_EVERY_S = "0.25"
 
 
-def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
-    """Train, or pre-train, and return the model artifact; continues from the newest checkpoint where an earlier run was stopped.
+def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
+    """Train by the method of the settings, and return its artifact; continues from the newest checkpoint where an earlier run stopped.
 
-    Joint training makes an artifact of kind `joint`, with the models `retriever/` and `reranker/` in it. Where the settings ask for
-    new hard negatives while it trains, `make` makes them: `raydense.refresh.refresh`, which calls this.
-    InputError on bad inputs, or on a loss that is not finite.
+    An artifact of kind `joint` holds several models, each in a sub-folder. `make` makes new hard negatives where the settings ask for
+    a refresh. InputError on bad inputs, or on a loss that is not finite.
     """
-    verb = "pretrain" if isinstance(settings, PretrainSettings) else "train"
-    settings = objective_of(settings).completed(settings)
-    draft = Draft.open(settings.output, "joint" if settings.objective == "joint" else "model", provenance(verb, settings))
+    settings = method_of(settings).completed(settings)
+    draft = Draft.open(settings.output, method_of(settings).artifact, provenance(settings.verb, settings))
     shared = draft.shared
     if draft.done:
         shared.forget()
@@ -75,18 +71,17 @@ def train(settings: Training, make: MakeGeneration | None = None) -> Artifact:
     return made
 
 
-def _run(settings: Training, draft: Draft, shared: Place, make: MakeGeneration | None) -> dict[str, Any]:
-    """Check the inputs, train, and return what worker 0 says of it."""
+def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> dict[str, Any]:
+    """Check the inputs, train, and return what worker 0 reports."""
     store = PassageStore(settings.corpus)
-    examples, _ = read_data(settings, store, tell=True)
-    dev: dict[str, DevSet] = {}
-    if isinstance(settings, TrainSettings) and (settings.dev_qrels or settings.dev_run):
-        dev = read_dev_sets(settings, read_table(settings.queries, "queries", ["query_id"]), store)
+    method = method_of(settings)
+    examples, _ = method.read(settings, store, log=True)
+    dev = method.dev_sets(settings, store)
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
     if settings.model != "tiny":
-        objective_of(settings).check(settings, settings.model)
+        method.check(settings, settings.model)
     gpu = require_room(settings)
     state = newest_state(shared)
     if state is not None:
@@ -103,7 +98,7 @@ def _run(settings: Training, draft: Draft, shared: Place, make: MakeGeneration |
 
 
 def _train(job: Job, gpu: bool, done: int, send: Send, maker: GenerationBuilder) -> dict[str, Any]:
-    """Train to the last step, and return what worker 0 says of it.
+    """Train to the last step, and return what worker 0 reports.
 
     Where the training waits for new negatives, its workers end at each boundary, and their GPUs are free for what makes these.
     """
@@ -128,7 +123,7 @@ class _Followed:
     def __init__(self, job: Job, send: Send) -> None:
         self._shared, self._send, self._sent = job.shared, send, 0
         self._follower = Follower(job.shared / HISTORY)
-        self._asks_micro_batch = job.settings.micro_batch == "auto"  # and was not told of yet
+        self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
         self._output = Path(job.generations.output).name
 
     def run(self, job: Job, gpu: bool, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
@@ -165,10 +160,10 @@ class _Followed:
                 maker.check()
                 keep_registered(self._shared)
                 with suppress(StorageError):  # the workers may reach the store all the same
-                    self._tell(progress)
+                    self._report(progress)
         return fit.outcome()
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         """Show and send what is new."""
         found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
         if found is not None:
@@ -188,14 +183,11 @@ def _checkpointed(job: Job) -> int:
     return state.step if state else 0
 
 
-def _tiny(settings: Training, store: PassageStore, shared: Place) -> str:
+def _tiny(settings: LoopSettings, store: PassageStore, shared: Place) -> str:
     """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
-    from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
-
     draft = Draft.open(shared / _TINY, "model", {"stage": _TINY})
     if not draft.done:
-        make = make_tiny_generator if settings.objective == "generator" else make_tiny_encoder
-        draft.commit_tree(lambda folder: make(_texts(store), folder, settings.seed))
+        draft.commit_tree(lambda folder: method_of(settings).make_tiny(_texts(store), folder, settings.seed))
         draft.finish(0)
     return str(shared / _TINY)
 
@@ -262,19 +254,20 @@ def _allocator(job: Job, gpu: bool) -> dict[str, str]:
     return {} if gpu or job.settings.activation_checkpointing else cpu_worker_env()
 
 
-def _finish(settings: Training, draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
+def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
     """Commit the best weights as model folders, and what was measured."""
     start = str(shared / _TINY) if settings.model == "tiny" else settings.model
-    model = load_model(settings, objective_of(settings), start)
+    method, model = method_of(settings), load_model(settings, start)
     model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
-    if isinstance(model, JointModel):
-        for name, one in (("retriever", model.retriever), ("reranker", model.reranker)):
-            part = Draft.open(draft.place / name, "model", {**draft.made_from, "part": name})
-            if not part.done:
-                part.commit_tree(one.save)
-                part.finish(0, objective=settings.objective, best_step=result["best_step"])
-    else:
-        draft.commit_tree(model.save)
+    name = getattr(settings, settings.chosen_by)
+    for folder, one in method.parts(model).items():
+        if not folder:
+            draft.commit_tree(one.save)
+            continue
+        part = Draft.open(draft.place / folder, "model", {**draft.made_from, "part": folder})
+        if not part.done:
+            part.commit_tree(one.save)
+            part.finish(0, objective=name, best_step=result["best_step"])
     names = draft.place.names(f"refresh/*/{MANIFEST}")
     renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
     history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
@@ -283,7 +276,7 @@ def _finish(settings: Training, draft: Draft, shared: Place, result: dict[str, A
     draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), len(lines))
     return draft.finish(
         0,
-        objective=settings.objective,
+        objective=name,
         steps=len(lines),
         best_step=result["best_step"],
         dev={} if result["best"] is None else {METRIC: result["best"]},

@@ -24,67 +24,51 @@ from raydense.mining.mine import mine
 from raydense.mining.negatives import Flags
 from raydense.mining.settings import LabelSettings, MineSettings
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.joint import JointModel
 from raydense.refresh.changed import changed, standing
 from raydense.refresh.renewed import renewed, share_new
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
-from raydense.retrieval.search_params import require_nprobe
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
 from raydense.storage import Artifact, Draft, Place, fingerprint_of
-from raydense.training.batches import Ragged
 from raydense.training.generations import Generations
-from raydense.training.methods import load_model, objective_of
-from raydense.training.settings import Training, TrainSettings
-from raydense.training.train import train as train_on
-
-_FORGETS_S = 60.0  # a machine that does not answer keeps what it has
+from raydense.training.method import load_model, method_of
+from raydense.training.ragged import Ragged
+from raydense.training.settings import LoopSettings, TrainSettings, refresh_of
 
 
-def train(settings: TrainSettings) -> Artifact:
-    """The stage `train`, as `raydense.training.train.train` describes it; with `refresh_every`, its hard negatives are made anew.
-
-    The artifact keeps every generation of the examples in its folder `refresh/`. InputError also where the examples are qrels, which hold no negatives to begin with, and where a re-ranker
-    that should denoise is none.
-    """
-    if settings.refresh_every is None:
-        return train_on(settings)
-    Artifact.open(settings.examples, "examples")
-    require_nprobe(settings.refresh_factory, settings.refresh_search_params, "refresh_search_params")
-    return train_on(settings, make_generation)
-
-
-def make_generation(settings: Training, start: str | Path, generations: Generations, number: int) -> None:
+def make_generation(settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
     """Make generation `number` of the examples from the weights that were handed over for it; phases that are done stay done."""
+    refresh = refresh_of(settings)
     assert isinstance(settings, TrainSettings)
+    assert refresh is not None
     begun, work = time.monotonic(), generations.work(number)
     step = generations.made_of(number)
     model = _retriever(settings, str(start), generations, number, work / "retriever")
     corpus, queries = settings.corpus, settings.queries
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
     known = _positives(settings, before, number, work / "positives")
-    beside = generations.behind > 0
-    spread = {"background": beside, "gpus_per_actor": settings.gpus_per_worker}
+    concurrent = generations.behind > 0
+    spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
-    shape = {"kind": "faiss", "factory": settings.refresh_factory, "shards": settings.refresh_shards}
+    shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards}
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
-    asked = {"queries": queries, "qrels": known, "k": settings.refresh_depth, "search_params": settings.refresh_search_params}
-    asked |= {"background": True, "threads": 1} if beside else {}
+    asked = {"queries": queries, "qrels": known, "k": refresh.depth, "search_params": refresh.search_params}
+    asked |= {"background": True, "threads": 1} if concurrent else {}
     found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
     store, examples = PassageStore(corpus), read_table(before, "examples")
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
-    if settings.refresh_only_changed and number > 1:
+    if refresh.only_changed and number > 1:
         earlier = Artifact.open(generations.run(number - 1), "run")
         drawn_from = changed(found, earlier, work / "changed")
         stands = standing(examples, found, earlier, store)
-    mined = _negatives(settings, drawn_from, known, number, work / "negatives", beside) if drawn_from.rows else None
+    mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
     generations.close(number)
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
-    told = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
-    say(f"refresh {number}: {told}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
+    which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
+    say(f"refresh {number}: {which}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
 
 
 def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Place) -> Artifact:
@@ -92,48 +76,51 @@ def _retriever(settings: TrainSettings, start: str, generations: Generations, nu
     draft = Draft.open(output, "model", {"stage": "refresh"})
     if draft.done:
         return draft.done
-    model = load_model(settings, objective_of(settings), start)
+    model = load_model(settings, start)
     model.load_state_dict({**model.state_dict(), **load_file(generations.weights(number))})
-    retriever = model.retriever if isinstance(model, JointModel) else model
-    assert isinstance(retriever, DualEncoder)
+    retriever = next(part for part in model.modules() if isinstance(part, DualEncoder))
     draft.commit_tree(retriever.save)
     return draft.finish(0)
 
 
 def _positives(settings: TrainSettings, examples: str, number: int, output: Place) -> Artifact:
-    """What is no negative of the queries that are to have new ones, as qrels: the positives of their examples, and `refresh_qrels`."""
+    """What is never a new negative of the queries that get some, as qrels: the positives of their examples, and those of `refresh.qrels`."""
+    refresh = refresh_of(settings)
+    assert refresh is not None
     draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
     if draft.done:
         return draft.done
     store, table = PassageStore(settings.corpus), read_table(examples, "examples", ["query_id", "positives"])
-    lots = np.random.default_rng([settings.seed, number]).random(table.num_rows)
-    table = table.take(np.flatnonzero(lots <= np.quantile(lots, settings.refresh_fraction)))
+    drawn = np.random.default_rng([settings.seed, number]).random(table.num_rows)
+    table = table.take(np.flatnonzero(drawn <= np.quantile(drawn, refresh.fraction)))
     lists = Ragged.of_column(table["positives"])
     ids = table["query_id"].take(pa.array(lists.owner))
     known = pa.table({"query_id": ids, "passage_id": store.ids(lists.values)})
-    if settings.refresh_qrels:
-        more = positives_of(read_table(settings.refresh_qrels, "qrels"))
+    if refresh.qrels:
+        more = positives_of(read_table(refresh.qrels, "qrels"))
         known = pa.concat_tables([known, more.filter(pc.is_in(more["query_id"], value_set=table["query_id"])).select(known.column_names)])
     known = known.group_by(["query_id", "passage_id"], use_threads=False).aggregate([])
     commit_table(draft, "qrels.parquet", known.append_column("relevance", pa.array(np.ones(len(known), np.int32))))
     return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
 
 
-def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Place, beside: bool) -> Artifact:
+def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Place, concurrent: bool) -> Artifact:
     """Examples with the new negatives; a query for which there are too few has as many as there are."""
+    refresh = refresh_of(settings)
+    assert refresh is not None
     common = {
         "output": output,
         "run": found,
         "corpus": settings.corpus,
         "queries": settings.queries,
         "qrels": known,
-        "depth": settings.refresh_depth,
-        "negatives": settings.refresh_negatives,
+        "depth": refresh.depth,
+        "negatives": refresh.negatives,
         "seed": int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0]),
     }
-    if settings.refresh_reranker is None:
-        return mine(MineSettings.read({**common, "skip": settings.refresh_skip}))
-    asked = {"model": settings.refresh_reranker, "s_pos": 1.0, "s_neg": settings.refresh_s_neg, "background": beside}
+    if refresh.reranker is None:
+        return mine(MineSettings.read({**common, "skip": refresh.skip}))
+    asked = {"model": refresh.reranker, "s_pos": 1.0, "s_neg": refresh.s_neg, "background": concurrent}
     asked["gpus_per_actor"] = settings.gpus_per_worker
     return label(LabelSettings.read({**common, **asked}))
 
@@ -146,9 +133,11 @@ def _renewed(
     draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
     if draft.done:
         return draft.done
+    refresh = refresh_of(settings)
+    assert refresh is not None
     old, store = read_table(before, "examples"), PassageStore(settings.corpus)
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
-    table, anew = renewed(old, new, stands, store.text_hash, settings.negatives, settings.refresh_negatives)
+    table, anew = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)
     commit_table(draft, "examples.parquet", table)
-    told = {"step": step, "queries": int(anew.sum()), "new": share_new(old, table, anew)}
-    return draft.finish(len(table), **told, model=model.fingerprint, corpus=store.fingerprint)
+    summary = {"step": step, "queries": int(anew.sum()), "new": share_new(old, table, anew)}
+    return draft.finish(len(table), **summary, model=model.fingerprint, corpus=store.fingerprint)

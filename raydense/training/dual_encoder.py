@@ -1,0 +1,151 @@
+"""What methods that train a dual encoder share: settings, loading, dev metric, and each query's own list of passages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
+
+from raydense.training.method import Batch, Draws, Held, Method, Outputs
+from raydense.training.settings import MeasuredSettings, NegativesSettings, TrainSettings, VectorSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from raydense.data.store import PassageStore
+    from raydense.models.dual_encoder import DualEncoder
+    from raydense.training.batches import Part
+    from raydense.training.dev import DevSet
+    from raydense.training.texts import Texts
+
+_CHANGES = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")
+
+
+def changes(settings: VectorSettings) -> dict[str, Any]:
+    """What the settings change of a retriever's folder; None leaves it as it is."""
+    return {name: getattr(settings, name) for name in _CHANGES}
+
+
+def temperature_of(settings: VectorSettings, normalized: bool) -> float:
+    """The temperature that the settings give, else the one that suits the vectors.
+
+    Scores of vectors of length 1 lie in [-1, 1]: undivided, a softmax over them is nearly flat and teaches nearly nothing.
+    """
+    return settings.temperature or (0.05 if normalized else 1.0)
+
+
+def completed(settings: Any) -> Any:
+    """The settings with the temperature that follows the model folder."""
+    if settings.temperature is not None:
+        return settings
+    normalized = settings.normalize
+    if normalized is None:
+        from raydense.models.encoder_config import read_encoder_config
+        from raydense.storage import Place
+
+        normalized = settings.model != "tiny" and read_encoder_config(Place.of(settings.model).local()).normalize
+    return settings.model_copy(update={"temperature": temperature_of(settings, normalized)})
+
+
+class DualEncoderMethod(Method):
+    """A retriever that learns from each query's own list alone: its positive, then its hard negatives."""
+
+    couples = False
+    model: DualEncoder
+
+    class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings):
+        @model_validator(mode="after")
+        def _fits_lists(self) -> Self:
+            if not self.trains_in_batch() and self.negatives == 0:
+                raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
+            return self
+
+        def trains_in_batch(self) -> bool:
+            """Whether other queries' passages are negatives too."""
+            return False
+
+    def __init__(self, settings: Any, model: DualEncoder, texts: Texts, rank: int, workers: int) -> None:
+        super().__init__(settings, model, texts, rank, workers)
+        self.temperature = temperature_of(settings, model.config.normalize)
+
+    @classmethod
+    def completed(cls, settings: Any) -> Any:
+        return completed(settings)
+
+    @classmethod
+    def draws(cls, settings: Any) -> Draws:
+        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
+
+    @classmethod
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        queries, draws = cls.queries_of(settings), cls.draws(settings)
+        return {"queries": queries, "passages": queries * (draws.positives + draws.negatives)}
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        texts = cls.texts_of(settings)
+        return Held(vectors=sum(texts.values()), scores=texts["passages"])
+
+    @classmethod
+    def dev_every(cls, settings: Any) -> int:
+        return settings.dev.every if settings.dev else 0
+
+    @classmethod
+    def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
+        from raydense.training.dev import METRIC, read_dev_sets, retriever_set
+
+        return read_dev_sets(settings, store, {METRIC: retriever_set})
+
+    @classmethod
+    def load(cls, settings: Any, folder: str) -> DualEncoder:
+        from raydense.models.dual_encoder import DualEncoder
+
+        return DualEncoder.load(folder, dropout=settings.dropout, **changes(settings))
+
+    @classmethod
+    def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.tokenizer import load_tokenizer
+
+        load_tokenizer(folder, **changes(settings))
+
+    @classmethod
+    def lengths(cls, model: DualEncoder) -> dict[str, int]:
+        return {"queries": model.config.query_length, "passages": model.config.passage_length}
+
+    def prepare(self, part: Part) -> Batch:
+        """As `Method.prepare`; the passages stand query by query: its positive, then its negatives.
+
+        `teacher` float32 [n, 1 + negatives]: the teacher's scores of them, where the examples have scores.
+        """
+        import numpy as np
+
+        mine = part.slice_of(self.rank, self.workers)
+        rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
+        return self.tokenized(mine, rows.ravel()) | teacher_of(mine)
+
+    def tokenized(self, mine: Part, rows: NDArray[np.int64]) -> Batch:
+        """The padded texts of a slice's queries, and of the passages at `rows`."""
+        from raydense.training.tensors import pad
+
+        return {
+            "queries": pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query))),
+            "passages": pad(self.model, self.model.tokenize_passages(self.texts.passages(rows))),
+        }
+
+    def list_scores(self, outputs: Outputs) -> Tensor:
+        """s(q, p) of each query with the passages of its own list, [n, 1 + negatives]; never in half precision."""
+        from raydense.models.losses import exact
+
+        queries, passages = (exact(output) for output in outputs)
+        lists = passages.view(len(queries), -1, passages.shape[1])
+        return (lists @ queries.unsqueeze(2)).squeeze(2)
+
+
+def teacher_of(mine: Part) -> Batch:
+    """The teacher's scores of a slice's positives and then its negatives, as `teacher` float32 [n, positives + negatives]."""
+    import torch
+
+    scores = mine.scores
+    return {} if scores is None else {"teacher": torch.from_numpy(scores)}

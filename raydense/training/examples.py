@@ -1,0 +1,159 @@
+"""Training examples as arrays: read, checked against their queries and corpus, and narrowed to those with a teacher's scores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydense.data.store import PassageStore
+from raydense.data.tables import concat_parts, positives_of, query_positions, read_table
+from raydense.errors import InputError
+from raydense.runtime.progress import say
+from raydense.storage import Artifact
+from raydense.training.ragged import Ints, Ragged
+from raydense.training.settings import TrainSettings
+from raydense.training.texts import Texts
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Training examples, as arrays: the query's position [n], its positives and its hard negatives.
+
+    `judged` are its positives with those that are never drawn, where there are such.
+    """
+
+    query: Ints
+    positives: Ragged
+    negatives: Ragged
+    judged: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @cached_property
+    def known(self) -> Ragged:
+        """All positives of each example's query, those too that other examples of the same query have."""
+        queries, number = np.unique(self.query, return_inverse=True)
+        positives = self.positives if self.judged is None else self.judged
+        if len(queries) == len(self):
+            return positives
+        of_query = number[positives.owner]
+        offsets = np.append(0, np.cumsum(np.bincount(of_query, minlength=len(queries))))
+        return Ragged(positives.values[np.argsort(of_query, kind="stable")], offsets).take(number)
+
+    def and_then(self, other: Examples) -> Examples:
+        """These examples and then the other ones."""
+        query = np.concatenate([self.query, other.query])
+        return Examples(query, self.positives.and_then(other.positives), self.negatives.and_then(other.negatives))
+
+    def scored(self, negatives: int) -> Examples:
+        """Those with a positive and so many negatives that have a score; only what has one is drawn."""
+        of_query = Examples(self.query, self.positives.scored(), self.negatives.scored(), self.positives)
+        kept = np.flatnonzero((of_query.positives.lengths > 0) & (of_query.negatives.lengths >= negatives))
+        return Examples(*(getattr(of_query, name)[kept] if name == "query" else getattr(of_query, name).take(kept) for name in _LISTS))
+
+
+_LISTS = ("query", "positives", "negatives", "judged")
+_SCORES = ("positive_scores", "negative_scores")
+_COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
+
+
+def read_training_data(
+    settings: TrainSettings, store: PassageStore, negatives: int, needs_scores: bool, log: bool = False
+) -> tuple[Examples, Texts]:
+    """All examples that the settings name, and the texts that they name; with `log` a line says what is left out.
+
+    InputError where a method needs scores and the examples have none.
+    """
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    examples = read_examples(settings.examples, queries, store, negatives)
+    if settings.more_examples:
+        examples = examples.and_then(read_examples(settings.more_examples, queries, store, negatives))
+    if needs_scores:
+        examples = _scored(examples, negatives, settings, log)
+    return examples, Texts(queries, store)
+
+
+def _scored(examples: Examples, negatives: int, settings: TrainSettings, log: bool) -> Examples:
+    fix = "give examples that `raydense label` made, or imported ones with scores"
+    if examples.positives.scores is None or examples.negatives.scores is None:
+        raise InputError(f"has no teacher's scores, which objective {settings.objective} learns from", settings.examples, fix)
+    scored = examples.scored(negatives)
+    if not len(scored):
+        raise InputError(f"no query has a positive and {negatives} negatives with a teacher's score", settings.examples, fix)
+    if log and len(scored) < len(examples):
+        left = len(examples) - len(scored)
+        say(f"train: {left:,} of {len(examples):,} queries have too few passages with a teacher's score, and are left out")
+    return scored
+
+
+def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
+    """The examples artifact, or qrels as examples without negatives, checked against its queries and corpus.
+
+    InputError on whatever training would trip over.
+    """
+    artifact = Artifact.open(path)
+    if artifact.kind == "qrels":
+        table = _of_qrels(path, store)
+    else:
+        store.refuse_rows_of_another(Artifact.open(path, "examples"))
+        parts = artifact.parts(".parquet")
+        columns = [name for name in _COLUMNS if not parts or name in pq.read_schema(parts[0]).names]
+        table = concat_parts(parts, "examples", columns)
+    if not table.num_rows:
+        raise InputError("no examples", path, "mine or import some")
+    if artifact.kind == "qrels" and negatives:
+        raise InputError("qrels hold no hard negatives", path, f"mine examples from a run, or give --negatives 0 (now {negatives})")
+    examples = Examples(query_positions(table["query_id"], queries, path), *_lists(table, path))
+    _refuse_short(table, "positives", 1, path, "no positive", "remove them, or give qrels with relevance of at least 1")
+    if negatives:
+        fix = f"lower --negatives (now {negatives}), or mine again with --shortage drop"
+        _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", fix)
+    for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):
+        _refuse_outside(table, name, lists, len(store), path)
+    return examples
+
+
+def _lists(table: pa.Table, path: object) -> tuple[Ragged, Ragged]:
+    """The positives and the negatives, with scores where both have some."""
+    lists = [Ragged.of_column(table[f"{name}s"]) for name in ("positive", "negative")]
+    if all(name in table.column_names for name in _SCORES):
+        for i, name in enumerate(_SCORES):
+            try:
+                lists[i] = lists[i].with_scores(table[name])
+            except ValueError as error:
+                query = table["query_id"][error.args[0]].as_py()
+                raise InputError(f"query {query!r} has not as many {name} as passages", path, "give a score for each, or none") from None
+    return lists[0], lists[1]
+
+
+def _of_qrels(path: str | os.PathLike[str], store: PassageStore) -> pa.Table:
+    """The judged queries in the order of their first judgement, each with the rows of its positives."""
+    qrels = positives_of(read_table(path, "qrels"))
+    rows = pa.array(store.known_rows(qrels["passage_id"], path)) if qrels.num_rows else pa.array([], pa.int64())
+    table = pa.table({"query_id": qrels["query_id"].combine_chunks(), "row": rows})
+    grouped = table.group_by("query_id", use_threads=False).aggregate([("row", "list")]).rename_columns(["query_id", "positives"])
+    none = pa.array([[]] * grouped.num_rows, pa.list_(pa.int64()))
+    return grouped.append_column("negatives", none)
+
+
+def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: str, fix: str) -> None:
+    short = pc.less(pc.fill_null(pc.list_value_length(table[name]), 0), least)
+    count = pc.sum(short).as_py() or 0
+    if count:
+        first = table["query_id"].filter(short)[0].as_py()
+        raise InputError(f"{count:,} of {table.num_rows:,} queries have {what}, the first is {first!r}", path, fix)
+
+
+def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: object) -> None:
+    wrong = np.flatnonzero((lists.values < 0) | (lists.values >= rows))
+    if wrong.size:
+        example = int(np.searchsorted(lists.offsets, wrong[0], side="right")) - 1
+        query, row = table["query_id"][example].as_py(), int(lists.values[wrong[0]])
+        raise InputError(f"{name} of query {query!r} name row {row}, the corpus has {rows:,}", path, "give the corpus it was made with")

@@ -1,0 +1,200 @@
+"""What a training method is: its settings, the texts of a step, its model, its loss, its dev metrics and what it saves.
+
+The loop, the memory estimate and `plan` ask a `Method`, and never which one it is. Importing this, or a method, imports no torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from raydense.training.settings import LoopSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raydense.data.store import PassageStore
+    from raydense.training.batches import Part
+    from raydense.training.dev import DevSet
+    from raydense.training.examples import Examples
+
+# The padded texts that the model reads, each a dict of its own, by the names that its forward gives them; and what the loss needs.
+Batch = dict[str, Any]
+Outputs = tuple[Any, ...]
+Metrics = dict[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What each step takes of an example: so many positives, drawn at random or the first ones, and so many negatives, drawn at random."""
+
+    positives: int = 1
+    negatives: int = 0
+    random_positives: bool = True
+
+
+@dataclass(frozen=True)
+class Held:
+    """How many vectors and scores, all float32, the loss of a part of a step holds at once on one worker."""
+
+    vectors: int = 0
+    scores: int = 0
+
+
+class Method(ABC):
+    """A training method.
+
+    Batches are prepared ahead, in a thread; losses are computed where the model is. The model's forward takes the texts of a batch
+    by name and returns a tuple with a tensor for each, a row for each text that depends on that text alone: so it can run piece by
+    piece.
+
+    `Settings` is the method's own settings class. `needs_scores`: the examples must have a teacher's scores; see `Part`.
+    `couples` says that the loss compares texts of different queries: a part of a step then runs in pieces by gradient caching.
+    Where it is False the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
+    the queries, and a part runs in pieces by plain accumulation.
+    """
+
+    name: ClassVar[str] = ""
+    Settings: ClassVar[type[LoopSettings]]
+    artifact: ClassVar[str] = "model"
+    needs_scores: ClassVar[bool] = False
+    couples: ClassVar[bool] = True
+
+    def __init__(self, settings: Any, model: Any, texts: Any, rank: int, workers: int) -> None:
+        self.settings, self.model, self.texts, self.rank, self.workers = settings, model, texts, rank, workers
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "Settings" not in cls.__dict__ and hasattr(cls, "Settings"):
+            own = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings", "__doc__": cls.__doc__}
+            cls.Settings = type(cls.Settings)("Settings", (cls.Settings,), own)  # type: ignore[misc]
+        if hasattr(cls, "Settings"):
+            cls.Settings.trains = cls
+
+    # of the settings alone: `plan`, the memory estimate and the command line ask these, and no model is loaded
+
+    @classmethod
+    def draws(cls, settings: Any) -> Draws:
+        """What each step takes of an example."""
+        return Draws(random_positives=settings.draw_positives)
+
+    @staticmethod
+    def queries_of(settings: Any) -> int:
+        """How many queries (in pre-training, passages) a worker has in a part of a step."""
+        return settings.batch_size // settings.accumulation // settings.workers
+
+    @classmethod
+    @abstractmethod
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        """How many texts of each kind a worker has in a part of a step, at most; a passage in several lists counts once."""
+
+    @classmethod
+    @abstractmethod
+    def held(cls, settings: Any) -> Held:
+        """What the loss holds at once."""
+
+    @classmethod
+    def masked(cls, settings: Any) -> dict[str, float]:
+        """The share of the tokens of each kind of texts that is hidden from the model."""
+        return {}
+
+    @classmethod
+    def starts_from(cls, settings: Any) -> list[str]:
+        """The model folders that it starts from."""
+        return [settings.model]
+
+    @classmethod
+    def dev_every(cls, settings: Any) -> int:
+        """Steps between dev measurements; 0 means ten over the whole run."""
+        return 0
+
+    @classmethod
+    def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
+        """What is measured while it trains, by the names of the metrics; the first decides which weights are best."""
+        return {}
+
+    # of the data and the model
+
+    @classmethod
+    def read(cls, settings: Any, store: PassageStore, log: bool = False) -> tuple[Examples, Any]:
+        """The examples, and the texts that they name; with `log` a line says what is left out."""
+        from raydense.training.examples import read_training_data
+
+        return read_training_data(settings, store, cls.draws(settings).negatives, cls.needs_scores, log)
+
+    @classmethod
+    def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:
+        """Write a small model with new weights, whose vocabulary is made from the texts: what `model: tiny` starts from."""
+        from raydense.models.tiny import make_tiny_encoder
+
+        make_tiny_encoder(texts, folder, seed)
+
+    @classmethod
+    @abstractmethod
+    def load(cls, settings: Any, folder: str) -> Any:
+        """The model to start from, with the settings' changes; new weights are drawn from torch's random state."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, settings: Any, folder: str) -> None:
+        """InputError where `load` could not read the folder's files or follow the settings; reads no weights."""
+
+    @classmethod
+    def completed(cls, settings: Any) -> Any:
+        """The settings with the values that follow the model folder filled in, as the output records them."""
+        return settings
+
+    @classmethod
+    @abstractmethod
+    def lengths(cls, model: Any) -> dict[str, int]:
+        """The most tokens of a text of each kind, special tokens included."""
+
+    @classmethod
+    def parts(cls, model: Any) -> Mapping[str, Any]:
+        """The models to save, by sub-folder; "" is the artifact's own folder."""
+        return {"": model}
+
+    # of a step
+
+    @abstractmethod
+    def prepare(self, part: Part) -> Batch:
+        """This worker's tensors, on the CPU, of a part of the global batch."""
+
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The mean loss over this worker's queries from the model's outputs, and metrics, all scalars.
+
+        Every worker has equally many queries.
+        """
+
+
+SomeMethod = TypeVar("SomeMethod", bound=type[Method])
+NAMED: dict[str, type[Method]] = {}
+
+
+def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
+    """Name a method: what `--objective NAME` (of pre-training `--method NAME`) and `TrainSettings(objective=NAME)` find it by."""
+
+    def named(cls: SomeMethod) -> SomeMethod:
+        cls.name = name
+        NAMED[name] = cls
+        return cls
+
+    return named
+
+
+def method_of(settings: LoopSettings) -> type[Method]:
+    """The method that the settings are of."""
+    assert settings.trains is not None, f"{type(settings).__name__} is of no method"
+    return settings.trains
+
+
+def load_model(settings: LoopSettings, folder: str) -> Any:
+    """The model that a training starts from, as `Method.load`; new weights are drawn from the seed."""
+    import torch
+
+    torch.manual_seed(settings.seed)
+    return method_of(settings).load(settings, folder)

@@ -1,0 +1,1 @@
+"""The pre-training methods that come with raydense: a file for each."""

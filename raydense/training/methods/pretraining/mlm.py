@@ -1,0 +1,136 @@
+"""Pre-training by masked tokens alone, and what the other pre-training methods share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
+from raydense.training.settings import PretrainSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from raydense.data.store import PassageStore
+    from raydense.models.pretraining import PretrainModel
+    from raydense.training.batches import Part
+    from raydense.training.contexts import Contexts
+    from raydense.training.examples import Examples
+
+
+@method("mlm")
+class Mlm(Method):
+    """L = L_mlm: -log p of the masked tokens (query-as-context eq. 4), a mean over all workers' tokens.
+
+    A method whose settings have a `context` reads one with each passage.
+    """
+
+    model: PretrainModel
+    texts: Contexts
+
+    class Settings(PretrainSettings):
+        """Pre-train an encoder by masked tokens."""
+
+    @classmethod
+    def draws(cls, settings: Any) -> Draws:
+        return Draws(random_positives=False)
+
+    @classmethod
+    def masked(cls, settings: Any) -> dict[str, float]:
+        of_context = {"contexts": settings.context_mask} if hasattr(settings, "context_mask") else {}
+        return {"passages": settings.mask, **of_context}
+
+    @classmethod
+    def texts_of(cls, settings: Any) -> dict[str, int]:
+        return dict.fromkeys(cls.masked(settings), cls.queries_of(settings))
+
+    @classmethod
+    def held(cls, settings: Any) -> Held:
+        return Held(scores=sum(cls.texts_of(settings).values()))
+
+    @classmethod
+    def read(cls, settings: Any, store: PassageStore, log: bool = False) -> tuple[Examples, Contexts]:
+        """As `Method.read`: each passage that has a context, where one is asked for, is an example."""
+        from raydense.training.contexts import Contexts
+
+        contexts = Contexts(store, getattr(settings, "context", None), getattr(settings, "generated", None))
+        return contexts.examples(log), contexts
+
+    @classmethod
+    def kind(cls) -> type[PretrainModel]:
+        """The class of its model."""
+        from raydense.models.pretraining import PretrainModel
+
+        return PretrainModel
+
+    @classmethod
+    def shape(cls, settings: Any) -> dict[str, Any]:
+        """What that class takes."""
+        return {}
+
+    @classmethod
+    def load(cls, settings: Any, folder: str) -> PretrainModel:
+        return cls.kind().load(folder, passage_length=settings.passage_length, dropout=settings.dropout, **cls.shape(settings))
+
+    @classmethod
+    def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.tokenizer import load_tokenizer
+
+        load_tokenizer(folder, passage_length=settings.passage_length)
+
+    @classmethod
+    def lengths(cls, model: PretrainModel) -> dict[str, int]:
+        return dict.fromkeys(("passages", "contexts"), model.retriever.config.passage_length)
+
+    def prepare(self, part: Part) -> Batch:
+        """As `Method.prepare`; masks and contexts are drawn for the whole part, and so are the same for any number of workers."""
+        import numpy as np
+        import pyarrow as pa
+        import torch
+
+        from raydense.data.store import hash_strings
+
+        share = len(part) // self.workers
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        rng = np.random.default_rng(part.random_state)
+        passages, shares = self.texts.passages(part.query[mine]), self.masked(self.settings)
+        batch: Batch = {"passages": self._masked_batch(passages, shares["passages"], rng.random(self._shape(part)), mine)}
+        if "contexts" in shares:
+            contexts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine])
+            batch["contexts"] = self._masked_batch(contexts, shares["contexts"], rng.random(self._shape(part)), mine)
+            batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
+        return batch
+
+    def _shape(self, part: Part) -> tuple[int, int]:
+        return len(part), self.settings.passage_length
+
+    def _masked_batch(self, texts: list[str], share: float, draws: NDArray[np.float64], mine: slice) -> dict[str, Tensor]:
+        import torch
+
+        from raydense.training.tensors import pad
+
+        batch = pad(self.model.retriever, self.model.retriever.tokenize_passages(texts))
+        return self.model.mask(batch, share, torch.from_numpy(draws[mine]))
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        """As `Method.loss`: the mean over the masked tokens of all workers."""
+        found = self.masked_loss(outputs, 1)
+        return found, {"mlm": found.detach()}
+
+    def masked_loss(self, outputs: Outputs, column: int) -> Tensor:
+        """The mean of -log p of the masked tokens, by the outputs' `column`, over those of all kinds of texts."""
+        import torch
+
+        from raydense.models import losses
+
+        of_all = torch.cat(outputs)
+        return losses.masked_tokens(of_all[:, column], self._over_workers(of_all[:, 0].detach().sum()))
+
+    def _over_workers(self, count: Tensor) -> Tensor:
+        """The masked tokens of all workers over the number of workers: gradients are averaged over these."""
+        import torch.distributed as dist
+
+        if self.workers > 1:
+            dist.all_reduce(count)
+        return count / self.workers

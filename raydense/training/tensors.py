@@ -1,0 +1,59 @@
+"""What losses and batches of several methods share: padding, known positives, accuracy, and vectors of all workers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raydense.models.tokens import Tokens
+from raydense.training.batches import Part
+
+
+class Tokenizes(Protocol):
+    """A model with a tokenizer."""
+
+    tokenizer: Any
+
+
+def pad(model: Tokenizes, tokens: Tokens) -> dict[str, Tensor]:
+    """Tokens as a padded batch on the CPU."""
+    return tokens.pad(model.tokenizer.pad_id)
+
+
+def known_positives(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of the passages at `rows` is a known positive of which query, by row or by equal text: bool [n, len(rows)]."""
+    of_query, of_passage = text_hash[mine.known.values], text_hash[rows]
+    return np.logical_or.reduceat(of_query[:, None] == of_passage[None, :], mine.known.offsets[:-1], axis=0)
+
+
+def accuracy(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+    """The share of queries whose positive has the highest score of those not masked."""
+    column, scores = positive.unsqueeze(1), scores.detach()
+    highest = scores.masked_fill(mask.scatter(1, column, True), float("-inf")).amax(dim=1)
+    return (scores.gather(1, column).squeeze(1) > highest).float().mean()
+
+
+class _Gather(torch.autograd.Function):
+    """The tensors of all workers, one after another; the gradient of each goes back to its worker, summed over workers."""
+
+    @staticmethod
+    def forward(context: Any, mine: Tensor) -> Tensor:
+        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, mine.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].contiguous()
+        dist.all_reduce(summed)
+        return summed.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gather(mine: Tensor) -> Tensor:
+    """All workers' vectors [workers * n, d] from this worker's [n, d], with their gradients."""
+    return _Gather.apply(mine)
