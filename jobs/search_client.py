@@ -46,7 +46,7 @@ def main() -> None:
 def _lines(questions: list[str], answer: Answer, corpus: rd.PassageStore) -> list[dict[str, object]]:
     """Per question: its hits, best first, and the fingerprint of the index that answered."""
     scores, rows = answer.hits
-    lines = []
+    lines: list[dict[str, object]] = []
     for question, found, values in zip(questions, rows, scores, strict=True):
         there = found >= 0
         passages = corpus.take(found[there], ["passage_id", "title"]).to_pylist()

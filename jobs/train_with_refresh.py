@@ -14,7 +14,6 @@ import argparse
 import sys
 
 import raydense as rd
-from raydense.retrieval.search import search
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     corpus, queries, qrels = f"{data}/corpus", f"{data}/queries", f"{data}/qrels/{given.split}"
 
     index = rd.index(rd.IndexSettings(kind="bm25", corpus=corpus, output=f"{output}/bm25"))
-    run = search(rd.SearchSettings(index=str(index.place), queries=queries, qrels=qrels, k=100, output=f"{output}/bm25-run"))
+    run = rd.search(rd.SearchSettings(index=str(index.place), queries=queries, qrels=qrels, k=100, output=f"{output}/bm25-run"))
     examples = rd.mine(
         rd.MineSettings(
             run=str(run.place), corpus=corpus, queries=queries, qrels=qrels, negatives=given.negatives, output=f"{output}/examples"

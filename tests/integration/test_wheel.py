@@ -81,8 +81,7 @@ def test_the_command_runs_outside_the_checkout(installed, tmp_path):
     found = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=_environment(installed), check=True).stdout.split()
     assert Path(found[0]).is_relative_to(installed)
     assert _call(installed, tmp_path, "--version") == f"raydense {found[1]}\n"
-    recipe = str(installed / "raydense" / "recipes" / "files" / "quickstart.yaml")
-    rows = json.loads(_call(installed, tmp_path, "plan", recipe, "--output", "out", "--json"))["stages"]
+    rows = json.loads(_call(installed, tmp_path, "plan", "quickstart", "--output", "out", "--json"))["stages"]
     assert rows[0]["stage"] == "data"
     assert rows[-1]["stage"] == "report"
 

@@ -71,8 +71,9 @@ def _check(words: list[str]) -> None:
     if verb in VERBS:
         keys = {key: value for key, value in given.items() if key not in ("config", "as_json", "address")}
         (read_evaluate if verb == "evaluate" else lambda config, flags: read(VERBS[verb].settings, config, flags))(None, keys)
-    elif verb in ("run", "plan") and re.match(r"jobs/recipes/[a-z0-9-]+\.yaml$", given["recipe"]):
-        read_recipe(str(ROOT / given["recipe"]), given["output"], given["changes"])
+    elif verb in ("run", "plan") and re.match(r"(jobs/recipes/)?[a-z0-9-]+(\.yaml)?$", given["recipe"]):
+        recipe = given["recipe"].removeprefix("jobs/recipes/").removesuffix(".yaml")
+        read_recipe(str(ROOT / "jobs" / "recipes" / f"{recipe}.yaml"), given["output"], given["changes"])
 
 
 def _arguments_of(script: str, arguments: list[str]) -> None:
