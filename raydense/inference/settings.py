@@ -72,6 +72,11 @@ class EncodeSettings(Settings, Spread):
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", f"{_PRECISION}; bf16 is quick on CPUs with AMX too")
     token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As of every stage, without the corpus where queries are given; these are asked for by name alone."""
+        return super().takes(values) - ({"corpus"} if "queries" in values else {"queries"})
+
     @model_validator(mode="after")
     def _one_side(self) -> Self:
         if bool(self.corpus) == bool(self.queries):

@@ -30,6 +30,7 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.recipes.content import REFERENCE, named_in, recipe_content
+from raydense.recipes.inputs import wrong_input
 from raydense.recipes.planning import needs_of
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import duration, say
@@ -255,8 +256,11 @@ def plan(recipe: Recipe) -> list[dict[str, Any]]:
     """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
     took = _seconds(recipe.output)
     rows = []
-    for stage, needs in zip(recipe.stages, needs_of(stage.settings for stage in recipe.stages), strict=True):
+    stages = list(recipe.stages)
+    for place, (stage, needs) in enumerate(zip(stages, needs_of(stage.settings for stage in stages), strict=True)):
         status, words = state(stage)
+        if status in ("ready", "waits") and (fault := wrong_input(stage, stages[:place])):
+            status, words = "wrong", fault
         row: dict[str, Any] = {"stage": stage.name, "verb": stage.verb, "state": status, "note": words}
         rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
     return rows

@@ -285,3 +285,37 @@ def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     assert recipe_named("my/own.yaml") == "my/own.yaml"
     (tmp_path / "quickstart").write_text("stages: {}")
     assert recipe_named("quickstart") == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "note"),
+    [
+        ("words.corpus=nowhere/corpus", "words", "corpus: nowhere/corpus: no such folder; give a folder of kind corpus"),
+        ("words.corpus=data/corpus", "words", "corpus: data/corpus: no such folder; give a folder of kind corpus; the output of a stage is written $data/corpus"),
+        ("words.corpus=$data", "words", "corpus: $data is dataset, not corpus, of which one part is meant, as $data/corpus"),
+        ("found.index=$data/corpus", "found", "index: $data/corpus is corpus, not index"),
+        ("found.queries=$words", "found", "queries: $words is index, not queries"),
+        ("found.qrels=$data/qrels/tset", "found", "qrels: $data has no qrels/tset; it has corpus, qrels/dev, qrels/test, qrels/train, queries"),
+        ("vectors.model=elsewhere", "vectors", "model: elsewhere: no such file or folder"),
+        ("report.run=[BM25=$words]", "report", "run: $words is index, not run"),
+        ("other.input=nowhere", "other", "input: nowhere: no such file or folder"),
+    ],
+)  # fmt: skip
+def test_a_plan_names_an_input_that_will_not_be_there(tmp_path, monkeypatch, change, stage, note):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text("""
+defaults: {corpus: $data/corpus, queries: $data/queries}
+stages:
+  data: {do: sample, passages: 200}
+  other: {do: import, format: beir, input: ., corpus: null}
+  words: {do: index, kind: bm25}
+  trained: {do: train, objective: retriever, model: tiny, examples: $data/qrels/train}
+  vectors: {do: encode, model: $trained}
+  found: {do: search, index: $words, qrels: $data/qrels/test}
+  report: {do: evaluate, run: [BM25=$found], qrels: $data/qrels/test}
+""")
+    rows = {row["stage"]: row for row in plan(Recipe.read("recipe.yaml", "out"))}
+    assert {row["state"] for row in rows.values()} == {"ready", "waits"}
+    rows = {row["stage"]: row for row in plan(Recipe.read("recipe.yaml", "out", (change,)))}
+    assert [name for name, row in rows.items() if row["state"] == "wrong"] == [stage]
+    assert rows[stage]["note"] == note

@@ -24,7 +24,7 @@ RECIPE = """
 given: {tau: 0.05, base: tiny}
 stages:
   data: {do: sample, passages: 200, seed: 1}
-  train: {do: train, objective: pair, model: $base, corpus: $data/corpus, queries: $data/queries, examples: mine, temperature: $tau}
+  train: {do: train, objective: pair, model: $base, corpus: $data/corpus, queries: $data/queries, examples: $data/qrels/train, temperature: $tau}
   vectors: {do: encode, model: $train, corpus: $data/corpus}
   dense: {do: index, kind: faiss, embeddings: $vectors}
   found: {do: search, index: $dense, model: $train, queries: $data/queries}

@@ -1,0 +1,86 @@
+"""What is wrong with the inputs of a recipe's stages, as far as can be seen before they run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydense import storage
+from raydense.errors import InputError
+from raydense.storage.artifact import Artifact, named_folder, read_manifest
+
+if TYPE_CHECKING:
+    from raydense.recipes.recipe import Stage
+
+# What a verb makes; a data set has parts, and so has joint training, which are inputs by themselves.
+_MAKES = {
+    "sample": "dataset",
+    "import": "dataset",
+    "split": "corpus",
+    "generate": "generated",
+    "filter": "generated",
+    "pretrain": "model",
+    "encode": "embeddings",
+    "index": "index",
+    "search": "run",
+    "rerank": "run",
+    "mine": "examples",
+    "label": "examples",
+    "evaluate": "report",
+}
+_SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
+
+
+def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
+    """The first input of a stage that no earlier stage makes and that is not there, or that is of another kind; else the empty string."""
+    for key, kind in stage.settings.inputs().items():
+        value = stage.settings.value_of(key)
+        for path in [named_folder(item)[1] for item in value] if isinstance(value, list) else [value]:
+            if path is None or (kind == "model" and path == "tiny") or getattr(stage.settings, "format", "") == "ir_datasets":
+                continue
+            fault = _fault(str(path), kind, earlier)
+            if fault:
+                return f"{key}: {fault}"
+    return ""
+
+
+def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
+    maker = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
+    if maker is None or read_manifest(storage.place_of(maker.settings.output)) is not None:
+        return _not_there(path, kind, earlier)
+    part, makes = _below(path, maker.settings.output) or "", _makes(maker)
+    if not part and makes and makes not in kind.split(" or "):
+        of = f", of which one part is meant, as ${maker.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
+        return f"${maker.name} is {makes}, not {kind}{of}"
+    if makes == "dataset" and part and part.split("/")[0] not in kind.split(" or "):
+        return f"${maker.name}/{part} is {part.split('/')[0]}, not {kind}"
+    if maker.verb == "sample" and part and part not in _SAMPLE:
+        return f"${maker.name} has no {part}; it has {', '.join(sorted(_SAMPLE))}"
+    return ""
+
+
+def _makes(stage: Stage) -> str:
+    settings: Any = stage.settings
+    return ("joint" if settings.objective == "joint" else "model") if stage.verb == "train" else _MAKES.get(stage.verb, "")
+
+
+def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
+    """The fault of an input that is there or will never be."""
+    if kind in ("model", "source"):
+        fault = "" if storage.exists(path) else f"{path}: no such file or folder"
+    else:
+        try:
+            Artifact.open(path, kind)
+            fault = ""
+        except InputError as error:
+            fault = str(error)
+    names = {stage.name for stage in earlier}
+    forgotten = fault and not os.path.isabs(path) and Path(path).parts[0] in names
+    return f"{fault}; the output of a stage is written ${path}" if forgotten else fault
+
+
+def _below(path: str, folder: str) -> str | None:
+    """What of a path stands below a folder; None where it lies elsewhere."""
+    there, around = os.path.normpath(storage.absolute(path)), os.path.normpath(storage.absolute(folder))
+    return "" if there == around else there[len(around) + 1 :] if there.startswith(f"{around}{os.sep}") else None
