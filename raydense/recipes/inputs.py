@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydense import storage
 from raydense.errors import InputError
-from raydense.storage.artifact import Artifact, named_folder, read_manifest
+from raydense.storage import Artifact, Place, named_folder, read_manifest
 
 if TYPE_CHECKING:
     from raydense.recipes.recipe import Stage
@@ -47,7 +46,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
 
 def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
     maker = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
-    if maker is None or read_manifest(storage.place_of(maker.settings.output)) is not None:
+    if maker is None or read_manifest(maker.settings.output) is not None:
         return _not_there(path, kind, earlier)
     part, makes = _below(path, maker.settings.output) or "", _makes(maker)
     if not part and makes and makes not in kind.split(" or "):
@@ -68,7 +67,7 @@ def _makes(stage: Stage) -> str:
 def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
     """The fault of an input that is there or will never be."""
     if kind in ("model", "source"):
-        fault = "" if storage.exists(path) else f"{path}: no such file or folder"
+        fault = "" if Place.of(path).exists() else f"{path}: no such file or folder"
     else:
         try:
             Artifact.open(path, kind)
@@ -82,5 +81,5 @@ def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
 
 def _below(path: str, folder: str) -> str | None:
     """What of a path stands below a folder; None where it lies elsewhere."""
-    there, around = os.path.normpath(storage.absolute(path)), os.path.normpath(storage.absolute(folder))
+    there, around = os.path.normpath(Place.of(path).located), os.path.normpath(Place.of(folder).located)
     return "" if there == around else there[len(around) + 1 :] if there.startswith(f"{around}{os.sep}") else None

@@ -192,7 +192,18 @@ def replaced(place: Place, begun: str, now: str) -> InputError:
     return InputError(what, place, "leave inputs as they are while a stage runs; give a new --output, and run the stage again")
 
 
+def _importing(file: Place) -> str:
+    """The command that makes artifacts of another tool's file, as far as its name says whose it is."""
+    folder = Path(str(file)).parent
+    if folder.name == "qrels" or file.name.endswith((".jsonl", ".jsonl.gz")):
+        whole = folder.parent if folder.name == "qrels" else folder
+        return f"raydense import --format beir --input {whole} --output data/imported"
+    return f"raydense import --format trec --input {file} --corpus CORPUS --output data/imported"
+
+
 def _no_artifact(place: Place, wanted: str) -> InputError:
+    if not place.is_folder() and place.exists():
+        return InputError("is a file, not an artifact of raydense", place, f"make one with `{_importing(place)}`, and give what it makes")
     if not place.is_folder():
         return InputError("no such folder", place, f"give {wanted}")
     if (place / WORK).is_folder():

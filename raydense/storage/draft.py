@@ -122,6 +122,9 @@ class Draft:
         self.place.forget(digest_of(self.made_from))
 
     def _refuse_other(self, there: dict[str, Any]) -> None:
+        if "kind" in there:
+            what = f"holds {there['kind']}, and this makes {self.kind}"
+            raise InputError(what, self.place, "give another --output, or delete this folder")
         differing = differences(there, self.made_from)
         if differing:
             raise InputError(f"was made from something else ({differing})", self.place, "give another --output, or delete this folder")

@@ -45,7 +45,7 @@ def test_finished_is_found_done_and_stale_is_refused(tmp_path: Path) -> None:
     assert Draft.open(tmp_path / "x", "run", {"settings": {"k": 5}, "inputs": {}}).done
     with pytest.raises(InputError, match=r"made from something else \(settings\.k: 5 -> 6\); give another --output"):
         Draft.open(tmp_path / "x", "run", {"settings": {"k": 6}, "inputs": {}})
-    with pytest.raises(InputError, match="kind: run"):
+    with pytest.raises(InputError, match="holds run, and this makes corpus"):
         Draft.open(tmp_path / "x", "corpus", {"settings": {"k": 5}, "inputs": {}})
 
 
@@ -311,3 +311,26 @@ def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: P
     discard_untouched(tmp_path / "nowhere")
     assert (tmp_path / "own").is_dir()
     assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("runs/bm25.trec", "raydense import --format trec --input {root}/runs/bm25.trec --corpus CORPUS --output data/imported"),
+        ("beir/queries.jsonl", "raydense import --format beir --input {root}/beir --output data/imported"),
+        ("beir/qrels/test.tsv", "raydense import --format beir --input {root}/beir --output data/imported"),
+    ],
+)
+def test_a_file_of_another_tool_is_refused_with_the_command_that_imports_it(tmp_path, file, command):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("q1 Q0 d1 1 2.0 tag\n")
+    with pytest.raises(InputError) as caught:
+        Artifact.open(tmp_path / file, "run")
+    made = f"is a file, not an artifact of raydense; make one with `{command.format(root=tmp_path)}`, and give what it makes"
+    assert str(caught.value) == f"{tmp_path / file}: {made}"
+
+
+def test_an_output_that_is_an_artifact_of_another_kind_says_which(tmp_path):
+    Draft.open(tmp_path / "c", "corpus", {"stage": "import_corpus"}).finish(0)
+    with pytest.raises(InputError, match=r"c: holds corpus, and this makes dataset; give another --output, or delete this folder$"):
+        Draft.open(tmp_path / "c", "dataset", {"stage": "import"})
