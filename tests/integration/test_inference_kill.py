@@ -59,7 +59,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "encode":
         make_retriever(root / "model")
-        make_corpus(root / "corpus", 8_000, 8_000 // SHARDS)
+        make_corpus(root / "corpus", 4_000, 4_000 // SHARDS)
     else:
         make_tiny_generator([" ".join(WORDS)] * 3, root / "model", seed=3)
         make_corpus(root / "corpus", 400, 400 // SHARDS)

@@ -18,7 +18,7 @@ NODE = {"num_cpus": 4, "memory": 4 * 2**30, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    ray.shutdown()  # of tests/integration, where they ran before in this process
+    ray.shutdown()  # the one of the session: the next module that uses it starts another
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
