@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,7 @@ def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -
     return ", ".join(f for f in found if f)
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of the packages that shape an artifact."""
     found = {"python": platform.python_version()}
