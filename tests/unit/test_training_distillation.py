@@ -49,7 +49,7 @@ def drawn(data: TrainingData, asked: Any) -> tuple[Part, Any]:
     return Sampler(examples, asked).step(0)[0], texts
 
 
-@pytest.mark.parametrize("method", ["margin-mse"])
+@pytest.mark.parametrize("method", ["margin-mse", "kl"])
 def test_the_loss_is_that_of_sentence_transformers(data: TrainingData, tiny_folder: Path, method: str) -> None:
     asked = settings_of(data, method, model=str(tiny_folder), **({"temperature": 1.0} if method == "kl" else {}))
     part, texts = drawn(data, asked)
@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_sentence_transformers(data: TrainingData, tiny_fold
     assert float(trained.loss(outputs, batch)[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["margin-mse"])
+@pytest.mark.parametrize("method", ["margin-mse", "kl"])
 def test_it_learns_and_pieces_change_nothing(data: TrainingData, tiny_folder: Path, method: str) -> None:
     def losses(micro_batch: int, steps: int) -> tuple[list[float], DualEncoder]:
         asked = settings_of(data, method, model=str(tiny_folder), micro_batch=micro_batch)
