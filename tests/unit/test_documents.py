@@ -17,6 +17,7 @@ from raydense.recipes.recipe import VERBS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "cluster" / "README.md"]
+THE_READERS = {"raydense/training/methods/margin.py"}  # files that a reader is to write: the worked example of docs/methods.md
 JOBS = sorted(ROOT.glob("jobs/*.py"))
 SHELL = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.M | re.S)
 # in running text: what begins with a command and leaves nothing out
@@ -64,6 +65,8 @@ def _check(words: list[str]) -> None:
         assert found is not None, f"no verb {verb!r}"
         command = found
     if isinstance(command, click.Group) or rest in (["--help"], ["--version"]):
+        return
+    if "margin:Margin" in rest:  # the class of the worked example, which tests/unit/test_training_methods_page.py runs
         return
     given = command.make_context(verb, list(rest)).params
     if words[1] == "submit":
@@ -134,7 +137,7 @@ def test_links_resolve(file):
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_that_are_named_exist(file):
     for path in set(re.findall(r"`((?:tests|raydense|benchmarks|jobs|cluster|docs)/[\w/.-]+\.\w+)", file.read_text())):
-        if "NAME" not in path and "jobs/encode.py" not in path and "jobs/train.py" not in path and file.name != "CHANGELOG.md":
+        if "NAME" not in path and path not in THE_READERS and file.name != "CHANGELOG.md":
             assert (ROOT / path).exists(), path
 
 
