@@ -49,6 +49,14 @@ def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
+def pace(rate: float, unit: str) -> str:
+    """So many a second, or below one a second the seconds of each: 41.2/s, 17.3 s/step."""
+    if rate >= 1:
+        return f"{rate:,.1f}/s"
+    one = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+    return f"{1 / rate:,.1f} s/{one}"
+
+
 class Progress:
     """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` is what an earlier run had committed."""
 
@@ -91,7 +99,7 @@ class Progress:
     def _line(self, now: float) -> str:
         begun, before = self._first or (now, self.done)
         rate = (self.done - before) / max(now - begun, 1e-9)
-        said = f", {rate:,.1f}/s" if rate > 0 else ""
+        said = f", {pace(rate, self.unit)}" if rate > 0 else ""
         note = f", {self.note}" if self.note else ""
         if not self.total:  # how many there are is not known
             return f"{self.name}: {self.done:,} {self.unit}{said}{note}"
@@ -112,4 +120,4 @@ class Progress:
         if kind is None and self.done > self.before:
             passed = time.monotonic() - self.start
             done = self.done - self.before
-            say(f"{self.name}: {done:,} {self.unit} in {duration(passed)}, {done / max(passed, 1e-9):,.1f}/s")
+            say(f"{self.name}: {done:,} {self.unit} in {duration(passed)}, {pace(done / max(passed, 1e-9), self.unit)}")

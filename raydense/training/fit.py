@@ -42,6 +42,7 @@ from raydense.training.loop import FOUND, Job, train_worker
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.settings import LoopSettings
+from raydense.training.status import forget, start_line, steps_done
 from raydense.training.tracking import Send, tracking
 
 _RESULT, _TINY = "result.json", "tiny-model"
@@ -124,6 +125,7 @@ class _Followed:
         self._shared, self._send, self._sent = job.shared, send, 0
         self._follower = Follower(job.shared / HISTORY)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
+        self._says_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
         self._output = Path(job.generations.output).name
 
     def run(self, job: Job, gpu: bool, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
@@ -151,6 +153,8 @@ class _Followed:
         import ray
 
         (self._shared / FOUND).delete()
+        forget(self._shared)
+        self._at = 0
         fix_registered(self._shared)
         fit.start()
         job = ray.get_runtime_context().get_job_id()
@@ -169,8 +173,14 @@ class _Followed:
         if found is not None:
             say(f"train: {found}")
             self._asks_micro_batch = False
+        if self._says_start and (start := start_line(self._shared)):
+            say(f"train: {start}")
+            self._says_start = False
+        self._at = max(self._at, steps_done(self._shared) or 0)
+        progress.set(self._at or progress.done)  # also where nothing is new: a line comes by time
         for line in self._follower.new_lines():
-            progress.set(line["step"], f"loss {line['loss']:.4f}")
+            self._at = max(self._at, line["step"])
+            progress.set(self._at, f"loss {line['loss']:.4f}")
             for name, value in line.items():
                 show("train", value, output=self._output, name=name)
             if line["step"] > self._sent:

@@ -26,6 +26,7 @@ from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.prefetch import prefetched
 from raydense.training.settings import LoopSettings
+from raydense.training.status import Status, tokens_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
 FOUND = "micro_batch.txt"
@@ -119,11 +120,16 @@ class Loop:
         """Train to the last step, or to where this job ends; returns what the driver puts into the summary."""
         state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
         log = Log(self.job.shared, state.step, self.place)
+        status = Status(self.job.shared) if self.place.rank == 0 else None
         started, first = time.monotonic(), state.step
         while state.step < self.job.until:
             self._take_generation(self.job.generations.at(state.step))
             for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
+                if status and step == first:
+                    status.start(self._described(parts))
                 self._train_step(step, parts, log)
+                if status:
+                    status.at(step + 1)
                 state = self._after(replace(state, step=step + 1), log)
         log.flush()
         if state.best is None and state.step == self.job.steps:
@@ -135,6 +141,13 @@ class Loop:
         seconds = time.monotonic() - started - self.waited
         done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
         return {"best_step": state.best_step, "best": state.best, **done}
+
+    def _described(self, parts: list[Batch]) -> str:
+        """What is trained on what, told from the first step's parts of this worker."""
+        s, place = self.settings, self.place
+        what = f"{len(self.sampler.examples):,} examples, {self.job.steps:,} step{'s' * (self.job.steps > 1)} of {s.batch_size:,}"
+        on = f"{place.workers} worker{'s' * (place.workers > 1)} on {place.device.type} in {self.precision}"
+        return f"{what}, {on}, about {tokens_of(parts) * place.workers:,} tokens a step"
 
     def _take_generation(self, number: int) -> None:
         """Learn from generation `number` of the hard negatives from here on; waits till it is made."""

@@ -113,6 +113,7 @@ def test_workers_that_wait_for_room_are_told_of(
     training.join()
     told()
     assert said.count("waits for CPUs or GPUs") == 1
+    assert re.search(r"train: 96 examples, 1 step of 8, 1 worker on cpu in fp32, about \d[\d,]+ tokens a step\n", said), said
     assert Artifact.open(tmp_path / "model").manifest["made_from"]["settings"]["temperature"] == 1.0  # as its vectors have any length
 
 

@@ -7,6 +7,14 @@ import pytest
 from raydense.runtime import progress
 
 
+@pytest.mark.parametrize(
+    ("rate", "unit", "said"),
+    [(41.23, "steps", "41.2/s"), (1.0, "steps", "1.0/s"), (1 / 17.3, "steps", "17.3 s/step"), (0.5, "queries", "2.0 s/query")],
+)
+def test_below_one_a_second_it_is_seconds_of_each(rate: float, unit: str, said: str) -> None:
+    assert progress.pace(rate, unit) == said
+
+
 def test_a_rate_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
@@ -19,5 +27,5 @@ def test_a_rate_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         "encode: 20/100 passages (20%)",
         "encode: 30/100 passages (30%)",
         "encode: 50/100 passages (50%), 1.0/s, 50s left",
-        "encode: 30 passages in 1m30s, 0.3/s",
+        "encode: 30 passages in 1m30s, 3.0 s/passage",
     ]
