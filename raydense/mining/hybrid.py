@@ -28,7 +28,7 @@ class HybridMiner(Miner):
 
     A passage of the run that the labels call positive is left out of the undenoised negatives, and counted: that part has noise
     since it is not known which of its passages are false negatives, and known noise has no use.
-    Scores are the teacher's probabilities; the undenoised negatives, and positives that the teacher did not see, have none.
+    Scores are the teacher's logits; the undenoised negatives, and positives that the teacher did not see, have none.
     """
 
     left_out = ()

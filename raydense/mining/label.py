@@ -41,7 +41,7 @@ def label(settings: LabelSettings) -> Artifact:
     positives of the query (relevance >= 1) these stay, all of them, whatever the teacher's probability, and neither they nor a passage
     of the same text come back as anything else. Other queries have their pseudo-positives alone; one without any is dropped.
     Equal texts count once, and none is on both sides. Examples come in the order of the run; positives of the qrels by relevance
-    falling, then pseudo-positives by probability falling; negatives in the order of the draw. `report.md` has the counts, a
+    falling, then pseudo-positives by probability falling; negatives in the order of the draw. Each has the teacher's score, a logit. `report.md` has the counts, a
     histogram of the probabilities and a sample to read. Raises InputError on a folder that holds no trained re-ranker, on an
     unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
     """
@@ -137,7 +137,7 @@ class _Labeller:
         probability = 0.5 * (1 + np.tanh(score / 2))  # the sigmoid, which so never overflows
         gold = self.judged.positives.hold(numbers[query], row)
         like = self.judged.positives.hold_text(numbers[query], self.judged.store.text_hash[row])
-        return _Scored(Candidates(query, row, rank[taken], probability.astype(np.float32)), probability, gold, gold | like)
+        return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability, gold, gold | like)
 
     def _thresholded(self, scored: _Scored) -> tuple[Candidates, Candidates, dict[str, Any]]:
         """Pseudo-positives and confident negatives, each in the order of the run, and what was counted."""
