@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -31,42 +30,50 @@ class Vectors:
         if there != of:
             fix = "encode with --corpus" if of == "passages" else "encode with --queries"
             raise InputError(f"holds vectors of {there}, not of {of}", self.artifact.place, fix)
-        self.rows = self.artifact.rows
+        self.of, self.rows = of, self.artifact.rows
         self.dimension = int(self.artifact.summary["dimension"])
 
-    @cached_property
-    def _batches(self) -> list[NDArray[np.floating]]:
-        batches: list[NDArray[np.floating]] = []
-        row = 0
-        for path in self.artifact.parts(".arrow", "embeddings-"):
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            for i in range(reader.num_record_batches):
-                batch = reader.get_batch(i)
-                column = batch.column("embedding")
-                vectors = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), self.dimension)
-                if not np.array_equal(batch.column("row").to_numpy(), np.arange(row, row + len(vectors))):
-                    raise InputError(f"its rows do not go on from {row}", path, "delete the embeddings and make them again")
-                batches.append(vectors)
-                row += len(vectors)
-        if row != self.rows:
-            raise InputError(f"holds {row} vectors, not {self.rows}", self.artifact.place, "delete the embeddings and make them again")
-        return batches
+        self._files = [file for file in self.artifact.files if file.path.startswith("embeddings-") and file.path.endswith(".arrow")]
+        self._edges = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
+        if self._edges[-1] != self.rows:
+            what = f"holds {self._edges[-1]} vectors, not {self.rows}"
+            raise InputError(what, self.artifact.place, "delete the embeddings and make them again")
+        self._mapped: dict[int, list[tuple[int, NDArray[np.floating]]]] = {}
 
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.cumsum([0, *(len(b) for b in self._batches)], dtype=np.int64)
+    def __reduce__(self) -> tuple[type[Vectors], tuple[str, Literal["passages", "queries"], str]]:
+        return Vectors, (self.artifact.located, self.of, self.artifact.fingerprint)
+
+    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        """The first row and the vectors of each batch in the files that hold any of the rows start..stop-1; a file is mapped once."""
+        for number, file in enumerate(self._files):
+            if self._edges[number] < stop and self._edges[number + 1] > start:
+                if number not in self._mapped:
+                    self._mapped[number] = list(self._map(file.path, int(self._edges[number])))
+                yield from self._mapped[number]
+
+    def _map(self, name: str, row: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        path = self.artifact.file(name)
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            column = batch.column("embedding")
+            vectors = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), self.dimension)
+            if not np.array_equal(batch.column("row").to_numpy(), np.arange(row, row + len(vectors))):
+                raise InputError(f"its rows do not go on from {row}", path, "delete the embeddings and make them again")
+            yield row, vectors
+            row += len(vectors)
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """The vectors of rows start..stop-1, in order, float32 [at most 65,536, d]; a view where they are float32 already."""
-        for batch, first in zip(self._batches, self._starts, strict=False):
-            low, high = max(start - int(first), 0), min(stop - int(first), len(batch))
+        for first, batch in self._batches(start, stop):
+            low, high = max(start - first, 0), min(stop - first, len(batch))
             for at in range(low, high, _BLOCK_ROWS):
                 yield np.ascontiguousarray(batch[at : min(at + _BLOCK_ROWS, high)], dtype=np.float32)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """The vectors at `rows` (int64 [n], rising), float32 [n, d]."""
         taken = np.empty((len(rows), self.dimension), dtype=np.float32)
-        cuts = np.searchsorted(rows, self._starts)
-        for batch, first, low, high in zip(self._batches, self._starts, cuts, cuts[1:], strict=False):
+        for first, batch in self._batches(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
+            low, high = np.searchsorted(rows, [first, first + len(batch)])
             taken[low:high] = batch[rows[low:high] - first]
         return taken

@@ -57,7 +57,7 @@ class Kept(Generations):
     """Generations whose phases stay where they were made."""
 
     def close(self, number: int) -> None:
-        shutil.copytree(self.work(number).place, Path(self.output).parent / f"phases-{number}")
+        shutil.copytree(self.work(number), Path(self.output).parent / f"phases-{number}")
         super().close(number)
 
 
@@ -136,7 +136,7 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
         generations.hand_over(number * EVERY, weights)
         make_generation(settings, start, generations, number)
         weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
-    assert not Path(generations.work(1).place).exists()
+    assert not generations.work(1).exists()
     ranks = [of_rank(tmp_path / f"phases-{number}/run") for number in (1, 2)]
     ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
     same = {(query, ids.index(passage)) for (query, passage), rank in ranks[1].items() if ranks[0].get((query, passage)) == rank}

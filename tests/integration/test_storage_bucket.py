@@ -24,9 +24,11 @@ from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.retrieval.settings import SearchSettings
+from raydense.retrieval.vectors import Vectors
 from raydense.storage import Artifact, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folder, verify
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
+from tests.embeddings import write_embeddings
 from tests.s3_server import BUCKET, environment, proxy
 
 ROOT = f"s3://{BUCKET}"
@@ -454,3 +456,15 @@ def test_keys_of_a_profile_are_used(store: str, tmp_path: Path, monkeypatch: pyt
     Place.of(f"{store}/x").write(b"x")
     assert Place.of(f"{store}/x").read() == b"x"
     assert profile_options()["access_key_id"] == "of-the-profile"
+
+
+def test_vectors_fetch_the_files_that_hold_the_rows(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    write_embeddings(f"{store}/emb", drawn, files=5)
+    _on_machine("b", port, tmp_path, monkeypatch)
+    vectors = Vectors(f"{store}/emb")
+    rows = np.array([12, 17, 31])
+    assert (vectors.take(rows) == drawn[rows]).all()
+    assert (np.concatenate(list(pickle.loads(pickle.dumps(vectors)).blocks(15, 35))) == drawn[15:35]).all()
+    fetched = sorted(file.name for file in (tmp_path / "b" / "files").rglob("*") if file.is_file())
+    assert fetched == [f"embeddings-{part:05d}.arrow" for part in (1, 2, 3)]

@@ -32,7 +32,7 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
     whole, wanted = train(settings_of(data, tmp_path / "undisturbed")), settings_of(data, tmp_path / "killed")
     command = [sys.executable, "-c", RUN, wanted.model_dump_json(exclude_unset=True)]
     process = subprocess.Popen(command, cwd=ROOT, env=joining)
-    follower, step = Follower(tmp_path / "killed/.work/history.jsonl"), 0
+    follower, step = Follower(Place.of(tmp_path / "killed/.work/history.jsonl")), 0
     while step < 23:
         assert process.poll() is None
         step = max([step, *(line["step"] for line in follower.new_lines())])
