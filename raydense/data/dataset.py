@@ -9,23 +9,22 @@ import pyarrow as pa
 
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.storage import Artifact, Draft
+from raydense.storage import Artifact, Draft, Place
 
 
 class DatasetDraft:
     """Opens and finishes the parts of a data set; `done` is the data set if an earlier run finished it.
 
-    A part that an earlier, interrupted run finished is kept.
+    A part that an earlier, interrupted run finished is kept. Parts that are damaged or missing are made again.
     """
 
     def __init__(self, output: str | os.PathLike[str], made_from: dict[str, Any]) -> None:
         self.made_from = made_from
         self.draft = Draft.open(output, "dataset", made_from)
-        self.done = self.draft.done
         self._parts: dict[str, Artifact] = {}
-        for name in self.done.summary["parts"] if self.done else ():
-            if not (self.draft.place / name).exists():
-                raise InputError("is missing from a finished data set", self.draft.place / name, "delete the data set and make it again")
+        if self.draft.done and any(_is_damaged(self.draft.place / name) for name in self.draft.done.summary["parts"]):
+            self.draft.reopen()
+        self.done = self.draft.done
 
     def part(self, name: str, kind: str) -> Draft:
         """The draft of the part in the folder `name`; pass its artifact to `keep` when it is finished. InputError for a second of that name."""
@@ -51,3 +50,11 @@ class DatasetDraft:
         parts = {name: {"kind": a.kind, "rows": a.rows, "fingerprint": a.fingerprint} for name, a in sorted(self._parts.items())}
         rows = self._parts["corpus"].rows if "corpus" in self._parts else max(a.rows for a in self._parts.values())
         return self.draft.finish(rows, parts=parts)
+
+
+def _is_damaged(place: Place) -> bool:
+    try:
+        Artifact.open(place)
+    except InputError:
+        return True
+    return False

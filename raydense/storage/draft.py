@@ -70,13 +70,14 @@ class Draft:
         manifest = read_manifest(draft.place)
         if manifest is not None:
             draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
-            damaged = Artifact(draft.place, manifest).damaged()
-            if not damaged:
+            there = Artifact(draft.place, manifest)
+            damaged = there.damaged()
+            if damaged:
+                _log_damaged(draft.place, damaged)
+                draft._reopen(there, damaged)
+            else:
                 (draft.place / WORK).delete()  # where its maker was killed on its last lines
                 draft.done = Artifact.open(draft.place, kind)
-                return draft
-            draft._begin()
-            draft._reopen(manifest, damaged)
             return draft
         begun = begun_from(draft.place)
         if begun is not None:
@@ -101,13 +102,19 @@ class Draft:
         (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
         (self.place / WORK / BEGUN).write_text(as_json(self.made_from))
 
-    def _reopen(self, manifest: dict[str, Any], damaged: list[File]) -> None:
+    def reopen(self) -> None:
+        """Continue a finished output, whose files stay: `done` is None from here on, and `finish` is to come again."""
+        if self.done is not None:
+            self._reopen(self.done, [])
+            self.done = None
+
+    def _reopen(self, there: Artifact, damaged: list[File]) -> None:
         """Make the draft again that an artifact was before it was finished, without its damaged files."""
-        _log_damaged(self.place, damaged)
+        self._begin()
         self._mark()
-        names = {file.path for file in damaged}
-        for file in (File(**one) for one in manifest["files"] if one["path"] not in names):
-            self._record(file).write_text(as_json(asdict(file)))
+        for file in there.files:
+            if file not in damaged:
+                self._record(file).write_text(as_json(asdict(file)))
         (self.place / MANIFEST).delete()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore, hash_strings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.storage import Artifact, Draft
+from raydense.storage import Artifact, Draft, verify
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -651,3 +652,19 @@ def test_a_tag_that_a_trec_run_cannot_hold_is_named(tmp_path: Path, tag: str) ->
     assert not (tmp_path / "x.trec").exists()
     exported("trec", tmp_path / "x.trec", run=out / "run", tag="mine")
     assert (tmp_path / "x.trec").read_text() == "q1 Q0 d1 1 0.5 mine\n"
+
+
+def test_a_damaged_part_of_a_data_set_alone_is_made_again(tmp_path: Path) -> None:
+    source = tmp_path / "beir"
+    (source / "qrels").mkdir(parents=True)
+    (source / "corpus.jsonl").write_text('{"_id": "p1", "title": "Kiwi", "text": "a bird"}\n')
+    (source / "queries.jsonl").write_text('{"_id": "q1", "text": "which bird"}\n')
+    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tp1\t1\n")
+    settings = ImportSettings(format="beir", input=str(source), output=str(tmp_path / "data"))
+    made = import_dataset(settings)
+    kept = (tmp_path / "data" / "queries" / "queries.parquet").stat()
+    (tmp_path / "data" / "corpus" / "corpus-00000.arrow").unlink()
+    shutil.rmtree(tmp_path / "data" / "qrels")
+    assert import_dataset(settings).manifest == made.manifest
+    assert (tmp_path / "data" / "queries" / "queries.parquet").stat() == kept
+    assert verify(tmp_path / "data") == []
