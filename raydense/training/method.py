@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from raydense.storage import Place
 from raydense.training.settings import LoopSettings
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Method(ABC):
         return read_training_data(settings, store, cls.draws(settings).negatives, cls.needs_scores, log)
 
     @classmethod
-    def make_tiny(cls, texts: Iterable[str], folder: Place, seed: int) -> None:
+    def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:
         """Write a small model with new weights, whose vocabulary is made from the texts: what `model: tiny` starts from."""
         from raydense.models.tiny import make_tiny_encoder
 

@@ -130,7 +130,7 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
     start = str(tmp_path / "tiny")
     make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
     settings = renewing(data, tmp_path / "model", only_changed=True)
-    generations, rng = Kept(tmp_path / "model", STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
+    generations, rng = Kept(Place.of(tmp_path / "model"), STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
     weights = load_model(settings, start).state_dict()
     for number in (1, 2):
         generations.hand_over(number * EVERY, weights)

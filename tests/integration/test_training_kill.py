@@ -14,6 +14,7 @@ import pytest
 from training_data import TrainingData, make_training_data
 
 from raydense.refresh.train import train
+from raydense.storage import Place
 from raydense.training.history import Follower
 from raydense.training.settings import TrainSettings
 

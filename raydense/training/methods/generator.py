@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydense.settings import setting
-from raydense.storage import Place
 from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
 from raydense.training.settings import TrainSettings
 
@@ -42,7 +42,7 @@ class QueryGenerator(Method):
         return Held(scores=cls.queries_of(settings))
 
     @classmethod
-    def make_tiny(cls, texts: Iterable[str], folder: Place, seed: int) -> None:
+    def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:
         from raydense.models.tiny import make_tiny_generator
 
         make_tiny_generator(texts, folder, seed)
