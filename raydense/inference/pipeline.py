@@ -27,6 +27,7 @@ from raydense.models.encoder_folder import encoder_folders, require_folder, said
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
+from raydense.runtime.ray_internals import actors_of
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster, physical_cpus
 from raydense.runtime.waiting import Waiting
 from raydense.storage import Draft, File, Place
@@ -158,7 +159,7 @@ def run(
         **common,
     )
     stage = arguments["draft"].made_from["stage"]
-    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    job = ray.get_runtime_context().get_job_id()
     with Waiting(stage, lambda: _waits(job)):
         for done, record in enumerate(records.iter_rows(), 1):
             if _FAULT in record:
@@ -167,12 +168,11 @@ def run(
             yield record
 
 
-def _waits(job: Any) -> bool:
+def _waits(job: str) -> bool:
     """Whether no actor of the job's pools has a process on a node yet, or any more."""
-    from ray._private.state import actors
-
-    there = actors(job_id=job).values()
-    return not any("MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in there)
+    return not any(
+        "MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in actors_of(job)
+    )
 
 
 def run_parts(

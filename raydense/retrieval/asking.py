@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import ray
 from numpy.typing import NDArray
-from ray._private.state import actors as actors_known
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from raydense.errors import InputError
@@ -32,6 +31,7 @@ from raydense.retrieval.merge import (
 )
 from raydense.retrieval.shard_actor import RETIRED, PoolPlan
 from raydense.runtime.progress import say
+from raydense.runtime.ray_internals import is_started
 
 Queries = Scores | list[str]
 _LOOK_S = 5.0  # between two questions for replicas that were not there yet
@@ -215,7 +215,7 @@ class _Ask:
         """
         version = self._version
         waits = not (self._versions.changes or version.told) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
-        if waits and not _is_started(self._actor):
+        if waits and not is_started(self._actor):
             version.told = True
             say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` says whether a node has room")
         return ray.get(self._ref)
@@ -237,10 +237,6 @@ class _Ask:
         if late:
             say(f"search: waits for shard {self._shard} of {self._version.plan.index}: all its actors are away or busy")
         return late
-
-
-def _is_started(actor: Any) -> bool:
-    return actors_known(actor._actor_id.hex()).get("State") == "ALIVE"
 
 
 class Block:

@@ -9,7 +9,7 @@ from ray.exceptions import RpcError
 
 from raydense.errors import InputError
 from raydense.runtime.progress import size
-from raydense.runtime.session import autoscaler_state
+from raydense.runtime.ray_internals import autoscaler_state
 
 _SURE_S = 10.0  # the autoscaler says no for so long: at first it may not have seen what was asked for
 _LOOK_S = 1.0

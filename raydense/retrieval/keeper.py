@@ -16,12 +16,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
-from ray.experimental import internal_kv
 
 from raydense.errors import why
 from raydense.retrieval.asking import Table
 from raydense.retrieval.placement import Place, next_move
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, shard_nodes, start_actor
+from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
 
 _LOOK_S = 1.0  # between two looks at the actors
 _RETRY_S = 30.0  # before an actor is started again that could not be started
@@ -135,20 +135,20 @@ class PoolKeeper:
     def _end_all(self) -> None:
         self.closing = True
         self._changing.acquire(timeout=10.0)  # and never let go: nothing is started any more
-        internal_kv._internal_kv_del(self._key(), namespace=NAMESPACE.encode())
+        kv_delete(self._key(), NAMESPACE)
         for name in self._named():
             _kill(name)
 
     # -- what is kept, and found again
 
-    def _key(self) -> bytes:
-        return f"pool/{self.name}/{self.birth}".encode()
+    def _key(self) -> str:
+        return f"pool/{self.name}/{self.birth}"
 
     def _keep(self, current: Current) -> None:
-        internal_kv._internal_kv_put(self._key(), json.dumps(asdict(current)).encode(), overwrite=True, namespace=NAMESPACE.encode())
+        kv_put(self._key(), json.dumps(asdict(current)).encode(), NAMESPACE)
 
     def _kept(self) -> Current | None:
-        text = internal_kv._internal_kv_get(self._key(), namespace=NAMESPACE.encode())
+        text = kv_get(self._key(), NAMESPACE)
         if text is None:
             return None
         kept = json.loads(text)

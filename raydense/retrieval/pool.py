@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import numpy as np
 import ray
-from ray._private.state import available_resources_per_node
 
 from raydense.errors import InputError
 from raydense.retrieval.asking import Answer, Block, Queries, Table, Version, Versions
@@ -31,6 +30,7 @@ from raydense.retrieval.named import asked, check_name, close_pool, pool_status,
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.runtime.progress import say
+from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, ensure_ray
 from raydense.storage import Artifact
 
@@ -246,7 +246,7 @@ def _check_free(index: Artifact, memory: MemoryPlan, rooms: dict[str, int], besi
     """InputError where the plan does not fit into what nobody has reserved of the nodes, for longer than ended actors need to be gone."""
     end = time.monotonic() + (_TURNED_S if beside else _RELEASE_S)
     while True:
-        there = available_resources_per_node()
+        there = free_by_node()
         free = [int(there.get(node, {}).get("memory", 0)) for node in rooms]
         try:
             return memory.check(list(rooms.values()), index.summary["factory"], beside, free)

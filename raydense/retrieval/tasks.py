@@ -9,8 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
 
+from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
 from raydense.runtime.session import joins_cluster
 from raydense.runtime.waiting import Waiting
 
@@ -33,7 +33,7 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
     waiting = list(reversed(calls))
     running: list[Any] = []
     try:
-        with Waiting(stage, lambda: not _internal_kv_exists(begun)):
+        with Waiting(stage, lambda: kv_get(begun) is None):
             while waiting or running:
                 while waiting and len(running) < limit:
                     running.append(task.remote(begun, function, *waiting.pop()))
@@ -41,11 +41,11 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
                 yield ray.get(done[0])
     finally:
         with suppress(Exception):  # the head is away: a few bytes are left there
-            _internal_kv_del(begun)
+            kv_delete(begun)
 
 
 def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    _internal_kv_put(begun, b"")
+    kv_put(begun, b"1")
     return function(*arguments)
 
 

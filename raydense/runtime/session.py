@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from traceback import walk_tb
+from contextlib import nullcontext
 from typing import Any
 
 from raydense.errors import InputError
 from raydense.runtime.progress import say
+from raydense.runtime.ray_internals import autoscaler_state, end_half_started, on_loopback, only_on_loopback, quiet_token_notes
 
 _LOGICAL_CPUS = 4
 _AUTOSCALER_S = 20.0
@@ -46,12 +44,12 @@ def ensure_ray() -> None:
 
     if ray.is_initialized():
         return
-    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    quiet_token_notes()
     common: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "configure_logging": True}
     if joins_cluster():
         where = os.environ["RAY_ADDRESS"]
         try:
-            with _on_loopback() if _only_on_loopback(where) else nullcontext():
+            with on_loopback() if only_on_loopback(where) else nullcontext():
                 ray.init(address=where, **common)
         except (ConnectionError, ValueError) as error:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
@@ -66,61 +64,16 @@ def _start(**common: Any) -> None:
 
     for left in reversed(range(_STARTS)):
         try:
-            with _on_loopback():
+            with on_loopback():
                 ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
             return
         except Exception as error:  # Ray raises no class of its own
             if "timed out during startup" not in str(error):
                 raise
-            _end_half_started(error)
+            end_half_started(error)
             if not left:
                 raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
         say("Ray did not start in time, as happens on a very busy machine: tries again")
-
-
-def _end_half_started(error: Exception) -> None:
-    """End the processes of a Ray that did not start: it leaves them as long as this one lives."""
-    from ray._private.node import Node
-
-    for frame, _ in walk_tb(error.__traceback__):
-        if isinstance(node := frame.f_locals.get("self"), Node):
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
-
-
-def _only_on_loopback(address: str) -> bool:
-    """Whether `address` is of a Ray that listens at the loopback alone, as the embedded one of another process does.
-
-    Ray would look for it at the machine's own address, for ever.
-    """
-    from ray._private.services import get_node_ip_address, is_localhost, parse_address
-
-    host, port = parse_address(address) or ("", "")
-    if not is_localhost(host):
-        return False
-    try:
-        socket.create_connection((get_node_ip_address(), int(port)), timeout=1).close()
-    except OSError:
-        return True
-    return False
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """A Ray that is started inside is this machine's alone: it listens at 127.0.0.1, as Ray itself does it on a laptop.
-
-    Ray takes no address of the loopback from its caller, and would listen at all of the machine's addresses.
-    """
-    from ray._private import ray_constants
-
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before, enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = enabled
-        os.environ.pop(name)
-        os.environ.update({name: before} if before is not None else {})
 
 
 def quiet_data() -> None:
@@ -144,14 +97,3 @@ def autoscales() -> bool:
     while not (said := autoscaler_state().autoscaler_state_version > 0) and time.monotonic() < end:
         time.sleep(0.5)
     return said
-
-
-def autoscaler_state() -> Any:
-    """What Ray's autoscaler has last said (`AutoscalingState` of Ray)."""
-    import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated import autoscaler_pb2
-
-    reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
-    return reply.autoscaling_state

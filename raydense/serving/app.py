@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse
 from ray import serve
 
 from raydense.errors import InputError
+from raydense.runtime.ray_internals import keep_serve_port_inside
 from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering, Reply, Unavailable
-from raydense.serving.port import keep_port_inside
 from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
 
@@ -44,7 +44,7 @@ class Search:
     """One process of the app: `POST /search`, `GET /health`."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        keep_port_inside()
+        keep_serve_port_inside()
         quiet_data()
         self._answering = Answering(settings, serve.get_replica_context().app_name)
         self._asking, self._looking = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)

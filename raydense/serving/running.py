@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from raydense.errors import InputError
 from raydense.retrieval.named import close_pool
 from raydense.retrieval.search import check_model
 from raydense.retrieval.search_params import check_search_params
+from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
@@ -42,9 +42,8 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
         _check_port(host, port)
     ensure_ray()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is not None:
-        _check_listens(client.http_config, host, port)
+    if (listens := serve_http_config()) is not None:
+        _check_listens(listens, host, port)
     connect(settings, name)  # so that what is wrong is said here, in one line, and nothing that runs is touched
     serve.start(http_options={"host": host, "port": port})
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

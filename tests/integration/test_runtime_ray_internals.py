@@ -1,0 +1,66 @@
+"""What raydense takes from Ray's private modules still is what it was: this fails first where another version of Ray changes it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+
+import pytest
+import ray
+
+from raydense.runtime import ray_internals
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@ray.remote(num_cpus=0)
+class Sleeper:
+    def answer(self) -> int:
+        return 42
+
+
+def test_nodes_and_actors() -> None:
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    assert 0 < ray_internals.free_by_node()[node["NodeID"]]["memory"] <= node["Resources"]["memory"]
+    actor = Sleeper.remote()
+    assert ray.get(actor.answer.remote()) == 42
+    assert ray_internals.is_started(actor)
+    (known,) = [one for one in ray_internals.actors_of(ray.get_runtime_context().get_job_id()) if one["ActorClassName"] == "Sleeper"]
+    assert known["State"] == "ALIVE"
+    assert known["Address"]["Port"] > 0
+    ray.kill(actor)
+
+
+def test_without_an_autoscaler_its_state_is_empty() -> None:
+    state = ray_internals.autoscaler_state()
+    assert state.autoscaler_state_version == 0
+    assert list(state.infeasible_resource_requests) == []
+
+
+@pytest.mark.parametrize("namespace", [None, "raydense"])
+def test_the_key_value_store(namespace: str | None) -> None:
+    assert ray_internals.kv_get("test", namespace) is None
+    for value in (b"one", b"two"):
+        ray_internals.kv_put("test", value, namespace)
+        assert ray_internals.kv_get("test", namespace) == value
+    ray_internals.kv_delete("test", namespace)
+    assert ray_internals.kv_get("test", namespace) is None
+
+
+def test_what_starting_and_serving_need() -> None:
+    from ray._private import ray_constants
+    from ray._private.node import Node
+    from ray.serve._private import constants, replica
+
+    assert {"check_alive", "allow_graceful"} <= inspect.signature(Node.kill_all_processes).parameters.keys()
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    with ray_internals.on_loopback():
+        assert os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] == "0"
+        assert not ray_constants.ENABLE_RAY_CLUSTER
+    assert before == ray_constants.ENABLE_RAY_CLUSTER
+    assert not ray_internals.only_on_loopback("10.0.0.1:6379")
+    assert ray_internals.serve_http_config() is None
+    assert importlib.import_module("ray._private.authentication.authentication_token_setup").logger
+    assert callable(replica.add_port_to_grpc_server)
+    assert not constants.RAY_SERVE_USE_GRPC_BY_DEFAULT
