@@ -1,0 +1,70 @@
+"""A method of an installed package trains by the name of its entry point, and as `package.module:Class`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_data import make_training_data
+
+from raydense.storage import Artifact
+from raydense.training.history import read_history
+
+PACKAGE = Path(__file__).parents[1] / "plugin_package"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds the package, installed into a folder of its own."""
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(target), str(PACKAGE)]
+    subprocess.run(pip, check=True)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])}
+
+
+def raydense(installed: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "raydense", *words], env=installed, capture_output=True, text=True, check=False)
+
+
+def test_an_installed_method_is_found_by_its_name(installed: dict[str, str]) -> None:
+    shown = raydense(installed, "train", "--objective", "hinge", "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "--margin NUMBER" in shown.stdout
+    assert "--alpha" not in shown.stdout
+    unknown = raydense(installed, "train", "--objective", "hinged", "--output", "o")
+    assert unknown.returncode == 2
+    assert "no method 'hinged'; did you mean 'hinge'?" in unknown.stderr
+    other = "from raydense.training.settings import TrainSettings as T; s = T(objective='raydense_hinge:Double', model='m', corpus='c', queries='q', examples='e', output='o', margin=2); print(s.margin, type(s).trains.__name__)"
+    assert subprocess.run([sys.executable, "-c", other], env=installed, capture_output=True, text=True, check=True).stdout == "2.0 Double\n"
+
+
+def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -> None:
+    data = make_training_data(tmp_path / "data")
+    given = ["--corpus", f"{data.root}/sample/corpus", "--queries", f"{data.root}/sample/queries", "--examples", f"{data.root}/examples"]
+    short = [
+        "--model",
+        "tiny",
+        "--normalize",
+        "--margin",
+        "0.5",
+        "--max-steps",
+        "12",
+        "--batch-size",
+        "8",
+        "--lr",
+        "1e-3",
+        "--engine.name",
+        "ddp",
+    ]
+    done = raydense(installed, "train", "--objective", "hinge", "--output", str(tmp_path / "model"), *given, *short, "--json")
+    assert done.returncode == 0, done.stderr
+    made = Artifact.open(tmp_path / "model", "model")
+    assert json.loads(done.stdout.splitlines()[-1])["fingerprint"] == made.fingerprint
+    assert made.summary["objective"] == "hinge"
+    assert made.manifest["made_from"]["settings"]["margin"] == 0.5
+    losses = [line["loss"] for line in read_history(made.path / "history.jsonl")]
+    assert sum(losses[-3:]) < sum(losses[:3])
