@@ -253,7 +253,7 @@ def _check_command(command):
     if verb == "run":
         assert Recipe.read(ROOT / given["recipe"], given["output"], given["changes"]).stages
     else:
-        form = VERBS[verb].settings
+        form = VERBS[verb].settings.chosen(given)
         form.read({key: value for key, value in given.items() if key in form.model_fields and value not in (None, ())})
 
 
