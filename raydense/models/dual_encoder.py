@@ -44,7 +44,8 @@ class DualEncoder(nn.Module):
         """The retriever in a folder (ours, sentence-transformers', Hugging Face's), in float32 on the CPU, in eval mode.
 
         `overrides` are fields of `EncoderConfig`; None means what the folder says. With `shared=False`, both encoders of a folder
-        of one start from it. InputError where the folder cannot be used; nothing is ever downloaded, and no code or pickle of
+        of one start from it. `adapter`: a new one for each transformer, whose own weights are frozen, as `adapters.adapt` takes it.
+        InputError where the folder cannot be used; nothing is ever downloaded, and no code or pickle of
         the folder is run.
         """
         root = Place.of(folder).local()

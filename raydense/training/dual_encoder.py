@@ -102,7 +102,7 @@ class DualEncoderMethod(Method):
     def load(cls, settings: Any, folder: str) -> DualEncoder:
         from raydense.models.dual_encoder import DualEncoder
 
-        return DualEncoder.load(folder, dropout=settings.dropout, **changes(settings))
+        return DualEncoder.load(folder, dropout=settings.dropout, adapter=settings.adapter, **changes(settings))
 
     @classmethod
     def check(cls, settings: Any, folder: str) -> None:

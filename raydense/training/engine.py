@@ -71,8 +71,9 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Opti
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if settings.optimizer == "lamb":
-        return Lamb([{**group, "scaled": scaled} for group, scaled in zip(groups, (True, False), strict=True)], lr=settings.lr)
-    return torch.optim.AdamW(groups, lr=settings.lr)
+        groups = [{**group, "scaled": scaled} for group, scaled in zip(groups, (True, False), strict=True)]
+    groups = [group for group in groups if group["params"]]  # an adapter has matrices alone
+    return Lamb(groups, lr=settings.lr) if settings.optimizer == "lamb" else torch.optim.AdamW(groups, lr=settings.lr)
 
 
 def frozen(model: nn.Module) -> set[str]:

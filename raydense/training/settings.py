@@ -214,7 +214,7 @@ class TrainSettings(LoopSettings):
 
     verb = "train"
     chosen_by = "objective"
-    newer = ("more_examples", "refresh.only_changed", "refresh.search_params")
+    newer = ("more_examples", "refresh.only_changed", "refresh.search_params", "adapter")
     renamed = LoopSettings.renamed | _RENAMED
 
     objective: str = setting(..., f"the method: {_listed('train')}", examples=built_in("train"))
@@ -258,8 +258,12 @@ class VectorSettings(BaseSettings):
     shared: bool | None = setting(
         None, "one encoder for queries and passages; false trains two; by default as the model folder says, else one"
     )
-    pooling: Literal["cls", "mean"] | None = setting(
-        None, "how token states become one vector; by default as the model folder says, else mean"
+    pooling: str | None = setting(
+        None, "how token states become one vector: cls, mean, lasttoken (of decoders), ...; by default as the model folder says, else mean"
+    )
+    adapter: str | None = setting(
+        None,
+        "a new adapter is all that learns, as lora:rank=16,alpha=32; it is merged into the saved weights; by default all weights learn",
     )
     normalize: bool | None = setting(None, "scale vectors to length 1; by default as the model folder says, else no")
     query_prefix: str | None = setting(None, "text put before each query; by default as the model folder says")

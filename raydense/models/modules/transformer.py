@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
+from raydense.models.adapters import adapt
 from raydense.models.encoder_folder import positions, said_in, weights_folder, write_json
 from raydense.models.modules.module import STATES, Features, InputModule, Options
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
@@ -21,17 +22,20 @@ class Transformer(InputModule):
 
     gives = "states"
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, adapter: str | None = None) -> None:
         super().__init__()
-        self.model = model
+        adapted = adapt(model, adapter) if adapter else None
+        self.model = adapted.model if adapted else model
+        self._merged = adapted.merged if adapted else None
         self.width = int(model.config.hidden_size)
 
     @classmethod
     def load(cls, folder: Path, width: int, options: Options) -> Transformer:
-        return cls(load_encoder(folder, options.dropout))
+        return cls(load_encoder(folder, options.dropout), options.adapter)
 
     def save(self, folder: Path) -> None:
-        save_weights(self.model, folder)
+        """As `Module.save`; an adapter is merged into the weights, so that the folder is whole, and loads everywhere."""
+        save_weights(self._merged() if self._merged else self.model, folder)
 
     def forward(self, features: Features) -> Features:
         return {**features, STATES: self.model(**features).last_hidden_state}

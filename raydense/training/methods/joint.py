@@ -90,7 +90,7 @@ class Joint(Method):
         from raydense.models.dual_encoder import DualEncoder
         from raydense.models.joint import JointModel
 
-        retriever = DualEncoder.load(folder, **changes(settings))
+        retriever = DualEncoder.load(folder, adapter=settings.adapter, **changes(settings))
         return JointModel(retriever, Reranker.load(settings, settings.reranker), frozen=settings.teacher == "static")
 
     @classmethod
