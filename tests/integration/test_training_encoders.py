@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer
 from training_data import TrainingData, make_training_data
+from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from raydense.data.store import PassageStore
 from raydense.models.dual_encoder import DualEncoder
@@ -51,3 +53,21 @@ def test_a_static_embedding_learns(data: TrainingData, tmp_path: Path) -> None:
     model = static(data, tmp_path)
     made = train(data.settings(tmp_path / "made", model=str(model), dropout=None, lr=1e-2, max_steps=30, log_every=1, passage_length=64))
     assert_learned_and_loads(made, data)
+
+
+def test_a_decoder_learns_by_lora(data: TrainingData, tmp_path: Path) -> None:
+    """By DeepSpeed, with ZeRO 1."""
+    tokenizer = AutoTokenizer.from_pretrained(str(static(data, tmp_path).parent / "tiny"), local_files_only=True)
+    torch.manual_seed(7)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    Qwen3Model(Qwen3Config(vocab_size=len(tokenizer), intermediate_size=64, initializer_range=0.3, **size)).save_pretrained(
+        tmp_path / "qwen"
+    )
+    tokenizer.save_pretrained(str(tmp_path / "qwen"))
+    asked = {"pooling": "lasttoken", "normalize": True, "adapter": "lora:rank=4", "engine": None, "dropout": None}
+    lengths = {"passage_length": 64, "query_length": 64}
+    made = train(data.settings(tmp_path / "made", model=str(tmp_path / "qwen"), lr=1e-2, max_steps=30, log_every=1, **asked, **lengths))
+    assert_learned_and_loads(made, data)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "qwen", made.path))
+    assert torch.equal(before["embed_tokens.weight"], after["embed_tokens.weight"])
+    assert not torch.equal(before["layers.0.mlp.up_proj.weight"], after["layers.0.mlp.up_proj.weight"])
