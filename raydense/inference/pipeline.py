@@ -39,6 +39,7 @@ _TOKENISE_CPUS = 0.5
 _LOOK_EVERY_S = 0.2
 _FAULT = "fault"
 _PRECISION = "precision"  # of the files that actors leave in a draft, one a precision
+_PRECISIONS = ("fp32", "bf16", "fp16")
 # On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
@@ -331,7 +332,7 @@ class Device:
         kept = draft.shared / _PRECISION
         (kept / self.precision).write(b"")
         # each actor writes before it looks: of two that differ, one at least sees both
-        refuse_several(kept.names("*"), draft)
+        refuse_several([name for name in kept.names("*") if name in _PRECISIONS], draft)  # and none that is half written
 
 
 def refuse_several(precisions: list[str], draft: Draft) -> None:

@@ -210,8 +210,8 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
     draft = Draft.open(tmp_path / "queries", "queries", {})
     commit_table(draft, "queries.parquet", pa.table({"query_id": [f"q{i}" for i in range(40)], "text": [str(i) for i in range(40)]}))
     asked = draft.finish(40)
-    write_embeddings(tmp_path / "vectors", versions.queries[:40], queries=asked.fingerprint)
     old, new = versions.indexes
+    write_embeddings(tmp_path / "vectors", versions.queries[:40], model=old.summary["model"], queries=asked.fingerprint)
     common = {"queries": str(tmp_path / "queries"), "vectors": str(tmp_path / "vectors"), "k": 5, "block": 8}
     by_index = search(SearchSettings(index=str(old.path), output=str(tmp_path / "index"), **common))
     by_pool = search(SearchSettings(pool=pool.name, output=str(tmp_path / "pool"), **common))

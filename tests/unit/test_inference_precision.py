@@ -69,6 +69,9 @@ def test_a_precision_shapes_the_output_where_it_was_given() -> None:
 def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where two kinds of GPU of a cluster begin together: whichever comes second stops the stage."""
     draft = begun(tmp_path / "x")
+    half_written = tmp_path / "x/.work/precision/.fp32.0a1b.aside"  # by another actor, at this moment
+    half_written.parent.mkdir(parents=True)
+    half_written.touch()
     with pytest.raises(InputError, match="no such model folder"):
         actor_of("encode", draft, None)(pa.table({}))
     monkeypatch.setattr(Device, "precision", "bf16")

@@ -130,6 +130,6 @@ def test_what_an_artifact_says_it_was_made_from_names_no_place(tmp_path: Path, t
 def test_a_recipe_reads_no_other_scheme(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"stages:\n  words: {{do: index, kind: bm25, corpus: 'http://user:{PASSWORD}@host/corpus'}}\n")
-    with pytest.raises(InputError, match="http:// is no store that can be read") as refused:
+    with pytest.raises(InputError, match="http:// is not a place that can be read") as refused:
         Recipe.read(recipe, tmp_path / "out")
     assert PASSWORD not in str(refused.value)
