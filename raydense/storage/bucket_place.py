@@ -314,7 +314,7 @@ class BucketPlace(Place, schemes=BUCKETS):
 
 
 def _found(meta: Any) -> Found:
-    return Found(meta["size"], str(meta["e_tag"] or meta["version"] or meta["last_modified"]))
+    return Found(meta["size"], str(meta["e_tag"] or meta["version"] or meta["last_modified"]), meta["last_modified"].timestamp())
 
 
 def _version(meta: Any) -> UpdateVersion:

@@ -172,4 +172,4 @@ class FileLock:
 
 def _found(file: Path) -> Found:
     known = file.stat()
-    return Found(known.st_size, str(known.st_mtime_ns))
+    return Found(known.st_size, str(known.st_mtime_ns), known.st_mtime)

@@ -20,10 +20,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Found:
-    """A file: its size in bytes, and what changes when it is written again."""
+    """A file: its size in bytes, what changes when its bytes do, and when it was written (seconds since 1970)."""
 
     size: int
     version: str
+    written: float
 
 
 class Hold(Protocol):
