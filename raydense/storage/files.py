@@ -17,6 +17,11 @@ def aside_of(file: Path, folder: Path | None = None) -> Path:
     return (folder or file.parent) / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
 
 
+def is_aside(file: Path) -> bool:
+    """Whether it is a file that is not whole yet, or that a kill left."""
+    return file.name.startswith(".") and file.name.endswith(".aside")
+
+
 def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> None:
     """Write a small file: readers see the old one or the new one. It is written in `aside_in`, or in the folder of `file`, and renamed."""
     aside = aside_of(file, aside_in)

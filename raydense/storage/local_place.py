@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.storage.files import aside_of, follow_umask, locked, sha256_of, write_whole
+from raydense.storage.files import aside_of, follow_umask, is_aside, locked, sha256_of, write_whole
 from raydense.storage.place import Found, Place
 
 LOCK = "lock"
@@ -103,7 +103,8 @@ class LocalPlace(Place, schemes=("",)):
         return {file.relative_to(self.path).as_posix(): _found(file) for file in sorted(self.path.rglob("*")) if file.is_file()}
 
     def names(self, pattern: str) -> list[str]:
-        return sorted(file.relative_to(self.path).as_posix() for file in self.path.glob(pattern) if file.is_file())
+        found = (file for file in self.path.glob(pattern) if file.is_file() and not is_aside(file))
+        return sorted(file.relative_to(self.path).as_posix() for file in found)
 
     def sizes(self, names: list[str]) -> list[int | None]:
         return [found.size if (found := (self / name).stat()) else None for name in names]

@@ -288,6 +288,15 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path: Path, umask: 
         os.umask(before)
 
 
+def test_a_file_that_is_not_whole_has_no_name(tmp_path: Path) -> None:
+    place = Place.of(tmp_path)
+    (place / "whole").write(b"")
+    with (place / "half").writing() as path:
+        path.touch()
+        assert place.names("*") == ["whole"]
+    assert place.names("*") == ["half", "whole"]
+
+
 def test_differences_names_keys() -> None:
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == "a.c: 2 -> 3, d: None -> 4"
 
