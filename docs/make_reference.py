@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from raydense.evaluation.settings import SuiteSettings
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
 from raydense.training.registry import built_in_methods

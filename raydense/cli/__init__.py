@@ -25,7 +25,8 @@ from raydense.errors import fixable, why
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table
 from raydense.recipes.content import recipe_file, recipe_named, recipe_names
-from raydense.recipes.recipe import VERBS, Recipe, Stage, Verb, plan, run, seconds_behind
+from raydense.recipes.recipe import Recipe, plan, run, seconds_behind
+from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables

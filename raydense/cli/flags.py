@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.recipes.content import load_yaml
-from raydense.recipes.recipe import Recipe, Stage
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, put
 from raydense.storage import hub_name

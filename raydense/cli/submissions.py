@@ -13,7 +13,7 @@ from raydense.cli import submit
 from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 from raydense.runtime.progress import say
 from raydense.storage import Place
 

@@ -30,7 +30,7 @@ import yaml
 
 from raydense.errors import InputError
 from raydense.recipes.content import load_recipe
-from raydense.recipes.recipe import Stage
+from raydense.recipes.stage import Stage
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import ensure_ray
 from raydense.settings import Settings

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
+from raydense.recipes.stage import Stage
 from raydense.storage import Artifact, Place, named_folder, read_manifest
+from raydense.training.method import method_of
+from raydense.training.settings import LoopSettings
 
-if TYPE_CHECKING:
-    from raydense.recipes.recipe import Stage
-
-# What a verb makes; a data set has parts, and so has joint training, which are inputs by themselves.
+# What a verb makes, where no method says it; a data set has parts, which are inputs by themselves.
 _MAKES = {
     "sample": "dataset",
     "import": "dataset",
     "split": "corpus",
     "generate": "generated",
     "filter": "generated",
-    "pretrain": "model",
     "encode": "embeddings",
     "index": "index",
     "search": "run",
@@ -60,8 +58,7 @@ def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
 
 
 def _makes(stage: Stage) -> str:
-    settings: Any = stage.settings
-    return ("joint" if settings.objective == "joint" else "model") if stage.verb == "train" else _MAKES.get(stage.verb, "")
+    return method_of(stage.settings).artifact if isinstance(stage.settings, LoopSettings) else _MAKES.get(stage.verb, "")
 
 
 def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:

@@ -21,18 +21,14 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
 from raydense.errors import InputError, did_you_mean
-from raydense.evaluation.settings import EvaluateSettings
-from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
-from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.recipes.content import REFERENCE, named_in, recipe_content
 from raydense.recipes.inputs import wrong_input
 from raydense.recipes.planning import needs_of
-from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.recipes.stage import VERBS, Stage
+from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import duration, say
 from raydense.settings import Settings, flat, put
 from raydense.storage import (
@@ -42,61 +38,11 @@ from raydense.storage import (
     commits_in,
     differences,
     digest_of,
-    discard_untouched,
     provenance_of,
     read_manifest,
 )
-from raydense.training.settings import PretrainSettings, TrainSettings
 
 _TOOK = "seconds.json"
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A stage that the command line and recipes know: its settings, and where its function lives (imported when run)."""
-
-    settings: type[Settings]
-    home: str
-
-    def run(self, settings: Settings) -> Any:
-        module, function = self.home.split(":")
-        try:
-            return getattr(import_module(module), function)(settings)
-        except InputError:
-            discard_untouched(settings.output)
-            raise
-
-
-VERBS: dict[str, Verb] = {
-    "sample": Verb(SampleSettings, "raydense.data.sample:sample"),
-    "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
-    "split": Verb(SplitSettings, "raydense.inference.split:split"),
-    "export": Verb(ExportSettings, "raydense.data.exporting:export"),
-    "train": Verb(TrainSettings, "raydense.refresh.train:train"),
-    "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
-    "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
-    "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
-    "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
-    "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
-    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),
-    "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
-    "label": Verb(LabelSettings, "raydense.mining.label:label"),
-    "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
-    "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
-}
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of a recipe, ready to run."""
-
-    name: str
-    verb: str
-    settings: Settings
-    needs: tuple[str, ...]
-
-    def run(self) -> Any:
-        return VERBS[self.verb].run(self.settings)
 
 
 @dataclass(frozen=True)

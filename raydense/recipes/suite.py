@@ -17,7 +17,8 @@ from typing import Any
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.evaluation.settings import SuiteSettings
-from raydense.recipes.recipe import Recipe, Stage, open_stages, run_stage, state
+from raydense.recipes.recipe import Recipe, open_stages, run_stage, state
+from raydense.recipes.stage import Stage
 from raydense.retrieval.search_params import require_nprobe
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray

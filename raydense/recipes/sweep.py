@@ -27,7 +27,8 @@ from typing import Any
 from raydense.errors import InputError, StorageError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
-from raydense.recipes.recipe import VERBS, Recipe, Stage, open_stages, plan, run_stage, state
+from raydense.recipes.recipe import Recipe, open_stages, plan, run_stage, state
+from raydense.recipes.stage import VERBS, Stage
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.storage import Artifact, Place, named_folder

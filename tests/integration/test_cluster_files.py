@@ -26,7 +26,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from raydense.cli import app
 from raydense.errors import InputError
-from raydense.recipes.recipe import VERBS, Recipe
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.stage import VERBS
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["aws.yaml", "gcp.yaml"]

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"encode": EncodeSettings, "generate": GenerateSettin
 MAKE: dict[str, Any] = {"encode": encode, "generate": generate}
 DRIVER = """
 import json, sys
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 verb, given = sys.argv[1], json.loads(sys.argv[2])
 VERBS[verb].run(VERBS[verb].settings(**given))
 """

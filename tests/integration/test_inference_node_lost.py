@@ -23,7 +23,7 @@ SHARDS = 16
 DRIVER = """
 import json, os, sys
 import ray
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 from raydense.runtime.session import quiet_data
 machine, given = sys.argv[1], json.loads(sys.argv[2])
 if machine:

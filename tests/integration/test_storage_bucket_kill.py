@@ -43,7 +43,7 @@ sweep: {found.k: [2, 10]}
 FAULTS = {7: "500", 19: "slow", 31: "reset", 43: "cut"}
 ENCODE = """
 import json, sys
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 VERBS["encode"].run(VERBS["encode"].settings(**json.loads(sys.argv[1])))
 """
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from raydense.cli import app, main
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 from raydense.storage import Draft
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from raydense.cli import main, submit
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.recipes.recipe import Recipe, Stage
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.training.settings import TrainSettings

@@ -13,7 +13,7 @@ import raydense as rd
 from raydense.cli import app
 from raydense.cli.flags import read, read_evaluate, read_recipe
 from raydense.data.tables import read_table
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "cluster" / "README.md"]

@@ -5,7 +5,7 @@ import pytest
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings
-from raydense.recipes.recipe import VERBS
+from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage import Draft
 from raydense.training.settings import TrainSettings

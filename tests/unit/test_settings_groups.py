@@ -12,7 +12,8 @@ from pydantic import model_validator
 from raydense.cli.flags import Command, read
 from raydense.cli.submit import verb_work
 from raydense.errors import InputError
-from raydense.recipes.recipe import VERBS, Recipe, Verb
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.stage import VERBS, Verb
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
 from raydense.storage import Draft, provenance
