@@ -239,8 +239,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingDat
         ({"negatives": 4}, "96 of 96 queries have fewer than 4 negatives"),
         ({"workers": 8}, "8 workers x 1 CPU is more than the 4 here"),
         ({"track": "wandb"}, "wandb is not installed"),
-        ({"model": "/nowhere"}, "no such file or folder"),
-        ({"objective": "joint", "reranker": "/nowhere"}, "no such file or folder"),
+        ({"model": "/nowhere"}, "no such model folder"),
+        ({"objective": "joint", "reranker": "/nowhere"}, "no such model folder"),
     ],
 )
 def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData, tmp_path: Path, changes: dict, message: str) -> None:

@@ -13,7 +13,7 @@ from training_data import make_training_data
 
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training.loop import Place, refuse_weights_not_finite
+from raydense.training.loop import Rank, refuse_weights_not_finite
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.settings import TrainSettings
@@ -24,16 +24,16 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite(value: float) -> None:
     sound = {"a": torch.ones(3), "count": torch.tensor([7])}
-    refuse_weights_not_finite(sound, 5, Place(0, 1, 1, CPU))
+    refuse_weights_not_finite(sound, 5, Rank(0, 1, 1, CPU))
     with pytest.raises(InputError, match="weights are not finite numbers after step 5; lower --lr"):
-        refuse_weights_not_finite({**sound, "b": torch.tensor([1.0, value])}, 5, Place(0, 1, 1, CPU))
+        refuse_weights_not_finite({**sound, "b": torch.tensor([1.0, value])}, 5, Rank(0, 1, 1, CPU))
 
 
 def hold_half(rank: int, folder: str) -> None:
     """A worker of two; only the second holds the weight that is wrong."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        refuse_weights_not_finite({"w": torch.tensor([1.0, float("nan")][rank])}, 3, Place(rank, 2, 2, CPU))
+        refuse_weights_not_finite({"w": torch.tensor([1.0, float("nan")][rank])}, 3, Rank(rank, 2, 2, CPU))
     except InputError as error:
         Path(folder, str(rank)).write_text(str(error))
 

@@ -43,7 +43,7 @@ def test_mlflow_gets_each_line_and_the_settings(client: Any) -> None:
         send({"step": 7, "loss": 0.25, "mrr@10": 0.75})
     run = only_run(client)
     assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
-    assert (run.data.params["lr"], run.data.params["engine"]) == ("0.5", "deepspeed")
+    assert (run.data.params["lr"], run.data.params["engine.name"]) == ("0.5", "deepspeed")
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")] == [(3, 0.5), (7, 0.25)]
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "mrr_at_10")] == [(7, 0.75)]
 
