@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_one_line(data: TrainingDat
         ({"workers": 8}, "8 workers x 1 CPU is more than the 4 here"),
         ({"track": "wandb"}, "wandb is not installed"),
         ({"model": "/nowhere"}, "no such model folder"),
-        ({"objective": "joint", "reranker": "/nowhere"}, "no such model folder"),
+        ({"objective": "joint", "reranker": "/nowhere"}, "no such file or folder"),
     ],
 )
 def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData, tmp_path: Path, changes: dict, message: str) -> None:

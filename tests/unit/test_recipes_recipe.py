@@ -211,7 +211,7 @@ def test_a_run_by_a_pool_is_known_by_what_the_pool_searched_with(tmp_path, monke
     draft.commit("run-00000.parquet", lambda path: path.write_text("a block"), 1)
     draft.close()
     assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["begun", "changed"]
-    with pytest.raises(InputError, match="a pool with a name|no search pool of the name"):  # what is half done needs it
+    with pytest.raises(InputError, match=r"a pool with a name|no search pool of the name"):  # what is half done needs it
         search(stages()[0].settings)
     run = Draft.open(tmp_path / "out" / "run", "run", made).finish(1)
     assert [state(stage)[0] for stage in (*stages(), *stages("run.k=7"))] == ["done", "changed"]
