@@ -182,7 +182,11 @@ class BucketPlace(Place, schemes=BUCKETS):
             found = (one for batch in obstore.list(self._client, self.key or None) for one in batch)
             return {one["path"][len(self.key) :].lstrip("/"): _found(one) for one in found}
 
-        return dict(sorted(patiently(look, str(self)).items()))
+        listed = sorted(patiently(look, str(self)).items())
+        # pyarrow, and so Ray Train, marks a folder by an empty object whose name ends in a slash, which the list leaves out
+        empty = [name for name, found in listed if not found.size]
+        marks = {name for name, found in zip(empty, together(lambda name: name and (self / name).stat(), empty), strict=True) if not found}
+        return {name: found for name, found in listed if name not in marks}
 
     def names(self, pattern: str) -> list[str]:
         depth = len(PurePosixPath(pattern).parts)

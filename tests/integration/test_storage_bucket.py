@@ -303,6 +303,13 @@ def test_what_ray_train_is_given_tries_again_where_it_is_sent_too(
         assert Place.of(f"{store}/x").read() == b"whole"
 
 
+def test_a_mark_of_a_folder_is_no_file(store: str) -> None:
+    given = Place.of(f"{store}/x/run").for_ray()
+    given["storage_filesystem"].create_dir(given["storage_path"])
+    Place.of(f"{store}/x/empty").write(b"")
+    assert set(Place.of(f"{store}/x").files()) == {"empty"}
+
+
 def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "PATIENCE_S", 1.0)
     with proxy(port, lambda *_: "500") as before:
