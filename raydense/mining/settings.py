@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -85,3 +85,7 @@ class LabelSettings(Settings, Spread):
         if self.s_neg >= self.s_pos:
             raise ValueError(f"s_neg {self.s_neg} must be below s_pos {self.s_pos}")
         return self
+
+    def shaping(self) -> dict[str, Any]:
+        """As of every stage, and that scores are logits: outputs from before have probabilities, and are refused."""
+        return super().shaping() | {"scores": "logits"}

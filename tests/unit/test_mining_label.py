@@ -156,6 +156,16 @@ def test_a_query_without_labels_has_what_the_teacher_finds_or_is_dropped(tmp_pat
         assert artifact.summary["unlabelled"] == (2 if qrels else 3)
 
 
+def test_labels_whose_scores_are_probabilities_are_not_taken_for_current_ones(tmp_path: Path) -> None:
+    """As they were written before scores became logits: by the same settings and inputs."""
+    write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", model="m")
+    made_from = label_world(tmp_path, "now").manifest["made_from"]
+    del made_from["settings"]["scores"]
+    Draft.open(tmp_path / "before", "examples", made_from).finish(0)
+    with pytest.raises(InputError, match=r"settings.scores: None -> logits"):
+        label_world(tmp_path, "before")
+
+
 def test_shortage(tmp_path: Path) -> None:
     write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
     assert label_world(tmp_path, negatives=2).summary["short"] == 1
