@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig, input_module, write_own_config, write_prompts
 from raydense.models.encoder_folder import MODULES, write_json
+from raydense.models.model_card import write_card
 from raydense.models.modules import parts_of
 from raydense.models.modules.module import VECTORS, InputModule, Module, Options
 from raydense.models.modules.normalize import Normalize
@@ -51,20 +52,18 @@ class Encoder(nn.Module):
         return cast(InputModule, self.parts[0])
 
     def save(self, folder: Path, source: PreTrainedTokenizerBase) -> None:
-        """Write the modules with the tokenizer; sentence-transformers, old or new, computes the same vectors of the folder.
-
-        It knows one length for both sides: the passages' is written.
-        """
+        """Write the modules, the tokenizer and a README; sentence-transformers computes the same vectors from the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = [f"{i}_{type(part).__name__}" if i else "" for i, part in enumerate(self.parts)]
         for path, part in zip(paths, self.parts, strict=True):
             (folder / path).mkdir(exist_ok=True)
             cast(Module, part).save(folder / path)
-        self.input.save_tokenizer(source, folder, self.config.passage_length)
+        self.input.save_tokenizer(source, folder, self.config.query_length, self.config.passage_length)
         types = [f"sentence_transformers.models.{type(part).__name__}" for part in self.parts]
         entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
         write_json(folder / MODULES, entries)
         write_prompts(folder, self.config)
+        write_card(folder, self.config, self.dimension, self.input.notes(self.config.query_length, self.config.passage_length))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Vectors float32 [n, dimension] of a padded batch."""
@@ -79,6 +78,6 @@ class Encoder(nn.Module):
 
 
 def save_alone(encoder: Encoder, source: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write an encoder of both sides as a folder of ours."""
+    """Write an encoder that reads both queries and passages as a folder that `DualEncoder.load` reads."""
     encoder.save(folder, source)
     write_own_config(folder, encoder.config)

@@ -1,7 +1,6 @@
-"""How an encoder makes vectors of texts: what its folder says, ours, sentence-transformers' or a plain one, and how we write it.
+"""How an encoder makes vectors of texts, as its folder configures it: a folder of raydense, sentence-transformers or Hugging Face.
 
-Next to the files that sentence-transformers reads, ours has `raydense.json` for what those cannot say: separate lengths of
-queries and passages, and whether the two encoders are separate.
+Next to the files of sentence-transformers, raydense writes `raydense.json`: it also holds whether the two encoders are separate.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ def input_module(folder: Path) -> tuple[type[InputModule], Path]:
 
 
 def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
-    """What the folder says of its encoder, with the overrides that are not None.
+    """The configuration in a folder, with the overrides that are not None.
 
-    Plain Hugging Face folders say nothing: mean pooling, no normalisation, 32 and 128 tokens. InputError where the folder is
-    none that we can use, or a length is more than the model has positions for.
+    Plain Hugging Face folders have none: mean pooling, no normalisation, 32 and 128 tokens. InputError where the folder cannot be
+    used, or a length is more than the model has positions for.
     """
     require_folder(folder)
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -105,7 +104,7 @@ def _own_config(folder: Path) -> EncoderConfig:
 
 def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -> EncoderConfig:
     kind, inner = input_module(folder)
-    length = min(kind.length(inner) or limit, limit)
+    query_length, passage_length = (min(length or limit, limit) for length in kind.lengths(inner))
     query_prefix, passage_prefix = _prompts(folder)
     pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
     return EncoderConfig(
@@ -113,8 +112,8 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
         normalize=parts[-1].kind.__name__ == "Normalize",
         query_prefix=query_prefix,
         passage_prefix=passage_prefix,
-        query_length=length,
-        passage_length=length,
+        query_length=query_length,
+        passage_length=passage_length,
     )
 
 

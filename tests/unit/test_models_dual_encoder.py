@@ -11,7 +11,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+from transformers import AutoModel, AutoTokenizer, RobertaConfig, RobertaModel
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder, EncoderConfig
@@ -95,13 +95,38 @@ def test_a_plain_hugging_face_folder_gets_mean_pooling_and_our_lengths(tiny_fold
 
 
 @pytest.mark.parametrize("lengths", [(9, 77), (90, 20)])
-def test_lengths_travel_with_the_folder_and_sentence_transformers_reads_passages_at_theirs(tiny_folder, texts, tmp_path, lengths):
+def test_sentence_transformers_cuts_queries_and_passages_at_the_lengths_of_the_folder(tiny_folder, texts, tmp_path, lengths):
     model = DualEncoder.load(tiny_folder, query_length=lengths[0], passage_length=lengths[1])
+    long = [*texts, " ".join(texts * 9)]
+    assert model.tokenize_passages(long).lengths.max() == lengths[1] != model.tokenize_queries(long).lengths.max() == lengths[0]
     model.save(tmp_path)
-    config = DualEncoder.load(tmp_path).config
-    assert (config.query_length, config.passage_length) == lengths
-    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == lengths[1]
-    assert_same([vectors(model, texts)[1]], [theirs(tmp_path, texts)[1]])
+    assert_same(vectors(model, long), theirs(tmp_path, long))
+    assert SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True).max_seq_length == lengths[1]
+    card = (tmp_path / "README.md").read_text()
+    assert f"| {lengths[0]} | {lengths[1]} |" in card
+    assert f"queries are cut at {lengths[1]} tokens instead of {lengths[0]}" in card
+    again = [DualEncoder.load(tmp_path).config]
+    (tmp_path / "raydense.json").unlink()  # now it is a folder of sentence-transformers
+    again.append(DualEncoder.load(tmp_path).config)
+    assert [(config.query_length, config.passage_length) for config in again] == [lengths, lengths]
+
+
+def test_a_folder_of_one_length_has_no_key_that_an_older_sentence_transformers_refuses(tiny_folder, tmp_path):
+    DualEncoder.load(tiny_folder, query_length=64, passage_length=64).save(tmp_path)
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text()).keys() == {"max_seq_length", "do_lower_case", "model_args"}
+    assert "older version" not in (tmp_path / "README.md").read_text()
+
+
+def test_transformers_misses_no_weight_where_it_is_asked_as_the_readme_says(tiny_folder, texts, tmp_path):
+    model = DualEncoder.load(tiny_folder)
+    model.save(tmp_path)
+    assert "AutoModel.from_pretrained(folder, add_pooling_layer=False)" in (tmp_path / "README.md").read_text()
+    found, info = AutoModel.from_pretrained(str(tmp_path), add_pooling_layer=False, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    batch = model.tokenize_passages(texts).pad(model.tokenizer.pad_id)
+    with torch.no_grad():
+        np.testing.assert_array_equal(found.eval()(**batch).last_hidden_state, model.encoder(**batch).last_hidden_state)
 
 
 def test_sentence_transformers_misses_no_weight_in_a_folder_of_ours(tiny_folder, tmp_path, caplog):

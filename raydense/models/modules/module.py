@@ -68,8 +68,8 @@ class InputModule(Module):
 
     @classmethod
     @abstractmethod
-    def length(cls, folder: Path) -> int | None:
-        """The most tokens that it reads, as the files of sentence-transformers in `folder` say; None where they do not."""
+    def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
+        """The most tokens of a query and of a passage, as the files of sentence-transformers in `folder` say; None where they do not."""
 
     @classmethod
     @abstractmethod
@@ -77,8 +77,12 @@ class InputModule(Module):
         """The fast tokenizer in `folder`."""
 
     @abstractmethod
-    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
-        """Write the tokenizer so that sentence-transformers, too, cuts to `length` tokens."""
+    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
+        """Write the tokenizer so that sentence-transformers cuts passages at `passage_length` tokens, and queries at theirs if it can."""
+
+    @abstractmethod
+    def notes(self, query_length: int, passage_length: int) -> list[str]:
+        """What the README of a folder says about this module in other libraries, a paragraph each."""
 
     @property
     def pretrained(self) -> Any:

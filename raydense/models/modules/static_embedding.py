@@ -73,9 +73,10 @@ class StaticEmbedding(InputModule):
         return _LIMIT
 
     @classmethod
-    def length(cls, folder: Path) -> int | None:
+    def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
         truncation = _tokenizer(folder).truncation
-        return int(truncation["max_length"]) if truncation else _LONG
+        both = int(truncation["max_length"]) if truncation else _LONG
+        return both, both
 
     @classmethod
     def tokenizer(cls, folder: Path) -> PreTrainedTokenizerBase:
@@ -86,10 +87,15 @@ class StaticEmbedding(InputModule):
         pad = next((token for token in ("[PAD]", "<pad>") if core.token_to_id(token) is not None), core.id_to_token(0))
         return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad)
 
-    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
+    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
         core = Tokenizer.from_str(source.backend_tokenizer.to_str())
-        core.enable_truncation(length)
+        core.enable_truncation(passage_length)
         core.save(str(folder / _TOKENIZER))
+
+    def notes(self, query_length: int, passage_length: int) -> list[str]:
+        if query_length == passage_length:
+            return []
+        return [f"sentence-transformers cuts queries, too, at {passage_length} tokens: a static embedding has one length there."]
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -14,7 +14,7 @@ from raydense.models.modules.module import STATES, Features, InputModule, Option
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.weights import has_pooler, load_encoder, save_weights
 
-_CONFIG = "sentence_bert_config.json"
+_CONFIG, _QUERY_LENGTH = "sentence_bert_config.json", "query_length"
 
 
 class Transformer(InputModule):
@@ -49,21 +49,38 @@ class Transformer(InputModule):
         return positions(folder)
 
     @classmethod
-    def length(cls, folder: Path) -> int | None:
+    def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
         found = said_in(folder / _CONFIG)
         if found.get("do_lower_case") and not said_in(folder / "tokenizer_config.json").get("do_lower_case"):
             raise InputError("lower-cases outside its tokenizer", folder / _CONFIG, "let the tokenizer do it: do_lower_case")
-        return found.get("max_seq_length")
+        both = found.get("max_seq_length")
+        return found.get(_QUERY_LENGTH) or both, found.get("document_length") or both
 
     @classmethod
     def tokenizer(cls, folder: Path) -> PreTrainedTokenizerBase:
         return read_tokenizer(folder)
 
-    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
-        save_tokenizer(source, folder, length)
+    def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
+        save_tokenizer(source, folder, max(query_length, passage_length))
+        # only where it says something: sentence-transformers before 6 refuses the key
+        queries = {_QUERY_LENGTH: query_length} if query_length != passage_length else {}
         # else sentence-transformers makes a pooler, which no vector needs, and warns that its weights are missing
         without = {"model_args": {"add_pooling_layer": False}} if has_pooler(self.model.config) else {}
-        write_json(folder / _CONFIG, {"max_seq_length": length, "do_lower_case": False, **without})
+        write_json(folder / _CONFIG, {"max_seq_length": passage_length, **queries, "do_lower_case": False, **without})
+
+    def notes(self, query_length: int, passage_length: int) -> list[str]:
+        found = []
+        if query_length != passage_length:
+            found.append(
+                f"`{_QUERY_LENGTH}` in `{_CONFIG}` needs sentence-transformers 6 or later. An older version refuses the key: delete it "
+                f"there, and queries are cut at {passage_length} tokens instead of {query_length}."
+            )
+        if has_pooler(self.model.config):
+            found.append(
+                "With transformers alone: `AutoModel.from_pretrained(folder, add_pooling_layer=False)`. No vector uses a pooler, so "
+                "there are no weights for one. Without the argument transformers reports `pooler.dense` as MISSING; states are the same."
+            )
+        return found
 
     @property
     def pretrained(self) -> Any:
