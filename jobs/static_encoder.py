@@ -23,7 +23,7 @@ from raydense.models.modules.normalize import Normalize
 from raydense.models.modules.static_embedding import StaticEmbedding, distilled
 from raydense.models.tokens import Tokens
 from raydense.runtime.progress import Progress
-from raydense.storage import Draft, fingerprint_of
+from raydense.storage import Draft, fingerprint_of, model_place
 
 BATCH = 512
 
@@ -48,7 +48,9 @@ def _arguments() -> argparse.Namespace:
 def make(model: str, output: str, dimension: int, passage_length: int) -> None:
     """Write the folder, or find it made; InputError where `model` is no encoder, or its vectors are shorter than `dimension`."""
     settings = {"dimension": dimension, "passage_length": passage_length}
-    draft = Draft.open(output, "model", {"stage": "static_encoder", "settings": settings, "inputs": {"model": fingerprint_of(model)}})
+    draft = Draft.open(
+        output, "model", {"stage": "static_encoder", "settings": settings, "inputs": {"model": fingerprint_of(model_place(model))}}
+    )
     if draft.done:
         return
     teacher = DualEncoder.load(model)

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from raydense.errors import InputError, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
-from raydense.storage import Place, checked, named
+from raydense.storage import Place, checked, model_place, named
 
 __all__ = [
     "BaseSettings",
@@ -161,8 +161,12 @@ class BaseSettings(BaseModel):
 
     def located(self) -> Self:
         """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
-        paths = {key: path for key in self.inputs() if isinstance(path := self.value_of(key), str) and (key, path) != ("model", "tiny")}
-        return self.replaced({key: Place.of(path).located for key, path in paths.items()})
+        places = {
+            key: model_place(path) if kind == "model" else Place.of(path)
+            for key, kind in self.inputs().items()
+            if isinstance(path := self.value_of(key), str) and (key, path) != ("model", "tiny")
+        }
+        return self.replaced({key: place.located for key, place in places.items()})
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
         """ValueError where some of `names`, keys or groups, were given, which mean nothing `by` another setting's value."""

@@ -18,7 +18,6 @@ from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
 from raydense.settings import BaseSettings, put
-from raydense.storage import hub_name
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"
@@ -167,10 +166,9 @@ def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) ->
     """The settings of a file, overridden by those given as flags."""
     values = load_yaml(config) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
-    kinds = form.inputs()
     for key, value in given.items():
         if value is not None and value != ():
-            put(values, key, hub_name(value) if kinds.get(key) == "model" else value)
+            put(values, key, value)
     if config:
         form.read({"output": "-", **values}, f"{config}: ")
     return form.read(values, "--")

@@ -34,7 +34,7 @@ from raydense.recipes.stage import Stage
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import ensure_ray
 from raydense.settings import Settings
-from raydense.storage import Place, digest_of, named, named_folder
+from raydense.storage import Place, digest_of, is_hub_name, named, named_folder
 
 _SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
 _HEADERS = "RAY_JOB_HEADERS"
@@ -102,7 +102,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _inputs(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Each path that a stage reads, with its key; a data set's id and `tiny` are not paths."""
+    """Each path that a stage reads, with its key; a data set's id, a model of the Hub and `tiny` are not paths."""
     for key in settings.inputs():
         value = settings.value_of(key)
         if isinstance(value, list):
@@ -112,7 +112,9 @@ def _inputs(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _is_path(settings: Settings, key: str, value: str) -> bool:
-    return (key, value) != ("model", "tiny") and not (key == "input" and getattr(settings, "format", "") == "ir_datasets")
+    if settings.inputs()[key] == "model":
+        return value != "tiny" and not is_hub_name(value)
+    return not (key == "input" and getattr(settings, "format", "") == "ir_datasets")
 
 
 def _absolute(settings: Settings) -> Settings:

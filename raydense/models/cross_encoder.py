@@ -18,7 +18,7 @@ from raydense.models.tokenizer import PairTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_scorer, save_weights
-from raydense.storage import Place
+from raydense.storage import model_place
 
 # Without it sentence-transformers puts a sigmoid over the score of a model with one label.
 _IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
@@ -38,10 +38,10 @@ class CrossEncoder(nn.Module):
         """A cross-encoder's folder, or an encoder's or retriever's, which gets a new head drawn from torch's random state.
 
         `length`: most tokens of a pair; None means what the folder says. In float32 on the CPU, in eval mode. InputError
-        where the folder cannot be used; nothing is ever downloaded, and no code or pickle of the folder is run.
+        where the folder cannot be used. Only a model named on the Hub is downloaded; no code or pickle of a folder is run.
         """
         tokenizer = load_pair_tokenizer(folder, length)
-        return cls(load_scorer(_inner(Place.of(folder).local()), dropout), tokenizer).eval()
+        return cls(load_scorer(_inner(model_place(folder).local()), dropout), tokenizer).eval()
 
     def save(self, folder: str | Path) -> None:
         """Write the folder; the pair length travels in it."""
@@ -62,7 +62,7 @@ class CrossEncoder(nn.Module):
 
 def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTokenizer:
     """The tokenizer of a re-ranker's folder without its weights; `length` as for `CrossEncoder.load`."""
-    root = Place.of(folder).local()
+    root = model_place(folder).local()
     require_folder(root)
     inner = _inner(root)
     limit = positions(inner)
@@ -74,7 +74,7 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
 
 def refuse_untrained(folder: str | Path) -> None:
     """InputError where the folder is of an encoder: its head would be new, and its scores mean nothing."""
-    if not _is_trained(_inner(Place.of(folder).local())):
+    if not _is_trained(_inner(model_place(folder).local())):
         raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
 
 
@@ -84,7 +84,7 @@ def _inner(root: Path) -> Path:
 
 
 def _pair_length(root: Path, inner: Path, limit: int) -> int:
-    """What the folder says: of ours, the pair length; of another's cross-encoder, all it can read; of an encoder, its passage length."""
+    """The most tokens of a pair: a folder of raydense records it, another cross-encoder reads all that it can, an encoder its passage length."""
     own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
     if "pair_length" in own:
         return int(own["pair_length"])

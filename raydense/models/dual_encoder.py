@@ -18,7 +18,7 @@ from raydense.models.encoder_folder import PASSAGE_ENCODER, QUERY_ENCODER, encod
 from raydense.models.modules.module import Options
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
 from raydense.models.tokens import Tokens
-from raydense.storage import Place
+from raydense.storage import model_place
 
 __all__ = ["DualEncoder", "EncoderConfig"]
 
@@ -41,14 +41,14 @@ class DualEncoder(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, *, dropout: float | None = None, adapter: str | None = None, **overrides: Any) -> DualEncoder:
-        """The retriever in a folder (ours, sentence-transformers', Hugging Face's), in float32 on the CPU, in eval mode.
+        """The retriever in a folder (raydense, sentence-transformers or Hugging Face), in float32 on the CPU, in eval mode.
 
         `overrides` are fields of `EncoderConfig`; None means what the folder says. With `shared=False`, both encoders of a folder
         of one start from it. `adapter`: a new one for each transformer, whose own weights are frozen, as `adapters.adapt` takes it.
-        InputError where the folder cannot be used; nothing is ever downloaded, and no code or pickle of
-        the folder is run.
+        InputError where the folder cannot be used. Only a model named on the Hub is downloaded; no code or pickle of
+        a folder is run.
         """
-        root = Place.of(folder).local()
+        root = model_place(folder).local()
         tokenizer = load_tokenizer(root, **overrides)
         query, passage = encoder_folders(root)
         options = Options(dropout, adapter)

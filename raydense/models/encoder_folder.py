@@ -43,7 +43,7 @@ def weights_folder(folder: Path) -> Path:
             raise InputError("its weights are a pickle, which can run code when read", inner, fix)
         raise InputError("no weights (model.safetensors)", inner, "give a whole model folder")
     if not has_tokenizer(inner):
-        raise InputError("no tokenizer (tokenizer.json)", inner, "save the model's tokenizer beside it")
+        raise InputError("no tokenizer (tokenizer.json)", inner, "save the model's tokenizer next to it")
     return inner
 
 
@@ -61,7 +61,7 @@ def require_folder(folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says, short enough for an InputError."""
+    """The first line of another library's error, short enough for an InputError."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
@@ -97,13 +97,13 @@ def said_in(path: Path) -> dict[str, Any]:
 
 
 def positions(inner: Path) -> int:
-    """The most tokens that the model and its tokenizer allow; in a folder of ours the model alone, since the tokenizer has our lengths."""
+    """The most tokens that the model and its tokenizer allow; of a folder of raydense the model alone, since its tokenizer has `passage_length`."""
     config = read_json(inner / "config.json")
     positions = config.get("max_position_embeddings") or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
         padding = config.get("pad_token_id")
         positions -= (1 if padding is None else int(padding)) + 1
     ours = (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
-    said = 0 if ours else said_in(inner / "tokenizer_config.json").get("model_max_length") or 0
-    limits = [int(n) for n in (positions, said) if 0 < n < 1_000_000]
+    longest = 0 if ours else said_in(inner / "tokenizer_config.json").get("model_max_length") or 0
+    limits = [int(n) for n in (positions, longest) if 0 < n < 1_000_000]
     return min(limits, default=512)

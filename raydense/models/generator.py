@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig
-from raydense.models.encoder_folder import OWN_FILE, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.encoder_folder import OWN_FILE, positions, read_json, require_folder, said_in, weights_folder, write_json
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_writer, save_weights
 from raydense.settings import BaseSettings
-from raydense.storage import Place
+from raydense.storage import model_place
 
 Batch = dict[str, Tensor]
 
@@ -45,10 +45,10 @@ class Generator(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, dropout: float | None = None, **overrides: Any) -> Generator:
-        """The generator in a folder; `overrides` are fields of `GeneratorConfig`, None leaves them as the folder says.
+        """The generator in a folder; `overrides` are fields of `GeneratorConfig`, None leaves them as the folder has them.
 
-        In float32 on the CPU, in eval mode. InputError where the folder cannot be used; nothing is ever downloaded, and no code
-        or pickle of the folder is run.
+        In float32 on the CPU, in eval mode. InputError where the folder cannot be used. Only a model named on the Hub is
+        downloaded; no code or pickle of a folder is run.
         """
         inner, config = read_generator_config(folder, **overrides)
         model = load_writer(inner, dropout)
@@ -111,20 +111,20 @@ def _say_start_and_end(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, GeneratorConfig]:
-    """Where a generator's Hugging Face files lie, and what the folder says of it, with the overrides that are not None.
+    """The folder of a generator's Hugging Face files and its configuration, with the overrides that are not None.
 
     InputError where the folder is of no sequence-to-sequence model; reads no weights.
     """
-    root = Place.of(folder).local()
+    root = model_place(folder).local()
     require_folder(root)
     inner = weights_folder(root)
     if not read_json(inner / "config.json").get("is_encoder_decoder"):
         raise InputError("is no sequence-to-sequence model", folder, "give one such as T5 or BART, or train one (--objective generator)")
-    said = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
+    found = said_in(root / OWN_FILE)
     known = {f.name for f in fields(GeneratorConfig)}
-    if said and set(said) != known:
+    if found and set(found) != known:
         raise InputError("is not what this raydense writes for a generator", root / OWN_FILE, "give a generator's folder")
-    config = replace(GeneratorConfig(**said), **{name: value for name, value in overrides.items() if value is not None})
+    config = replace(GeneratorConfig(**found), **{name: value for name, value in overrides.items() if value is not None})
     limit = positions(inner)
     for name in ("passage_length", "query_length"):
         if getattr(config, name) > limit:

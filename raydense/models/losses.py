@@ -1,6 +1,6 @@
-"""Losses: pure functions of tensors, computed in log-space in float32 (float64 where that is given), to be read beside their equations.
+"""Losses: pure functions of tensors, computed in log-space in float32 (float64 where that is given), to be read next to their equations.
 
-s is a score, tau the temperature; a loss is a mean over what it says, so that it does not change its size with the batch.
+s is a score, tau the temperature. A loss is a mean, so its size does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:
 
     query-as-context eq. 4, 6 and 10; the paper writes the sum, its code takes this mean. `log_likelihood` [n], of each text, summed
     over its masked tokens; `count`, how many tokens those are, of each text or of all. Where workers average their gradients it is
-    the masked tokens of everyone over the number of workers. Returns a scalar, 0 where nothing is masked.
+    the masked tokens of all workers over the number of workers. Returns a scalar, 0 where nothing is masked.
     """
     summed, tokens = exact(log_likelihood).sum(), count.sum()
     return -summed / tokens.where(tokens > 0, 1)
@@ -118,7 +118,7 @@ def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:
 def span_contrastive(scores: Tensor, positive: Tensor, left_out: Tensor, temperature: float = 1.0) -> Tensor:
     """L_co = -mean_x log [ e^{h_x.h_y/tau} / sum_{h' in B, h' != h_x} e^{h_x.h'/tau} ], query-as-context eq. 5.
 
-    `scores` [n, m], h_x.h' of each span with all spans of the batch, of everyone with cross-batch negatives; `positive` int64 [n],
+    `scores` [n, m], h_x.h' of each span with all spans of the batch, across all workers with cross-batch negatives; `positive` int64 [n],
     the column of the other span of its pair; `left_out` bool [n, m], True at the span itself, as in coCondenser (the paper's sum
     does not say so, its code does), and at any other whose text is that of the span or of its pair: the paper's corpus has no two
     alike, and what is equal is no negative. Returns a scalar.

@@ -1,4 +1,4 @@
-"""Which tokens of a text are hidden, so that a model can learn to tell them (masked language modelling)."""
+"""Which tokens of a text are masked, for a model to predict (masked language modelling)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def mask_tokens(
     """Choose each token with probability `share`; of the chosen, 80% become [MASK], 10% any of the vocabulary, 10% stay (BERT, 3.1).
 
     `input_ids` and `attention_mask` int64 [n, length]; never chosen are padding and the tokens in `special_ids`. Tokens are chosen
-    one by one, as query-as-context section 2 says; its published code chooses whole words.
+    one by one, as in query-as-context section 2; its published code chooses whole words.
 
-    `draws` float64 [n, length or more], uniform in [0, 1), one a token, decides everything: so a text is masked alike in whatever
-    batch and beside whatever padding it stands, if its row of `draws` is the same.
+    `draws` float64 [n, length or more], uniform in [0, 1), one a token, decides everything: a text with the same row of `draws`
+    is masked alike in any batch and with any padding.
 
     Returns the ids that the model reads and its labels, both int64 [n, length]: the token itself where chosen, else `NOT_MASKED`.
     """

@@ -1,4 +1,4 @@
-"""The head that tells masked tokens from an encoder's states: that of BERT, tied to the encoder's input embeddings."""
+"""The head that predicts masked tokens from an encoder's states: that of BERT, tied to the encoder's input embeddings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MlmHead(nn.Module):
         return linear(self.norm(self.activation(self.dense(states))), embeddings, self.bias)
 
     def _take(self, source: PreTrainedModel) -> None:
-        """The weights of another's head, which every family names anew, if it has these parts and no others."""
+        """Copy the weights of another head, whose names differ by family, if it has these parts and no others."""
         output: Any = source.get_output_embeddings()
         others = [m for name, m in source.named_modules() if not name.startswith(f"{source.base_model_prefix}.") and m is not output]
         dense = [m for m in others if isinstance(m, nn.Linear)]

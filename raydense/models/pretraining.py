@@ -19,11 +19,11 @@ from raydense.models.dual_encoder import Batch, DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
 from raydense.models.masking import NOT_MASKED, mask_tokens
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
-from raydense.storage import Place
+from raydense.storage import model_place
 
 
 class PretrainModel(nn.Module):
-    """`mlm`: an encoder that tells masked tokens from its last layer's states; what the other methods build on.
+    """`mlm`: an encoder that predicts masked tokens from its last layer's states; what the other methods build on.
 
     `retriever` is what remains after pre-training, and is all that is saved; `tokenizer` is its.
     """
@@ -51,7 +51,7 @@ class PretrainModel(nn.Module):
         the folder that they save say pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
         encoders, its tokenizer has no mask token, or the encoder is none that the method fits.
         """
-        root = Place.of(folder).local()
+        root = model_place(folder).local()
         retriever = DualEncoder.load(
             root, shared=True, pooling=cls.pooling, query_length=query_length, passage_length=passage_length, dropout=dropout
         )
@@ -75,7 +75,7 @@ class PretrainModel(nn.Module):
     def forward(self, **texts: Batch) -> tuple[Tensor, ...]:
         """Of each kind of texts given (`passages`, `contexts`), a tensor at least float32 [n, columns], a row a text.
 
-        A batch is int64 [n, length] each: masked `input_ids`, `attention_mask`, `labels` (`NOT_MASKED` where nothing is to be told).
+        A batch is int64 [n, length] each: masked `input_ids`, `attention_mask`, `labels` (`NOT_MASKED` where nothing is predicted).
         Columns: how many tokens are masked; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be added up
         over texts, and a row depends on its text alone.
         """
@@ -126,7 +126,7 @@ class Condenser(PretrainModel):
 
 
 class CotMae(PretrainModel):
-    """`cotmae`: a decoder of `layers` layers tells the masked tokens of y from [h_x ; embeddings of masked y] (eq. 8-10).
+    """`cotmae`: a decoder of `layers` layers predicts the masked tokens of y from [h_x ; embeddings of masked y] (eq. 8-10).
 
     h_x is the late [CLS] of x: nothing else of x reaches the decoder. InputError where the family's embeddings are not as wide as its
     states, or do not tell positions, which the decoder has from nowhere else.
@@ -163,8 +163,8 @@ def new_layers(encoder: PreTrainedModel, count: int) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(
         d_model=config.hidden_size,
         nhead=config.num_attention_heads,
-        dim_feedforward=_said(config, "intermediate_size", "hidden_dim", otherwise=4 * config.hidden_size),
-        dropout=_said(config, "hidden_dropout_prob", "dropout", otherwise=0.1),
+        dim_feedforward=_value(config, "intermediate_size", "hidden_dim", otherwise=4 * config.hidden_size),
+        dropout=_value(config, "hidden_dropout_prob", "dropout", otherwise=0.1),
         activation=ACT2FN[getattr(config, "hidden_act", "gelu")],
         layer_norm_eps=getattr(config, "layer_norm_eps", 1e-12),
         batch_first=True,
@@ -190,6 +190,6 @@ def _exact(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _said(config: Any, *names: str, otherwise: float) -> Any:
-    """What a config says under the first of the names that its family has."""
+def _value(config: Any, *names: str, otherwise: float) -> Any:
+    """The value of a config under the first of the names that its family has."""
     return next((getattr(config, name) for name in names if hasattr(config, name)), otherwise)

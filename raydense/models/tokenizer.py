@@ -22,7 +22,7 @@ from raydense.models.encoder_config import EncoderConfig, input_module, read_enc
 from raydense.models.encoder_folder import MODULES, encoder_folders, has_tokenizer, require_folder
 from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.models.tokens import Tokens
-from raydense.storage import Place
+from raydense.storage import model_place
 
 _CHUNK = 2_048
 
@@ -83,7 +83,7 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
 
     InputError where the folder is no retriever that we can read.
     """
-    root = Place.of(folder).local()
+    root = model_place(folder).local()
     config = read_encoder_config(root, **overrides)
     kinds, inner = zip(*(input_module(folder) for folder in encoder_folders(root)), strict=True)
     query, passage = (kind.tokenizer(folder) for kind, folder in zip(kinds, inner, strict=True))
@@ -97,7 +97,7 @@ def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
 
     InputError where there is none that we can read.
     """
-    root = Place.of(folder).local()
+    root = model_place(folder).local()
     require_folder(root)
     if has_tokenizer(root) and not (root / MODULES).is_file():
         return read_tokenizer(root)

@@ -57,7 +57,7 @@ def reads_weights() -> bool:
 
 
 def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
-    """The encoder in a folder, without its pooler, which no vector of ours reads; InputError where weights are missing."""
+    """The encoder in a folder, without its pooler, which no vector needs; InputError where weights are missing."""
     config = _config(inner, dropout)
     if config.is_encoder_decoder:
         raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
@@ -164,7 +164,7 @@ def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what transformers prints of weights that are not used: what matters is checked, and said as an InputError."""
+    """Silence what transformers prints of weights that are not used: what matters is checked, and raised as an InputError."""
     logger = logging.getLogger("transformers")
     level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
-from raydense.storage import Artifact, Place, named_folder, read_manifest
+from raydense.storage import Artifact, Place, model_place, named_folder, read_manifest
 from raydense.training.method import method_of
 from raydense.training.settings import LoopSettings
 
@@ -63,14 +63,15 @@ def _makes(stage: Stage) -> str:
 
 def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
     """The fault of an input that is there or will never be."""
-    if kind in ("model", "source"):
-        fault = "" if Place.of(path).exists() else f"{path}: no such file or folder"
-    else:
-        try:
+    fault = ""
+    try:
+        if kind in ("model", "source"):
+            there = (model_place(path) if kind == "model" else Place.of(path)).exists()
+            fault = "" if there else f"{path}: no such file or folder"
+        else:
             Artifact.open(path, kind)
-            fault = ""
-        except InputError as error:
-            fault = str(error)
+    except InputError as error:
+        fault = str(error)
     names = {stage.name for stage in earlier}
     forgotten = fault and not os.path.isabs(path) and Path(path).parts[0] in names
     return f"{fault}; the output of a stage is written ${path}" if forgotten else fault

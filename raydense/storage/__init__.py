@@ -5,7 +5,7 @@ from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
 from raydense.storage.draft import Draft, begun_from, commits_in, differences, discard_untouched, versions
 from raydense.storage.files import write_whole
-from raydense.storage.hub_place import HubPlace, hub_name
+from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import checked, named, safe_name
 from raydense.storage.place import Found, Place
@@ -30,7 +30,8 @@ __all__ = [
     "digest_of",
     "discard_untouched",
     "fingerprint_of",
-    "hub_name",
+    "is_hub_name",
+    "model_place",
     "named",
     "named_folder",
     "provenance",

@@ -1,4 +1,4 @@
-"""A model of the Hugging Face Hub (`hf://owner/name`, `hf://owner/name@revision`): a folder in the cache of `huggingface_hub`.
+"""A model of the Hugging Face Hub (`owner/name` or `hf://owner/name`, either with `@revision`): a folder in the cache of `huggingface_hub`.
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` mean what they mean there. Weights in safetensors, tokenizer and
 configuration files are fetched, and nothing else: no pickle, and no code.
@@ -14,6 +14,7 @@ from pathlib import Path
 from raydense.errors import InputError
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import HUB
+from raydense.storage.place import Place
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _FILES = ["*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model"]
@@ -24,6 +25,7 @@ _TRUE = {"1", "on", "yes", "true"}
 class HubPlace(LocalPlace, schemes=(HUB,)):
     """The files of `repository` at one commit, `revision`, on this machine; other machines fetch the same commit."""
 
+    everywhere = True
     repository: str = ""
     revision: str = ""
 
@@ -33,7 +35,7 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
         if not _NAME.fullmatch(name):
             raise InputError("is no name of a model on the Hub", text, f"give {HUB}://owner/name or {HUB}://owner/name@revision")
         repository, _, revision = name.partition("@")
-        folder = _fetched(repository, revision or None)
+        folder = _fetched(repository, revision or None, text)
         return cls(folder, repository, folder.name)
 
     def __fspath__(self) -> str:
@@ -50,18 +52,29 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
         return str(self)
 
 
-def hub_name(text: str) -> str:
-    """`owner/name` as `hf://owner/name`, where no folder of this machine has that name or begins with it; else the text as it is."""
+def model_place(path: str | os.PathLike[str]) -> Place:
+    """Where a model is: a folder, or `owner/name` of the Hub where no folder has that name; InputError where there is neither.
+
+    Everything that opens a model by what a user gave goes through here.
+    """
+    text = os.fspath(path)
+    if isinstance(path, Place) or not is_hub_name(text):
+        return Place.of(path)
+    return HubPlace.parse(text)
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether `text` names a model of the Hub: `hf://...`, or `owner/name` where neither that folder nor the one around it is here."""
     here = Path(text)
-    return f"{HUB}://{text}" if _NAME.fullmatch(text) and not here.exists() and not here.parent.exists() else text
+    return text.startswith(f"{HUB}://") or (bool(_NAME.fullmatch(text)) and not here.exists() and not here.parent.exists())
 
 
-def _fetched(repository: str, revision: str | None) -> Path:
-    """The folder of a commit, whose name is the commit; fetched where the cache lacks a file of it."""
+def _fetched(repository: str, revision: str | None, given: str) -> Path:
+    """The folder of a commit, whose name is the commit; fetched where the cache lacks a file of it. `given`: what the user wrote."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    where = f"{HUB}://{repository}" + (f"@{revision}" if revision else "")
+    folder = "" if given.startswith(f"{HUB}://") else "no such folder, and "
     try:
         return Path(
             snapshot_download(
@@ -75,12 +88,13 @@ def _fetched(repository: str, revision: str | None) -> Path:
         )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         fix = "check owner, name and revision; a private model needs HF_TOKEN in the environment"
-        raise InputError("no such model on the Hub", where, fix) from error
+        raise InputError(f"{folder}no such model on the Hub", given, fix) from error
     except LocalEntryNotFoundError as error:
         fix = "connect this machine (HF_HUB_OFFLINE, HF_ENDPOINT), or fetch the model elsewhere and give its folder"
-        raise InputError("is not in the cache, and the Hub does not answer", where, fix) from error
+        raise InputError(f"{folder}not in the cache, and the Hub does not answer", given, fix) from error
     except (HfHubHTTPError, OSError) as error:
-        raise InputError(f"cannot be fetched ({type(error).__name__})", where, "try again, or give the model's folder") from error
+        what = f"cannot be fetched from the Hub ({type(error).__name__})"
+        raise InputError(what, given, "try again, or give the model's folder") from error
 
 
 def _cache() -> str | None:

@@ -11,7 +11,8 @@ from raydense.errors import InputError
 from raydense.storage.artifact import MANIFEST, Artifact, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of
-from raydense.storage.paths import HUB, named
+from raydense.storage.hub_place import is_hub_name, model_place
+from raydense.storage.paths import named
 from raydense.storage.place import Place
 
 _MODELS = ("model", "joint")
@@ -69,8 +70,8 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
 
-    Inputs that are lists have names, which the output shows: these belong to it; so does the commit of a model of the Hub. Raises InputError where an input is missing,
-    unfinished, or of another kind than its setting says.
+    Inputs that are lists have names, which the output shows: these belong to it; so does the commit of a model of the Hub.
+    Raises InputError where an input is missing, unfinished, or of another kind than its setting says.
     """
     inputs: dict[str, Any] = {}
     names: list[str] = []
@@ -83,8 +84,8 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
             names += [name for name, _ in pairs]
         elif value is not None:
             inputs[key] = _input_fingerprint(value, kind)
-            if value.startswith(f"{HUB}://"):
-                commits[key] = Place.of(value).located
+            if kind == "model" and is_hub_name(value):
+                commits[key] = model_place(value).located
     more = {"names": names, "commits": commits}
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
@@ -105,7 +106,7 @@ def named_folder(item: str) -> tuple[str, str]:
 
 def _input_fingerprint(value: str, kind: str) -> str:
     if kind == "model":
-        return value if value == "tiny" else fingerprint_of(value)
+        return value if value == "tiny" else fingerprint_of(model_place(value))
     if kind == "source":
         return fingerprint_of(value) if Place.of(value).exists() else value
     return Artifact.open(value, kind).fingerprint

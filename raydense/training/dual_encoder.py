@@ -43,9 +43,9 @@ def completed(settings: Any) -> Any:
     normalized = settings.normalize
     if normalized is None:
         from raydense.models.encoder_config import read_encoder_config
-        from raydense.storage import Place
+        from raydense.storage import model_place
 
-        normalized = settings.model != "tiny" and read_encoder_config(Place.of(settings.model).local()).normalize
+        normalized = settings.model != "tiny" and read_encoder_config(model_place(settings.model).local()).normalize
     return settings.model_copy(update={"temperature": temperature_of(settings, normalized)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,10 +14,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from raydense.cli.flags import read
+from raydense.cli.submit import needed, verb_work
 from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
-from raydense.storage import Artifact, Draft, Place, fingerprint_of, hub_name, provenance
+from raydense.recipes.inputs import wrong_input
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.stage import Stage
+from raydense.storage import Artifact, Draft, Place, fingerprint_of, is_hub_name, model_place, provenance
 from tests.inference_world import make_corpus
 
 REPOSITORY = "owner/tiny-encoder"
@@ -103,12 +108,16 @@ def test_a_model_is_fetched_once_without_pickles_and_code_and_read_as_its_folder
     assert len(hub.fetched) == before
 
 
-def test_the_commit_goes_to_workers_and_into_the_manifest(hub: Hub, tmp_path: Path) -> None:
+def test_a_bare_name_means_the_hub_everywhere_and_its_commit_goes_to_workers_and_into_the_manifest(hub: Hub, tmp_path: Path) -> None:
     make_corpus(tmp_path / "corpus", 3, shard_rows=3)
-    asked = read(EncodeSettings, None, {"model": REPOSITORY, "corpus": "corpus", "output": "o"})
-    assert asked.model == f"hf://{REPOSITORY}"
-    assert asked.located().model == f"hf://{REPOSITORY}@{COMMIT}"
-    draft = Draft.open(tmp_path / "o", "embeddings", provenance("encode", asked))
+    given = {"model": REPOSITORY, "corpus": "corpus", "output": "o"}
+    recipe = {"given": {}, "stages": {"encode-1": {"do": "encode", "model": REPOSITORY, "corpus": "corpus"}}}
+    asked = [read(EncodeSettings, None, given), EncodeSettings(**given), Recipe.build(recipe, "o", "here").stages[0].settings]
+    assert [one.model for one in asked] == 3 * [REPOSITORY]
+    assert [one.located().model for one in asked] == 3 * [f"hf://{REPOSITORY}@{COMMIT}"]
+    assert DualEncoder.load(REPOSITORY).config == DualEncoder.load(f"hf://{REPOSITORY}").config
+    assert wrong_input(Stage("encode-1", "encode", asked[1], ()), []) == ""
+    draft = Draft.open(tmp_path / "o", "embeddings", provenance("encode", asked[0]))
     draft.commit("x", lambda path: path.write_text("x"), 1)
     made_from = draft.finish(1).manifest["made_from"]
     assert made_from["commits"] == {"model": f"hf://{REPOSITORY}@{COMMIT}"}
@@ -116,9 +125,16 @@ def test_the_commit_goes_to_workers_and_into_the_manifest(hub: Hub, tmp_path: Pa
     assert Artifact.open(tmp_path / "o").rows == 1
 
 
+def test_a_submitted_job_takes_a_model_of_the_hub_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = verb_work("encode", EncodeSettings(model=REPOSITORY, corpus="corpus", output="o"))
+    assert work.words[work.words.index("--model") + 1] == REPOSITORY
+    assert needed(work.stages) == [str(tmp_path / "corpus")]
+
+
 def test_offline_what_is_in_the_cache_is_read_and_else_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(InputError, match=rf"hf://{REPOSITORY}: is not in the cache, and the Hub does not answer; connect"):
+    with pytest.raises(InputError, match=rf"hf://{REPOSITORY}: not in the cache, and the Hub does not answer; connect"):
         DualEncoder.load(f"hf://{REPOSITORY}")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     commit = Place.of(f"hf://{REPOSITORY}").located
@@ -128,15 +144,25 @@ def test_offline_what_is_in_the_cache_is_read_and_else_refused(hub: Hub, monkeyp
 
 
 def test_what_is_not_on_the_hub_is_refused_in_one_line(hub: Hub) -> None:
-    for name, message in (("nobody/nothing", "no such model on the Hub; check owner"), ("one-word", "is no name of a model on the Hub")):
+    for name, message in (
+        ("hf://nobody/nothing", "hf://nobody/nothing: no such model on the Hub; check owner"),
+        ("nobody/nothing", "^nobody/nothing: no such folder, and no such model on the Hub; check owner"),
+        ("hf://one-word", "is no name of a model on the Hub"),
+        ("one-word", "one-word: no such model folder; give its folder"),
+    ):
         with pytest.raises(InputError, match=message) as refused:
-            DualEncoder.load(f"hf://{name}")
+            DualEncoder.load(name)
         assert "\n" not in str(refused.value)
+    settings = EncodeSettings(model="nobody/nothing", corpus="corpus", output="o")
+    assert "no such folder, and no such model" in wrong_input(Stage("encode", "encode", settings, ()), [])
 
 
-def test_a_folder_of_this_machine_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_this_machine_comes_before_the_hub(hub: Hub, tiny_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder, tmp_path / REPOSITORY)
+    assert DualEncoder.load(REPOSITORY).dimension
+    assert model_place(REPOSITORY).located == str(tmp_path / REPOSITORY)
     (tmp_path / "out").mkdir()
-    assert hub_name("out/retriever") == "out/retriever"  # to be made, or mistyped: its folder is there
-    assert [hub_name(text) for text in ("tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c")] == ["tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c"]
-    assert hub_name(REPOSITORY) == f"hf://{REPOSITORY}"
+    assert not is_hub_name("out/retriever")  # to be made, or mistyped: its folder is there
+    assert not any(map(is_hub_name, ("tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c")))
+    assert is_hub_name("other/name@v1.0")
+    assert hub.fetched == []
