@@ -14,19 +14,16 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
-from raydense.inference.pipeline import (
-    Device,
-    Layout,
-    Meter,
-    precision_of,
-    require_model,
-    run_parts,
-    tokens_of,
-    unpack,
-)
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.inference.live_line import Meter
+from raydense.inference.packing import tokens_of, unpack
+from raydense.inference.pipeline import run_parts
+from raydense.inference.precision import fix_precision, precision_of
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
+from raydense.models.model_kind import require_model
 from raydense.storage import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
@@ -55,7 +52,8 @@ def encode(settings: EncodeSettings) -> Artifact:
     if pending:
         actor = partial(PartEncoder, begun=precision_of(there.values(), draft))
         tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
-        run_parts(settings, draft, source.unit, pending, total, tokenise, actor, prints=made_from["inputs"])
+        parts, left = [{"part": part} for part in pending], sum(pending.values())
+        run_parts(settings, draft, source.unit, parts, left, total, tokenise, actor, prints=made_from["inputs"])
     there = draft.committed()
     notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
     of = {"corpus": source.fingerprint} if settings.corpus else {"queries": source.fingerprint}
@@ -89,7 +87,7 @@ class PartEncoder:
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
     def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
-        self._device.fix_precision(begun, self._draft)
+        fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.dual_encoder import DualEncoder
 
         model = DualEncoder.load(folder, **self._settings.changes()).to(self._device.name)

@@ -11,7 +11,12 @@ import pyarrow as pa
 
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.pipeline import Device, Layout, Meter, precision_of, run_parts, tokens_of, unpack
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.inference.live_line import Meter
+from raydense.inference.packing import tokens_of, unpack
+from raydense.inference.pipeline import run_parts
+from raydense.inference.precision import fix_precision, precision_of
 from raydense.inference.settings import GenerateSettings
 from raydense.inference.tokenising import tokenise_part
 from raydense.storage import Artifact, Draft, check_unchanged, provenance
@@ -40,7 +45,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     if pending:
         tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(changes(settings).items()))
         actor = partial(PartWriter, begun=precision_of(there.values(), draft))
-        run_parts(settings, draft, "passages", pending, len(store), tokenise, actor, prints=made_from["inputs"])
+        parts, left = [{"part": part} for part in pending], sum(pending.values())
+        run_parts(settings, draft, "passages", parts, left, len(store), tokenise, actor, prints=made_from["inputs"])
     files = draft.committed().values()
     notes = [file.note for file in files]
     return draft.finish(
@@ -69,7 +75,7 @@ class PartWriter:
         self._loading = ThreadPoolExecutor(1).submit(self._load, prints, begun)
 
     def _load(self, prints: dict[str, str], begun: str | None) -> Any:
-        self._device.fix_precision(begun, self._draft)
+        fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.generator import Generator, changes
 
         model = Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)

@@ -1,36 +1,93 @@
-"""Queries to vectors in this process: what a server's process does with the code of `encode`'s actors."""
+"""Queries to vectors: in this process, as a server does, or a stream of blocks by a pool of actors, as `search` and `filter` do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.inference.pipeline import Device, Layout
-from raydense.storage import check_unchanged
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.inference.packing import pack, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import run
+from raydense.inference.settings import Spread
+from raydense.inference.tokenising import kept_tokenizer
+from raydense.storage import check_unchanged, model_place
 
-QUERY_TOKENS = 16_384  # of a batch: queries are short, and many of them waste little padding
+if TYPE_CHECKING:
+    from raydense.models.tokenizer import TextTokenizer
+    from raydense.models.tokens import Tokens
+
+_TOKENS = 16_384  # of a batch: queries are short, and many of them waste little padding
+Texts = Callable[[pa.Table], list[str]]
+Vectors = NDArray[np.float32]
 
 
-def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> Callable[[list[str]], NDArray[np.float32]]:
+def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> Callable[[list[str]], Vectors]:
     """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one.
 
     `dimension` as of `EncodeSettings`. InputError where the folder is no retriever, or not the one of `fingerprint`.
     """
     import torch
 
-    from raydense.models.dual_encoder import DualEncoder
-
     gpus = 1.0 if torch.cuda.is_available() else 0.0
-    device = Device(Layout(fewest=1, most=1, gpus=gpus, cpus=1.0, per_node=1), QUERY_TOKENS, "fp32")
-    encoder = DualEncoder.load(model, dimension=dimension).to(device.name)
-    if fingerprint is not None:
-        check_unchanged(model, fingerprint)
+    encoder = _Encoder(model, fingerprint, dimension, Layout(fewest=1, most=1, gpus=gpus, cpus=1.0, per_node=1))
+    return lambda texts: encoder.vectors(encoder.tokenizer.queries(texts))
 
-    def encode(texts: list[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32]
-        vectors, _ = device.run(encoder.tokenize_queries(texts), encoder.tokenizer.pad_id, encoder.encode_queries, lambda n: None)
-        return vectors
 
-    return encode
+def encode_blocks(
+    stage: str, model: str, fingerprint: str, dimension: int, blocks: list[dict[str, Any]], texts: Texts, on_cpu: bool = False
+) -> Iterator[Vectors]:
+    """The vectors float32 [n, d] of each block of queries, in order, while later blocks are encoded.
+
+    `texts` gives the queries of a block in a worker, from a table of one row with the block's values. Ray Data bounds how far the
+    actors are ahead of the caller. InputError where the retriever in folder `model` is not the one of `fingerprint`.
+    """
+    of = {"model": model_place(model).located, "fingerprint": fingerprint}
+    spread = Spread(gpus_per_actor=0.0) if on_cpu else Spread()
+    for record in run(stage, spread, blocks, _tokenise, _BlockEncoder, in_order=True, **of, dimension=dimension, texts=texts):
+        yield np.frombuffer(record["vectors"], np.float32).reshape(-1, dimension)
+
+
+def _tokenise(table: pa.Table, model: str, fingerprint: str, dimension: int, texts: Texts) -> pa.Table:
+    return pack(token_columns(kept_tokenizer(_load_tokenizer, model, fingerprint).queries(texts(table))))
+
+
+def _load_tokenizer(folder: str) -> TextTokenizer:
+    from raydense.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
+class _Encoder:
+    """A retriever on a device, in float32."""
+
+    def __init__(self, model: str, fingerprint: str | None, dimension: int | None, layout: Layout) -> None:
+        from raydense.models.dual_encoder import DualEncoder
+
+        self._device = Device(layout, _TOKENS, "fp32")
+        self._model = DualEncoder.load(model, dimension=dimension).to(self._device.name)
+        if fingerprint is not None:
+            check_unchanged(model_place(model), fingerprint)
+        self.tokenizer = self._model.tokenizer
+
+    def vectors(self, tokens: Tokens) -> Vectors:
+        found: Vectors
+        found, _ = self._device.run(tokens, self.tokenizer.pad_id, self._model.encode_queries, lambda n: None)
+        return found
+
+
+class _BlockEncoder:
+    """A model actor: takes the tokens of a block, and gives back its vectors."""
+
+    def __init__(self, model: str, fingerprint: str, dimension: int, texts: Texts, layout: Layout) -> None:
+        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
+        self._loading = ThreadPoolExecutor(1).submit(_Encoder, model, fingerprint, dimension, layout)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        vectors = self._loading.result().vectors(tokens_of(unpack(table)))
+        return pa.table({"vectors": [vectors.tobytes()], "queries": [len(vectors)]})

@@ -1,4 +1,4 @@
-"""A run ordered anew by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file."""
+"""A run reordered by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file."""
 
 from __future__ import annotations
 
@@ -19,21 +19,15 @@ from numpy.typing import NDArray
 from raydense.data.store import store_of
 from raydense.data.tables import commit_table, concat_parts, query_positions
 from raydense.errors import InputError
-from raydense.inference.pipeline import (
-    Device,
-    Layout,
-    Meter,
-    live_line,
-    pack,
-    precision_of,
-    require_model,
-    run,
-    token_columns,
-    tokens_of,
-    unpack,
-)
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.inference.live_line import Meter
+from raydense.inference.packing import pack, token_columns, tokens_of, unpack
+from raydense.inference.pipeline import run_parts
+from raydense.inference.precision import fix_precision, precision_of
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
+from raydense.models.model_kind import require_model
 from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_manifest
 
 if TYPE_CHECKING:
@@ -82,12 +76,9 @@ def loss_of(model: str) -> str | None:
 
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
-    settings = settings.located()
     actor = partial(BlockScorer, begun=precision_of(draft.committed().values(), draft))
     left = sum(b["pairs"] for b in pending)
-    with live_line("rerank", draft, "pairs", pairs, pairs - left):
-        for _ in run(settings, pending, tokenise_block, actor, settings=settings, draft=draft, prints=prints):
-            pass
+    run_parts(settings, draft, "pairs", pending, left, pairs, tokenise_block, actor, prints=prints)
 
 
 class RunReader:
@@ -184,7 +175,7 @@ class BlockScorer:
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
     def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
-        self._device.fix_precision(begun, self._draft)
+        fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.cross_encoder import CrossEncoder
 
         model = CrossEncoder.load(folder).to(self._device.name)

@@ -125,12 +125,12 @@ class GenerateSettings(Settings, Spread):
 
 
 class RerankSettings(Settings, Spread):
-    """Order the first passages of a run anew, with a cross-encoder on Ray Data."""
+    """Reorder the first passages of a run by a cross-encoder, on Ray Data."""
 
     newer = ("precision",)
 
     model: Folder = artifact("model", "the re-ranker's folder")
-    run: Folder = artifact("run", "the run to order anew")
+    run: Folder = artifact("run", "the run to reorder")
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)

@@ -18,7 +18,7 @@ QUERIES_A_FILE = 2_048
 
 
 class Source(Protocol):
-    """Texts in parts: part i, of the rows [start, stop) that `parts[i]` holds, makes one file. `unit` says what they are."""
+    """Texts in parts: part i, of the rows [start, stop) that `parts[i]` holds, makes one file. `unit` names them."""
 
     unit: str
 

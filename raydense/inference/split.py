@@ -1,7 +1,7 @@
 """Documents to passages: a corpus whose texts are short enough for a model, each with the id of its document.
 
-It stands on this floor, beside `encode`, because it joins two rooms of the floor below: the passage store (`raydense/data`) and
-the tokenizer (`raydense/models`). Where texts are cut is in `raydense/data/splitting.py`, which is handed what counts tokens.
+It is in this package because it joins two packages of the layer below: the passage store (`raydense/data`) and the tokenizer
+(`raydense/models`). `raydense/data/splitting.py` decides where texts are cut.
 One process does it: the tokenizer's own threads use the cores, and hundreds of megabytes of text take minutes.
 """
 
@@ -30,7 +30,7 @@ def split(settings: SplitSettings) -> Artifact:
     """Cut the documents of `settings.corpus` into passages: a corpus of `passage_id`, `title`, `text` and `doc_id`.
 
     Passages of the row `D` are `D-0`, `D-1`, ...; they have its title, and its `doc_id`, or else `D` as that. Documents without
-    text make no passage; how many stands in the summary and is said. Killed and run again it gives the same bytes. InputError
+    text make no passage; how many is in the summary and is logged. Killed and run again it gives the same bytes. InputError
     where the tokenizer cannot be read, no document has text, or an id is there twice.
     """
     made_from = provenance("split", settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raydense.inference.pipeline import pack, token_columns
+from raydense.inference.packing import pack, token_columns
 from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.inference.sources import source_of
 from raydense.storage import Draft, check_unchanged

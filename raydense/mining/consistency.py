@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,15 @@ from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
+from raydense.inference.query_encoder import encode_blocks
 from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
-from raydense.retrieval.query_vectors import check_model, query_vectors
+from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, Place, provenance, read_manifest
+from raydense.storage import Artifact, Draft, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
@@ -94,10 +95,10 @@ class Asked:
         """The row of the passage of each query, int64 [queries]."""
         return np.repeat(np.arange(self.start, self.start + len(self.lists)), self.counts)
 
-    def blocks(self) -> Iterator[list[str]]:
-        """The texts, a block at a time."""
-        texts = self.lists.flatten()
-        return (texts.slice(at, _BLOCK).to_pylist() for at in range(0, len(texts), _BLOCK))
+    def texts(self, at: int) -> list[str]:
+        """The texts of the block that begins at query `at`."""
+        found: list[str] = self.lists.flatten().slice(at, _BLOCK).to_pylist()
+        return found
 
     def kept(self, kept: Flags) -> pa.ListArray:
         """The lists with those queries alone that `kept` bool [queries] marks, in their order."""
@@ -127,24 +128,41 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
     from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
-        shared = draft.shared
-        stream = (block for name, rows in pending.items() for block in _blocks(shared, settings, index, name, _asked(generated, *rows)))
-        hits = pool.search_blocks(stream, settings.k)
+        hits = pool.search_blocks(_blocks(settings, index, generated, list(pending.values())), settings.k)
         with Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
                 asked = _asked(generated, *rows)
                 _commit(draft, settings, name, asked, *_found(asked.own, hits, store, progress))
-                (shared / f"asked-{name}").delete()
 
 
-def _blocks(shared: Place, settings: FilterSettings, index: Artifact, name: str, asked: Asked) -> Iterator[Queries]:
-    """The queries of a file as the index takes them, a block at a time: their vectors, or the texts for BM25."""
+def _blocks(settings: FilterSettings, index: Artifact, generated: Generated, ranges: list[tuple[int, int]]) -> Iterator[Queries]:
+    """The queries of the files with these rows as the index takes them, a block at a time: their vectors, or the texts for BM25."""
+    counts, summary = generated.counts(), index.summary
+    ends = [(start, stop, int(counts[start:stop].sum())) for start, stop in ranges]
+    blocks = [{"start": start, "stop": stop, "at": at} for start, stop, total in ends for at in range(0, total, _BLOCK)]
     if not settings.model:
-        yield from asked.blocks()
-    elif total := len(asked.own):
-        table = pa.table({"query_id": [str(i) for i in range(total)], "text": asked.lists.flatten()})
-        vectors = query_vectors(shared / f"asked-{name}", settings.model, table, index)
-        yield from (vectors.take(np.arange(at, min(at + _BLOCK, total))) for at in range(0, total, _BLOCK))
+        return (_asked(generated, block["start"], block["stop"]).texts(block["at"]) for block in blocks)
+    texts = partial(_block_texts, folder=generated.artifact.located, fingerprint=generated.artifact.fingerprint)
+    on_cpu = settings.gpu and _takes_all_gpus(index, settings.replicas)
+    return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu)
+
+
+def _takes_all_gpus(index: Artifact, replicas: int) -> bool:
+    import ray
+
+    return len(index.summary["shards"]) * replicas >= ray.cluster_resources().get("GPU", 0)
+
+
+def _block_texts(block: pa.Table, folder: str, fingerprint: str) -> list[str]:
+    start, stop, at = (block[name][0].as_py() for name in ("start", "stop", "at"))
+    return _asked(_opened(folder, fingerprint), start, stop).texts(at)
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: str, fingerprint: str) -> Generated:
+    """Kept by a worker process from block to block; InputError where the artifact is not that of the fingerprint."""
+    Artifact.open(folder, "generated", fingerprint)
+    return Generated(folder)
 
 
 def _asked(generated: Generated, start: int, stop: int) -> Asked:

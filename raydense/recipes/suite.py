@@ -225,7 +225,7 @@ def _left(suite: Suite) -> set[str]:
 def _check(settings: SuiteSettings) -> None:
     """Find what would stop every set before the first is begun."""
     from raydense.evaluation.metrics import parse_metrics
-    from raydense.inference.pipeline import require_model
+    from raydense.models.model_kind import require_model
 
     for measure in parse_metrics(settings.metrics):
         if measure.params.get("cutoff", 0) > settings.k:

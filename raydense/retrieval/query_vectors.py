@@ -1,16 +1,19 @@
-"""The vectors that a search asks with: those that were given, or what the pool of `encode` makes of the queries."""
+"""The vectors that a search asks with: those that were given, or what the retriever of the index makes of the queries."""
 
 from __future__ import annotations
 
-import pyarrow as pa
+from collections.abc import Iterator
 
-from raydense.data.tables import commit_table
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from raydense.errors import InputError
-from raydense.inference.encode import encode
-from raydense.inference.query_encoder import QUERY_TOKENS
-from raydense.inference.settings import EncodeSettings
+from raydense.inference.query_encoder import encode_blocks
+from raydense.inference.sources import QUERIES_A_FILE
+from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
-from raydense.storage import Artifact, Draft, Place, fingerprint_of
+from raydense.storage import Artifact, fingerprint_of, model_place
 
 
 def check_model(model: str | None, index: Artifact) -> None:
@@ -21,7 +24,7 @@ def check_model(model: str | None, index: Artifact) -> None:
         return
     if not model:
         raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
-    here, wanted = fingerprint_of(model), index.summary["model"]
+    here, wanted = fingerprint_of(model_place(model)), index.summary["model"]
     if here != wanted:
         what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
         raise InputError(what, model, "give that model, or encode and index with this one")
@@ -41,29 +44,33 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
             )
 
 
-def query_vectors(place: Place, model: str, queries: pa.Table, index: Artifact, background: bool = False) -> Vectors:
-    """The vectors of `queries` (query_id, text), in their order, by the actor pool of `encode`; made in `place`, or found there.
+def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int]) -> Iterator[NDArray[np.float32]]:
+    """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts`, rising, each as it is encoded.
 
-    In the background they are encoded on CPUs. InputError where `model` is not the retriever of `index` any more.
+    The parts that are encoded together are those of `encode --queries`, whatever the blocks of the search: so the vectors are the same.
     """
-    asked = Draft.open(place / "queries", "queries", {"stage": "search"})
-    if not asked.done:
-        commit_table(asked, "queries.parquet", queries)
-        asked.finish(len(queries))
-    made = encode(
-        EncodeSettings.read(
-            {
-                "output": place / "vectors",
-                "model": model,
-                "queries": place / "queries",
-                "dimension": index.summary["dimension"],
-                "dtype": "float32",
-                "precision": "fp32",
-                "token_budget": QUERY_TOKENS,
-                **({"gpus_per_actor": 0} if background else {}),
-            }
-        )
-    )
-    if made.summary["model"] != index.summary["model"]:
-        raise InputError("is not the model of this index any more", model, "leave inputs as they are while a stage runs")
-    return Vectors(made, of="queries")
+    total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
+    ranges = [(at, min(at + settings.block, total)) for at in starts]
+    needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
+    blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
+    summary = index.summary
+    vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, settings.background)
+    return _cut_anew(zip(needed, vectors, strict=True), ranges)
+
+
+def _texts(block: pa.Table) -> list[str]:
+    found: list[str] = block["texts"][0].as_py()
+    return found
+
+
+def _cut_anew(parts: Iterator[tuple[int, NDArray[np.float32]]], ranges: list[tuple[int, int]]) -> Iterator[NDArray[np.float32]]:
+    """The rows of each range [start, stop), rising, from parts with the row that each begins at."""
+    first, part = next(parts)
+    for at, stop in ranges:
+        pieces = []
+        while at < stop:
+            while at >= first + len(part):
+                first, part = next(parts)
+            pieces.append(part[at - first : stop - first])
+            at += len(pieces[-1])
+        yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
-from raydense.retrieval.query_vectors import check_model, check_vectors, query_vectors
+from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
@@ -28,8 +28,8 @@ Rows = NDArray[np.int64]
 def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
-    Queries are encoded by the actor pool of `encode`, or their vectors are given. A second run after a kill goes on with the
-    blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
+    Queries are encoded by a pool of actors while earlier blocks are searched, or their vectors are given. A second run after a kill
+    goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
     more. Raises InputError where model, vectors, queries and index do not belong together, qrels name an unknown query, the pool
     does not fit the cluster, or the pool that is asked answers from another index, or switches to one meanwhile.
     """
@@ -90,11 +90,12 @@ def _search_blocks(
     ids, block = PassageIds(index), settings.block
     # as many as asked, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
-    asked = _asked(draft, settings, index, queries, positions)
+    stream = _blocks(settings, index, queries, positions, starts)
+    if settings.gpu:
+        stream = iter(list(stream))  # the pool takes the GPUs that encode
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
     with pool:
-        stream: Iterator[Queries] = (asked(at, min(at + block, len(queries))) for at in starts)
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
@@ -105,15 +106,14 @@ def _search_blocks(
                 progress.add(len(rows))
 
 
-def _asked(draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows) -> Callable[[int, int], Queries]:
-    """A function that gives queries start..stop-1 as the index takes them: their vectors, or the texts for BM25."""
+def _blocks(settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int]) -> Iterator[Queries]:
+    """The queries of the blocks that begin at `starts` as the index takes them: their vectors, or the texts for BM25."""
     if settings.vectors:
         given = Vectors(settings.vectors, of="queries")
-        return lambda start, stop: given.take(positions[start:stop])
+        return (given.take(positions[at : at + settings.block]) for at in starts)
     if settings.model:
-        made = query_vectors(draft.shared / "asked", settings.model, queries, index, settings.background)
-        return lambda start, stop: made.take(np.arange(start, stop))
-    return lambda start, stop: queries["text"].slice(start, stop - start).to_pylist()
+        return encoded_blocks(settings, queries, index, starts)
+    return (queries["text"].slice(at, settings.block).to_pylist() for at in starts)
 
 
 def _run_file(number: int) -> str:

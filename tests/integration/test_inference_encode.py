@@ -104,7 +104,7 @@ def test_says_its_precision_and_does_not_go_on_in_another(world: Path, embedding
     part = embeddings.path / "embeddings-00000.arrow"
     draft.commit(part.name, lambda path: shutil.copy(part, path), 100, **{**embeddings.files[0].note, "precision": "bf16"})
     draft.close()
-    with pytest.raises(InputError, match=r"out: what is there was computed in bf16, and on this device it would go on in fp32"):
+    with pytest.raises(InputError, match=r"out: what is there was computed in bf16, and this device would continue in fp32"):
         encode(asked)
 
 

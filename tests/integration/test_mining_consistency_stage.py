@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import raydense.inference.query_encoder
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.sample import sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.inference import pipeline
 from raydense.inference.query_encoder import query_encoder
 from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
@@ -81,6 +83,17 @@ def made(world: Path) -> Artifact:
     return filter(settings(world, world / "kept", "bm25", k=2))
 
 
+@pytest.fixture
+def pipelines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages that start a pool of model actors, from here on."""
+    started: list[str] = []
+    run = pipeline.run
+    monkeypatch.setattr(
+        raydense.inference.query_encoder, "run", lambda stage, *args, **more: started.append(stage) or run(stage, *args, **more)
+    )
+    return started
+
+
 def lists_of(folder: Path) -> Lists:
     generated = Generated(folder)
     return generated.slice(0, len(generated)).to_pylist()
@@ -130,13 +143,19 @@ def test_kept_is_what_search_finds(world: Path, tmp_path: Path, kind: str, k: in
         assert [ranks[row][0] for row in (300, 301, 302)] == [1, 1, 1], "found by the twin in the lower row"
 
 
-def test_the_same_however_the_index_is_cut_and_spread(world: Path, tmp_path: Path, made: Artifact) -> None:
+def test_the_same_however_the_index_is_cut_and_spread(world: Path, tmp_path: Path, made: Artifact, pipelines: list[str]) -> None:
     words = filter(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), replicas=2))
     assert file_bytes(words.path) == file_bytes(made.path)
     assert file_bytes(made.path).keys() == {"report.md", *(f"generated-{i:05d}.arrow" for i in range(3))}
     one = filter(settings(world, tmp_path / "one", "dense", k=5))
+    assert pipelines == ["filter"], "one pool of model actors for all files"
     two = filter(settings(world, tmp_path / "two", "dense", k=5, index=str(world / "dense-2"), threads=1))
     assert file_bytes(one.path) == file_bytes(two.path)
+    lists = lists_of(world / "generated")
+    write_generated(tmp_path / "alone", [[]] * 120 + lists[120:240] + [[]] * 65, fingerprint_of(world / "corpus"), [120, 240])
+    alone = filter(settings(world, tmp_path / "second", "dense", k=5, generated=str(tmp_path / "alone")))
+    file = "generated-00001.arrow"
+    assert (alone.path / file).read_bytes() == (one.path / file).read_bytes(), "no file depends on the others"
 
 
 def test_the_same_however_the_input_is_cut(world: Path, tmp_path: Path, made: Artifact) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydense.inference.pipeline import lack, room
+from raydense.inference.layout import lack, room
 
 HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 

@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 from raydense.errors import InputError
+from raydense.inference.device import Device
 from raydense.inference.encode import PartEncoder
 from raydense.inference.generate import PartWriter
-from raydense.inference.pipeline import Device, Layout, precision_of
+from raydense.inference.layout import Layout
+from raydense.inference.precision import precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
 from raydense.storage import Draft
@@ -40,7 +42,7 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
 def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: str) -> None:
     draft = begun(tmp_path / "x", "bf16")
     actor = actor_of(verb, draft, precision_of(draft.committed().values(), draft))
-    with pytest.raises(InputError, match="computed in bf16, and on this device it would go on in fp32; go on where") as caught:
+    with pytest.raises(InputError, match="computed in bf16, and this device would continue in fp32; continue where") as caught:
         actor(pa.table({}))
     assert str(caught.value).startswith(f"{tmp_path / 'x'}: ")
 

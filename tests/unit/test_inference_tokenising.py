@@ -15,7 +15,8 @@ from raydense.data.store import PassageStore, store_of
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.encode import PartEncoder, _load_tokenizer
-from raydense.inference.pipeline import Layout, tokens_of, unpack
+from raydense.inference.layout import Layout
+from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.rerank import tokenise_block
 from raydense.inference.settings import EncodeSettings, RerankSettings
 from raydense.inference.sources import source_of

@@ -1,0 +1,90 @@
+"""Where a model actor computes: a GPU, or CPU cores, a batch a thread; and in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raydense.errors import InputError
+from raydense.inference.layout import Layout
+from raydense.runtime.session import physical_cpus
+
+if TYPE_CHECKING:
+    from raydense.models.tokens import Tokens
+
+# On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
+_CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
+
+
+class Device:
+    """Where an actor computes: its GPU, or the cores of its machine that fall to it.
+
+    On the CPU each batch is computed by one thread, and the threads take different batches: no thread
+    waits for another inside a batch, and the bits are the same whatever the number of threads.
+    """
+
+    def __init__(self, layout: Layout, budget: int, precision: str = "auto") -> None:
+        import torch
+
+        self.name = "cuda" if layout.gpus else "cpu"
+        self._asked = precision
+        self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
+        # On a GPU, one thread pads while the other waits for its batch to be taken.
+        threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
+        torch.set_num_threads(1)
+        if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads, which inherit it
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:
+        """What `forward` gives for each text, float32 [n, ...] in the texts' order, and the tokens computed, padding included.
+
+        `count` is called with the number of texts of each finished batch.
+        """
+        import torch
+
+        from raydense.models.tokens import batches_by_token_budget
+
+        lengths = tokens.lengths
+        batches = batches_by_token_budget(lengths, self.budget)
+        parts = self.each(batches, lambda batch: forward(tokens.select(batch).pad(pad_id, self.name)).float(), count)
+        found = torch.cat(list(parts)).cpu().numpy()
+        ordered = np.empty_like(found)
+        ordered[np.concatenate(batches)] = found
+        if not np.isfinite(ordered).all():
+            raise InputError("the model gives numbers that are not finite", "", "train it again, or give another model")
+        return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
+
+    def each(self, batches: list[Any], compute: Callable[[Any], Any], count: Callable[[int], None]) -> Iterator[Any]:
+        """What `compute` gives for each batch, an array of texts' numbers, in the batches' order and without gradients."""
+        import torch
+
+        def one(batch: Any) -> Any:
+            with torch.inference_mode(), self._precision():
+                found = compute(batch)
+            count(len(batch))
+            return found
+
+        return self._pool.map(one, batches)
+
+    def _precision(self) -> Any:
+        import torch
+
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return torch.autocast(self.name, dtype=kind) if kind else contextlib.nullcontext()
+
+    @property
+    def precision(self) -> str:
+        """What was asked for; of auto half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
+        import torch
+
+        if self._asked != "auto":
+            return self._asked
+        if self.name == "cpu":
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

@@ -1,0 +1,79 @@
+"""How many model actors a pipeline has, and what each of them claims of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raydense.errors import InputError
+from raydense.inference.settings import Spread
+from raydense.runtime.session import autoscales, joins_cluster
+
+TOKENISE_CPUS = 0.5  # that a tokenise task claims
+
+
+@dataclass(frozen=True)
+class Layout:
+    """From `fewest` to `most` actors, each with `gpus` or `cpus`.
+
+    On the CPU an actor computes in `threads` threads; 0 means its share of the cores of its machine, which has `per_node` actors.
+    """
+
+    fewest: int
+    most: int
+    gpus: float
+    cpus: float
+    per_node: int
+    threads: int = 0
+    background: bool = False
+
+    @classmethod
+    def of(cls, spread: Spread, pending: int) -> Layout:
+        """The layout for `pending` files on the running cluster.
+
+        On one machine an actor on the CPU uses every core, so "as many as there is room for" is one. A cluster may grow when more actors
+        wait than it has room for, so there it is one a file; an actor on the CPU uses as many cores as it claims. InputError where no
+        node has what an actor claims, and none comes by itself.
+        """
+        import ray
+
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = len(alive)
+        there, joined = ray.cluster_resources(), joins_cluster()
+        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
+        if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
+            raise lacking
+        low, high = spread.concurrency
+        most_there = room(alive, gpus, spread.cpus_per_actor)
+        wanted = high or (pending if joined else max(most_there if gpus else nodes, low))
+        # a pool without room for its fewest would wait for ever, and so would what tokenises where actors hold all CPUs
+        most = max(1, min(wanted, pending) if joined else min(wanted, pending, most_there))
+        fewest = max(1, min(low, most, most_there))
+        threads = max(1, int(spread.cpus_per_actor)) if joined else 0
+        return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+
+
+def room(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
+    """How many actors the nodes have room for, by the resources of each; on CPUs with room left on one of them for what tokenises."""
+    kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
+    has = [node.get(kind, 0.0) for node in nodes]
+    fit = [int(one / claimed) for one in has]
+    left = [most - int((one - TOKENISE_CPUS) / claimed) for one, most in zip(has, fit, strict=True) if one >= TOKENISE_CPUS]
+    return sum(fit) - (0 if gpus else min(left, default=0))
+
+
+def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:
+    """The fault where no node has the GPUs that an actor claims, or the CPUs where it computes on these, by the resources of each.
+
+    An actor that leaves no CPU for what tokenises would wait for it for ever.
+    """
+    kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
+    has = [node.get(kind, 0.0) for node in nodes]
+    if max(has, default=0.0) < claimed:
+        what = f"and of {len(nodes)} nodes none has more than {max(has, default=0.0):g}"
+    elif not gpus and sum(has) < claimed + TOKENISE_CPUS:
+        what = f"which leaves {sum(has) - claimed:g} to tokenise, and that needs {TOKENISE_CPUS:g}"
+    else:
+        return None
+    return InputError(
+        f"an actor is to have {claimed:g} {kind}s, {what}", f"{kind.lower()}s_per_actor", "give less, or nodes that have them"
+    )

@@ -1,0 +1,64 @@
+"""The live line of a pipeline: how far the actors are inside the files that they compute."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raydense.runtime.progress import Progress
+from raydense.storage import Draft
+
+_LOOK_EVERY_S = 0.2
+
+
+class Meter:
+    """Counts what is done of one file where the driver sees it: the size of an empty (sparse) file in the draft's work folder."""
+
+    def __init__(self, draft: Draft, name: str) -> None:
+        self._path = meters(draft) / name
+        self._done = 0
+        self._lock = threading.Lock()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch()
+        os.truncate(self._path, 0)
+
+    def count(self, n: int) -> None:
+        """Count `n` more; may be called from any thread."""
+        with self._lock:
+            self._done += n
+            os.truncate(self._path, self._done)
+
+
+def meters(draft: Draft) -> Path:
+    """The folder of the meters of a draft."""
+    return draft.work / "meters"
+
+
+@contextmanager
+def live_line(name: str, draft: Draft, unit: str, total: int, done_before: int) -> Iterator[None]:
+    """Show how far the actors are, from their meters, until the block ends."""
+    folder = meters(draft)
+    for left in folder.glob("*"):
+        left.unlink()
+    stop = threading.Event()
+    with Progress(name, total, unit, done_before) as progress:
+
+        def look() -> None:
+            while not stop.wait(_LOOK_EVERY_S):
+                progress.set(min(total, done_before + _sizes(folder.glob("*"))))
+
+        watcher = threading.Thread(target=look, name="live line", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+        progress.set(total)
+
+
+def _sizes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)

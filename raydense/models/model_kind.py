@@ -1,0 +1,22 @@
+"""Which kind of model a folder holds, without reading its weights."""
+
+from __future__ import annotations
+
+from raydense.errors import InputError
+from raydense.models.encoder_config import input_module, read_encoder_config
+from raydense.models.encoder_folder import encoder_folders, require_folder, said_in, weights_folder
+from raydense.storage import model_place
+
+
+def require_model(folder: str, scores: bool, **changes: int) -> None:
+    """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever that `changes` fit; reads no weights."""
+    root = model_place(folder).local()
+    require_folder(root)
+    for part in encoder_folders(root):
+        inner = weights_folder(part) if scores else input_module(part)[1]
+        named = said_in(inner / "config.json").get("architectures") or []
+        if scores != any(name.endswith("ForSequenceClassification") for name in named):
+            found, wanted = ("a re-ranker", "a retriever") if not scores else ("an encoder without a head that scores", "a re-ranker")
+            raise InputError(f"holds {found}", folder, f"give {wanted}")
+    if not scores:
+        read_encoder_config(root, **changes)
