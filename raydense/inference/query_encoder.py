@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def query_encoder(model: str, fingerprint: str | None = None, dimension: int | N
 
 def encode_blocks(
     stage: str, model: str, fingerprint: str, dimension: int, blocks: list[dict[str, Any]], texts: Texts, on_cpu: bool = False
-) -> Iterator[Vectors]:
+) -> Generator[Vectors, None, None]:
     """The vectors float32 [n, d] of each block of queries, in order, while later blocks are encoded.
 
     `texts` gives the queries of a block in a worker, from a table of one row with the block's values. Ray Data bounds how far the

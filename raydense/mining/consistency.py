@@ -7,7 +7,8 @@ file of the input; a file is committed when its last block is back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -128,14 +129,17 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
     from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
-        hits = pool.search_blocks(_blocks(settings, index, generated, list(pending.values())), settings.k)
-        with Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
+        stream = _blocks(settings, index, generated, list(pending.values()))
+        hits = pool.search_blocks(stream, settings.k)
+        with closing(stream), Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
                 asked = _asked(generated, *rows)
                 _commit(draft, settings, name, asked, *_found(asked.own, hits, store, progress))
 
 
-def _blocks(settings: FilterSettings, index: Artifact, generated: Generated, ranges: list[tuple[int, int]]) -> Iterator[Queries]:
+def _blocks(
+    settings: FilterSettings, index: Artifact, generated: Generated, ranges: list[tuple[int, int]]
+) -> Generator[Queries, None, None]:
     """The queries of the files with these rows as the index takes them, a block at a time: their vectors, or the texts for BM25."""
     counts, summary = generated.counts(), index.summary
     ends = [(start, stop, int(counts[start:stop].sum())) for start, stop in ranges]

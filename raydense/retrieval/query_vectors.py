@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,8 @@ from raydense.inference.sources import QUERIES_A_FILE
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.storage import Artifact, fingerprint_of, model_place
+
+Block = NDArray[np.float32]
 
 
 def check_model(model: str | None, index: Artifact) -> None:
@@ -44,7 +46,7 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
             )
 
 
-def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int]) -> Iterator[NDArray[np.float32]]:
+def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int]) -> Generator[Block, None, None]:
     """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts`, rising, each as it is encoded.
 
     The parts that are encoded together are those of `encode --queries`, whatever the blocks of the search: so the vectors are the same.
@@ -63,7 +65,7 @@ def _texts(block: pa.Table) -> list[str]:
     return found
 
 
-def _cut_anew(parts: Iterator[tuple[int, NDArray[np.float32]]], ranges: list[tuple[int, int]]) -> Iterator[NDArray[np.float32]]:
+def _cut_anew(parts: Iterator[tuple[int, Block]], ranges: list[tuple[int, int]]) -> Generator[Block, None, None]:
     """The rows of each range [start, stop), rising, from parts with the row that each begins at."""
     first, part = next(parts)
     for at, stop in ranges:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,10 +93,10 @@ def _search_blocks(
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
     stream = _blocks(settings, index, queries, positions, starts)
     if settings.gpu:
-        stream = iter(list(stream))  # the pool takes the GPUs that encode
+        stream = (block for block in list(stream))  # the pool takes the GPUs that encode
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
-    with pool:
+    with pool, closing(stream):
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
@@ -106,7 +107,9 @@ def _search_blocks(
                 progress.add(len(rows))
 
 
-def _blocks(settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int]) -> Iterator[Queries]:
+def _blocks(
+    settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int]
+) -> Generator[Queries, None, None]:
     """The queries of the blocks that begin at `starts` as the index takes them: their vectors, or the texts for BM25."""
     if settings.vectors:
         given = Vectors(settings.vectors, of="queries")
