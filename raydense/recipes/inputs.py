@@ -8,8 +8,8 @@ from pathlib import Path
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
 from raydense.storage import Artifact, Place, model_place, named_folder, read_manifest
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
-from raydense.training.settings import LoopSettings
 
 # What a verb makes, where no method says it; a data set has parts, which are inputs by themselves.
 _MAKES = {

@@ -19,8 +19,9 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import size
 from raydense.settings import Settings
 from raydense.storage import read_manifest
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
-from raydense.training.settings import LoopSettings, TrainSettings
+from raydense.training.settings import TrainSettings
 
 _BYTES = {"Flat": 4, "SQfp16": 2}
 

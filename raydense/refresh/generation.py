@@ -33,9 +33,10 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
 from raydense.storage import Artifact, Draft, Place, fingerprint_of
 from raydense.training.generations import Generations
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.ragged import Ragged
-from raydense.training.settings import LoopSettings, TrainSettings, refresh_of
+from raydense.training.settings import TrainSettings, refresh_of
 
 
 def make_generation(settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:

@@ -6,7 +6,8 @@ import time
 
 from raydense.errors import InputError
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
-from raydense.training.settings import LoopSettings, refresh_of
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.settings import refresh_of
 
 _REFRESH_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 _COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again

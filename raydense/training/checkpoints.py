@@ -20,7 +20,7 @@ from torch import Tensor
 from raydense.errors import InputError
 from raydense.storage import Place
 from raydense.training.engine import Engine, Precision, tied
-from raydense.training.settings import LoopSettings
+from raydense.training.loop_settings import LoopSettings
 
 RUN = "run"
 _STATE = "state.json"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.dual_encoder import DualEncoder
-    from raydense.training.batches import Part
     from raydense.training.dev import DevSet
+    from raydense.training.part import Part
     from raydense.training.texts import Texts
 
 _CHANGES = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", "query_length", "passage_length")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from raydense.errors import InputError
 from raydense.training.lamb import Lamb
-from raydense.training.settings import LoopSettings
+from raydense.training.loop_settings import LoopSettings
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

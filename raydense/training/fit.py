@@ -39,9 +39,9 @@ from raydense.training.generation_builder import GenerationBuilder, MakeGenerati
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, Follower, read_history
 from raydense.training.loop import FOUND, Job, train_worker
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
-from raydense.training.settings import LoopSettings
 from raydense.training.status import forget, start_line, steps_done
 from raydense.training.tracking import Send, tracking
 

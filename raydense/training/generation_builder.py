@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from raydense.errors import StorageError
 from raydense.runtime.progress import quiet, say
 from raydense.training.generations import Generations
-from raydense.training.settings import LoopSettings
+from raydense.training.loop_settings import LoopSettings
 
 
 class MakeGeneration(Protocol):

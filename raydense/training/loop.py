@@ -22,10 +22,10 @@ from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.prefetch import prefetched
-from raydense.training.settings import LoopSettings
 from raydense.training.status import Status, tokens_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 

@@ -27,8 +27,8 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
 from raydense.training.engine import DTYPES, choose_precision
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.settings import LoopSettings
 from raydense.training.step import checkpoint_activations, largest_piece, pieces_of
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.

@@ -6,20 +6,24 @@ The loop, the memory estimate and `plan` ask a `Method`, and never which one it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from raydense.training.settings import LoopSettings
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.registry import method
+from raydense.training.settings import MeasuredSettings, NegativesSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from raydense.data.store import PassageStore
-    from raydense.training.batches import Part
     from raydense.training.dev import DevSet
     from raydense.training.examples import Examples
+    from raydense.training.part import Part
+
+__all__ = ["Batch", "Draws", "Held", "Method", "Metrics", "Outputs", "load_model", "method", "method_of"]
 
 # The padded texts that the model reads, each a dict of its own, by the names that its forward gives them; and what the loss needs.
 Batch = dict[str, Any]
@@ -79,7 +83,8 @@ class Method(ABC):
     @classmethod
     def draws(cls, settings: Any) -> Draws:
         """What each step takes of an example."""
-        return Draws(random_positives=settings.draw_positives)
+        negatives = settings.negatives if isinstance(settings, NegativesSettings) else 0
+        return Draws(negatives=negatives, random_positives=settings.draw_positives)
 
     @staticmethod
     def queries_of(settings: Any) -> int:
@@ -109,7 +114,7 @@ class Method(ABC):
     @classmethod
     def dev_every(cls, settings: Any) -> int:
         """Steps between dev measurements; 0 means ten over the whole run."""
-        return 0
+        return settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
@@ -120,7 +125,7 @@ class Method(ABC):
 
     @classmethod
     def read(cls, settings: Any, store: PassageStore, log: bool = False) -> tuple[Examples, Any]:
-        """The examples, and the texts that they name; with `log` a line says what is left out."""
+        """The examples, and the texts that they name; with `log` what is left out is logged."""
         from raydense.training.examples import read_training_data
 
         return read_training_data(settings, store, cls.draws(settings).negatives, cls.needs_scores, log)
@@ -169,21 +174,6 @@ class Method(ABC):
 
         Every worker has equally many queries.
         """
-
-
-SomeMethod = TypeVar("SomeMethod", bound=type[Method])
-NAMED: dict[str, type[Method]] = {}
-
-
-def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
-    """Name a method: what `--objective NAME` (of pre-training `--method NAME`) and `TrainSettings(objective=NAME)` find it by."""
-
-    def named(cls: SomeMethod) -> SomeMethod:
-        cls.name = name
-        NAMED[name] = cls
-        return cls
-
-    return named
 
 
 def method_of(settings: LoopSettings) -> type[Method]:

@@ -15,8 +15,8 @@ from torch import nn
 
 from raydense.errors import InputError
 from raydense.training.engine import DTYPES
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
-from raydense.training.settings import LoopSettings
 from raydense.training.step import pieces_of, texts_of
 
 # The rest stays free: the estimate is within a fifth of the truth, and Ray ends workers when a machine is nearly full.

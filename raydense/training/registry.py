@@ -1,62 +1,86 @@
-"""Finds methods by name: built-in ones by their file, others by an entry point (`raydense.methods`) or as `package.module:Class`."""
+"""Finds methods by name: built-in ones by their file, others by an entry point (`raydense.methods`) or as `package.module:Class`.
+
+A method is a class that derives from `raydense.training.method.Method`. Settings look their method up here, and so this file imports
+neither.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raydense.errors import InputError, did_you_mean
-from raydense.training.method import NAMED, Method
-from raydense.training.settings import METHODS, PretrainSettings, built_in
 
 GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
+# Where the methods that come with raydense are, by verb: a file for each.
+_PACKAGES = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
+_NAMED: dict[str, type[Any]] = {}
+
+SomeMethod = TypeVar("SomeMethod", bound=type[Any])
 
 
-def load_method(verb: str, name: str, where: str = "") -> type[Method]:
+def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
+    """Name a method: what `--objective NAME` (of pre-training `--method NAME`) and `TrainSettings(objective=NAME)` find it by."""
+
+    def named(cls: SomeMethod) -> SomeMethod:
+        cls.name = name
+        _NAMED[name] = cls
+        return cls
+
+    return named
+
+
+def built_in(verb: str) -> list[str]:
+    """The names of the methods of `train` or `pretrain` that come with raydense, as their files say."""
+    return sorted(file.stem.replace("_", "-") for file in _folder(_PACKAGES[verb]).glob("[a-z]*.py"))
+
+
+def load_method(verb: str, name: str, where: str = "") -> type[Any]:
     """The method of `train` or `pretrain` with this name; InputError, at `where`, where there is none."""
     where = where or _KEYS[verb]
-    found = _by_path(name, where) if ":" in name else NAMED.get(name) or _built_in(name) or _installed(name, where)
+    found = _by_path(name, where) if ":" in name else _NAMED.get(name) or _built_in(name) or _installed(name, where)
     if found is None:
-        raise InputError(f"no method {name!r}", where, did_you_mean(name, names(verb)) or "give package.module:Class")
-    if _verb_of(found) != verb:
-        other = _verb_of(found)
+        raise InputError(f"no method {name!r}", where, did_you_mean(name, _names(verb)) or "give package.module:Class")
+    other = found.Settings.verb
+    if other != verb:
         raise InputError(f"{name} is a method of `{other}`", where, f"raydense {other} --{_KEYS[other]} {name}")
     return found
 
 
-def names(verb: str) -> list[str]:
+def _names(verb: str) -> list[str]:
     """The names that `load_method` finds: built-in ones, then those of installed packages."""
     return [*built_in(verb), *(entry.name for entry in entry_points(group=GROUP))]
 
 
-def built_in_methods(verb: str) -> list[type[Method]]:
+def built_in_methods(verb: str) -> list[type[Any]]:
     """The methods that come with raydense, those first that others derive from."""
     found = [load_method(verb, name) for name in built_in(verb)]
     return sorted(found, key=lambda one: len(one.__mro__))
 
 
-def _built_in(name: str) -> type[Method] | None:
+def _built_in(name: str) -> type[Any] | None:
     stem = name.replace("-", "_")
-    for package in METHODS.values():
+    for package in _PACKAGES.values():
         if (_folder(package) / f"{stem}.py").is_file():
             import_module(f"{package}.{stem}")
-    return NAMED.get(name)
+    return _NAMED.get(name)
 
 
 def _folder(package: str) -> Path:
     return Path(__file__).parent.joinpath(*package.split(".")[2:])
 
 
-def _installed(name: str, where: str) -> type[Method] | None:
+def _installed(name: str, where: str) -> type[Any] | None:
     for entry in entry_points(group=GROUP, name=name):
         return _checked(entry.load(), name, where)
     return None
 
 
-def _by_path(name: str, where: str) -> type[Method]:
+def _by_path(name: str, where: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     try:
         return _checked(getattr(import_module(module), attribute), name, where)
@@ -66,11 +90,7 @@ def _by_path(name: str, where: str) -> type[Method]:
         raise InputError(f"{module} has no {attribute}", where, "give package.module:Class") from None
 
 
-def _checked(found: Any, name: str, where: str) -> type[Method]:
-    if not (isinstance(found, type) and issubclass(found, Method)):
+def _checked(found: Any, name: str, where: str) -> type[Any]:
+    if not (isinstance(found, type) and getattr(getattr(found, "Settings", None), "trains", None) is found):
         raise InputError(f"{name} is no raydense.training.method.Method", where, "give a class that derives from one")
     return found
-
-
-def _verb_of(found: type[Method]) -> str:
-    return "pretrain" if issubclass(found.Settings, PretrainSettings) else "train"

@@ -1,46 +1,14 @@
-"""What the settings of all training methods have in common; a method's own settings are in its file.
-
-`TrainSettings(objective="pair", alpha=0.2)` and `TrainSettings.read` make the method's own, here `Pair.Settings`.
-"""
+"""The settings of the stages `train` and `pretrain`, and groups of them that several methods have; a method's own are in its file."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.errors import InputError
-from raydense.settings import BaseSettings, Folder, FolderOrNone, NumberOrAuto, Settings, artifact, group, resource, setting
-
-if TYPE_CHECKING:
-    from raydense.training.method import Method
-
-# Where the methods that come with raydense are, by verb: a file for each.
-METHODS = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
-
-
-def built_in(verb: str) -> list[str]:
-    """The names of the methods that come with raydense, as their files say."""
-    folder = Path(__file__).parent.joinpath(*METHODS[verb].split(".")[2:])
-    return sorted(file.stem.replace("_", "-") for file in folder.glob("[a-z]*.py"))
-
-
-def _listed(verb: str) -> str:
-    return f"{', '.join(built_in(verb))}, the name that an installed package gives to its own, or package.module:Class"
-
-
-class EngineSettings(BaseSettings):
-    """What runs forward, backward and step."""
-
-    name: Literal["deepspeed", "ddp"] = setting("deepspeed", "DeepSpeed, or PyTorch's DistributedDataParallel")
-    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
-
-    @model_validator(mode="after")
-    def _fits_engine(self) -> Self:
-        if self.name == "ddp":
-            self._refuse_given(["zero"], "engine ddp")
-        return self
+from raydense.settings import BaseSettings, Folder, FolderOrNone, artifact, group, setting
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.registry import built_in
 
 
 class DevSettings(BaseSettings):
@@ -61,9 +29,11 @@ class RefreshSettings(BaseSettings):
         "sync", "the training waits for the new negatives, and lends its GPUs; or goes on, and takes them a period later"
     )
     qrels: FolderOrNone = artifact(
-        "qrels", "passages judged relevant here are never new negatives, as the positives of the examples never are", None
+        "qrels", "passages judged relevant here are never used as negatives; positives of the examples never are", None
     )
-    fraction: float = setting(1.0, "share of the queries that get new negatives, drawn anew each time; the others keep theirs", gt=0, le=1)
+    fraction: float = setting(
+        1.0, "share of the queries that get new negatives, another random share each time; the others keep theirs", gt=0, le=1
+    )
     only_changed: bool = setting(
         False, "new negatives only among passages whose rank is another than at the refresh before; the others stay what they are"
     )
@@ -91,122 +61,12 @@ class RefreshSettings(BaseSettings):
         return self
 
 
+def _listed(verb: str) -> str:
+    return f"{', '.join(built_in(verb))}, the name that an installed package gives to its own, or package.module:Class"
+
+
 _GROUPS: dict[str, type[BaseSettings]] = {"dev": DevSettings, "refresh": RefreshSettings}
 _RENAMED = {f"{name}_{key}": f"{name}.{key}" for name, keys in _GROUPS.items() for key in keys.model_fields}
-
-
-class LoopSettings(Settings):
-    """What every training has: how long, with which optimiser, on which engine and workers.
-
-    A class of settings is one method's (`trains`), or stands for those of the method that the key `chosen_by` names.
-    """
-
-    trains: ClassVar[type[Method] | None] = None
-    verb: ClassVar[str]
-    renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
-
-    model: Folder = artifact(
-        "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"
-    )
-    corpus: Folder = artifact("corpus", "the passages")
-    dropout: float | None = setting(
-        None, "dropout of the model, in joint training of the re-ranker alone; by default as the model folder says", ge=0, lt=1
-    )
-    epochs: float = setting(1.0, "passes over the examples", gt=0)
-    max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
-    batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
-    accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
-    lr: float = setting(2e-5, "highest learning rate", gt=0)
-    warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
-    optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine.name ddp")
-    weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
-    clip: float = setting(1.0, "longest gradient; 0 leaves it as it is", ge=0)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
-    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
-
-    engine: EngineSettings = group("what runs forward, backward and step", EngineSettings)
-    workers: int = resource(
-        1,
-        "training workers; batches are the same for any number, and losses, but for what dropout draws;"
-        " a run that was stopped may go on with another number, but not with ZeRO 3",
-        ge=1,
-    )
-    cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
-    gpus_per_worker: int = resource(
-        -1, "GPUs of one worker; -1 takes one where the cluster has GPUs when it begins, else none", ge=-1, le=1
-    )
-    micro_batch: NumberOrAuto = resource(
-        0,
-        "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"
-        " memory and more time, and give the same gradients, but for what dropout draws",
-    )
-    activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
-    checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
-    log_every: int = resource(10, "steps between log lines", ge=1)
-    max_failures: int = resource(
-        3, "worker failures that are recovered from, counted anew where a new checkpoint came between them, before the run gives up", ge=0
-    )
-    track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
-
-    @model_validator(mode="after")
-    def _fits_workers(self) -> Self:
-        if self.batch_size % (self.accumulation * self.workers):
-            raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
-        if self.engine.name == "deepspeed" and self.optimizer == "lamb":
-            raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp")
-        return self
-
-    @classmethod
-    def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
-        """The settings class of the method that is named; InputError where there is none, or `values` have keys of other methods."""
-        if cls.trains is not None:
-            return cls
-        own = super().chosen(values, where)
-        unknown = [key for key in values if key not in own.model_fields and key not in own.renamed]
-        if own is not cls and (unused := sorted(_of_other_methods(own) & set(unknown))):
-            what = f"{cls.chosen_by} {values[cls.chosen_by]} does not use {', '.join(unused)}"
-            raise InputError(f"{what}: leave {'it' if len(unused) == 1 else 'them'} out", "" if where == "--" else where.rstrip(".: "))
-        return own
-
-    @classmethod
-    def read(cls, values: dict[str, Any], where: str = "") -> Self:
-        """As `BaseSettings.read`; the method is asked for first, since it decides which other keys there are."""
-        if cls.trains is None and values.get(cls.chosen_by) is None:
-            raise InputError("missing", f"{where}{cls.chosen_by}", f"give it: {cls.model_fields[cls.chosen_by].description}")
-        return super().read(values, where)
-
-    @classmethod
-    def _named_by(cls, value: Any, where: str) -> type[Self]:
-        from raydense.training.registry import load_method
-
-        return load_method(cls.verb, str(value), where).Settings  # type: ignore[return-value]
-
-    @classmethod
-    def refuse_unknown(cls, key: str, where: str) -> None:
-        """As `BaseSettings.refuse_unknown`; a key of another method is known, so that a sweep over methods can leave it out."""
-        if key.partition(".")[0] not in _of_other_methods(cls):
-            super().refuse_unknown(key, where)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_its_method(cls, values: Any) -> Any:
-        if cls.trains is None or not isinstance(values, dict):
-            return values
-        name = values.get(cls.chosen_by)
-        if name is None:
-            return {**values, cls.chosen_by: cls.trains.name or f"{cls.trains.__module__}:{cls.trains.__qualname__}"}
-        from raydense.training.registry import load_method
-
-        if load_method(cls.verb, name) is not cls.trains:
-            raise ValueError(f"these are the settings of {cls.chosen_by} {cls.trains.name}, not of {name}")
-        return values
-
-
-def _of_other_methods(own: type[LoopSettings]) -> set[str]:
-    """The keys that methods which come with raydense have."""
-    from raydense.training.registry import built_in_methods
-
-    return {key for method in built_in_methods(own.verb) for key in method.Settings.model_fields}
 
 
 class TrainSettings(LoopSettings):
@@ -233,14 +93,15 @@ class TrainSettings(LoopSettings):
         None,
     )
     draw_positives: bool = setting(
-        True, "of a query with more, draw anew each epoch; false takes the first ones listed: DPR's files have the gold passage first"
+        True,
+        "of a query with several, draw one at random each epoch; false takes the first ones listed: DPR's files have the gold passage first",
     )
 
 
 class NegativesSettings(BaseSettings):
     """Of methods that learn from hard negatives."""
 
-    negatives: int = setting(1, "hard negatives of each query at each step, drawn anew each epoch", ge=0)
+    negatives: int = setting(1, "hard negatives of each query at each step, drawn at random each epoch", ge=0)
 
 
 class MeasuredSettings(BaseSettings):
@@ -292,7 +153,7 @@ class RefreshedSettings(BaseSettings):
     def _fits_refresh(self) -> Self:
         if self.refresh is None:
             return self
-        self._refuse_given(["more_examples"], "a training with refresh, which makes the negatives anew,")
+        self._refuse_given(["more_examples"], "a training with refresh, which replaces the negatives,")
         negatives = getattr(self, "negatives", 0)
         if not 1 <= negatives <= self.refresh.negatives:
             raise ValueError(f"refresh needs 1 <= negatives <= refresh.negatives, not {negatives} and {self.refresh.negatives}")
@@ -329,7 +190,7 @@ class ContextSettings(BaseSettings):
     """Of methods that read a passage together with a context of it."""
 
     context: Literal["passage", "query", "mixed"] = setting(
-        ..., "another passage of the document, one of the passage's queries, drawn anew each time, or either"
+        ..., "another passage of the document, one of the passage's queries, drawn at random each time, or either"
     )
     generated: FolderOrNone = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
     context_mask: float = setting(0.15, "share of a context's tokens to hide", gt=0, lt=1)

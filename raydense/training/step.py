@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.training.engine import Engine
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, Method, Metrics, Outputs, method_of
-from raydense.training.settings import LoopSettings
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 Texts = dict[str, dict[str, Tensor]]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydense.models.tokens import Tokens
-from raydense.training.batches import Part
+from raydense.training.part import Part
 
 
 class Tokenizes(Protocol):

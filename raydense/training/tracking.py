@@ -11,7 +11,7 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.training.history import Line
-from raydense.training.settings import LoopSettings
+from raydense.training.loop_settings import LoopSettings
 
 Send = Callable[[Line], None]
 

@@ -22,8 +22,9 @@ from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.storage import Draft
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.settings import LoopSettings, PretrainSettings, TrainSettings
+from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]

@@ -15,9 +15,10 @@ from training_data import TrainingData, make_training_data, write_examples
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.training.batches import Part, Sampler
+from raydense.training.batches import Sampler
 from raydense.training.examples import Examples, read_examples
 from raydense.training.method import method_of
+from raydense.training.part import Part
 from raydense.training.prefetch import prefetched
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings

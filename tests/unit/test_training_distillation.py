@@ -17,9 +17,10 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
-from raydense.training.batches import Part, Sampler
+from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
 from raydense.training.method import load_model, method_of
+from raydense.training.part import Part
 from raydense.training.step import forward_and_backward, run
 
 

@@ -21,10 +21,11 @@ from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
 from raydense.training.loop import FOUND, Job, Loop, Rank
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
-from raydense.training.settings import LoopSettings, PretrainSettings, TrainSettings
+from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, pieces_of
 
 CPU = torch.device("cpu")

@@ -21,7 +21,6 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.losses import listwise
 from raydense.storage import Draft
-from raydense.training.batches import Part
 from raydense.training.dev import METRIC, OF_RERANKER, DevSet, mrr_at_10
 from raydense.training.engine import TorchEngine
 from raydense.training.method import Batch, Method, method_of
@@ -30,6 +29,7 @@ from raydense.training.methods.multi_positive import MultiPositive
 from raydense.training.methods.pair import Pair
 from raydense.training.methods.reranker import Reranker, of_list
 from raydense.training.methods.retriever import Retriever
+from raydense.training.part import Part
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
 from raydense.training.step import run

@@ -12,9 +12,9 @@ import torch
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.models.masking import NOT_MASKED
 from raydense.storage import Draft
-from raydense.training.batches import Part
 from raydense.training.contexts import Contexts
 from raydense.training.method import load_model, method_of
+from raydense.training.part import Part
 from raydense.training.ragged import Ragged
 from raydense.training.settings import PretrainSettings
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from raydense.models.generator import Generator
-    from raydense.training.batches import Part
+    from raydense.training.part import Part
 
 
 @method("generator")

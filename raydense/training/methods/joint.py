@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.joint import JointModel
-    from raydense.training.batches import Part
     from raydense.training.dev import DevSet
+    from raydense.training.part import Part
 
 
 @method("joint")

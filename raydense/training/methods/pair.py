@@ -14,7 +14,7 @@ from raydense.training.methods.retriever import Retriever
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from raydense.training.batches import Part
+    from raydense.training.part import Part
 
 
 @method("pair")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.cross_encoder import CrossEncoder
-    from raydense.training.batches import Part
     from raydense.training.dev import DevSet
+    from raydense.training.part import Part
 
 
 @method("reranker")

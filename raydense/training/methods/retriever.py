@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from raydense.models.dual_encoder import DualEncoder
-    from raydense.training.batches import Part
+    from raydense.training.part import Part
     from raydense.training.texts import Texts
 
 

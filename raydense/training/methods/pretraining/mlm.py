@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.pretraining import PretrainModel
-    from raydense.training.batches import Part
     from raydense.training.contexts import Contexts
     from raydense.training.examples import Examples
+    from raydense.training.part import Part
 
 
 @method("mlm")
