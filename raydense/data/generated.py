@@ -27,11 +27,11 @@ def commit_queries(draft: Draft, name: str, start: int, lists: list[list[str]] |
 
 
 class Generated:
-    """The `generated` artifact of a corpus; picklable, and opened again from its path. `ranges` has [start, stop) rows by file."""
+    """The `generated` artifact of a corpus. `ranges` has [start, stop) rows by file."""
 
-    def __init__(self, path: str | os.PathLike[str], store: PassageStore | None = None) -> None:
-        """InputError where it was made for another corpus than `store`."""
-        self.artifact = Artifact.open(path, "generated")
+    def __init__(self, path: str | os.PathLike[str], store: PassageStore | None = None, fingerprint: str | None = None) -> None:
+        """InputError where it was made for another corpus than `store`, or is not the one of `fingerprint`, which a stage began with."""
+        self.artifact = Artifact.open(path, "generated", fingerprint)
         if store is not None and self.artifact.summary["corpus"] != store.fingerprint:
             raise InputError("was generated for another corpus", path, f"generate queries for {store.path}, or give its own corpus")
         files = [file for file in self.artifact.files if file.path.endswith(".arrow")]
@@ -42,9 +42,6 @@ class Generated:
     def origin(self) -> str:
         """The fingerprint of what `generate` wrote, of which this is a part where it was filtered."""
         return str(self.artifact.summary.get("origin", self.artifact.fingerprint))
-
-    def __reduce__(self) -> tuple[type[Generated], tuple[str]]:
-        return Generated, (self.artifact.located,)
 
     def __len__(self) -> int:
         return self.artifact.rows

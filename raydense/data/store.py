@@ -33,19 +33,16 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "01234567891234
 
 
 class PassageStore:
-    """Random access to the passages of a corpus; picklable, and opened again from its path."""
+    """Random access to the passages of a corpus; InputError where it is not the one of `fingerprint`, which a stage began with."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.artifact = Artifact.open(path, "corpus")
+    def __init__(self, path: str | os.PathLike[str], fingerprint: str | None = None) -> None:
+        self.artifact = Artifact.open(path, "corpus", fingerprint)
         files = [f for f in self.artifact.files if f.path.startswith("corpus-")]
         ends = np.cumsum([f.rows for f in files], dtype=np.int64)
         self.shards: list[tuple[int, int]] = [(int(e - f.rows), int(e)) for f, e in zip(files, ends, strict=True)]
         self._names = [f.path for f in files]
         self._edges: Rows = np.concatenate([[0], ends]).astype(np.int64)
         self._mapped: dict[int, tuple[list[pa.RecordBatch], Rows]] = {}
-
-    def __reduce__(self) -> tuple[type[PassageStore], tuple[str]]:
-        return PassageStore, (self.artifact.located,)  # a worker may have another working directory
 
     def __len__(self) -> int:
         return self.artifact.rows
@@ -169,11 +166,8 @@ class PassageStore:
 
 @lru_cache(maxsize=1)
 def store_of(path: str, fingerprint: str) -> PassageStore:
-    """The store of a corpus, kept open by a worker process from task to task; InputError where it is not the one of `fingerprint`."""
-    store = PassageStore(path)
-    if store.fingerprint != fingerprint:
-        raise InputError("changed after the stage began", path, "let the stage finish before you replace its inputs")
-    return store
+    """As `PassageStore`, kept open by a worker process from task to task."""
+    return PassageStore(path, fingerprint)
 
 
 def full_text(table: pa.Table) -> pa.ChunkedArray:

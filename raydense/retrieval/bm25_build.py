@@ -9,6 +9,7 @@ score(w, p) = idf(w) tf / (tf + k1 (1 - b + b |p| / mean)), idf(w) = ln(1 + (N -
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.generated import Generated
-from raydense.data.store import PassageStore, full_text
+from raydense.data.store import PassageStore, full_text, store_of
 from raydense.data.tables import write_arrow
 from raydense.errors import InputError
 from raydense.retrieval.settings import IndexSettings
@@ -46,13 +47,13 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     """
     words = Words(settings.bm25.stemmer, settings.bm25.stopwords)
     words.tokenizer()
-    store = PassageStore(str(settings.corpus))
-    generated = Generated(settings.expand, store) if settings.expand else None
+    inputs = _Inputs(str(settings.corpus), settings.expand, draft.made_from["inputs"])
+    store, generated = inputs.open()
     if settings.shards > len(store):
         raise InputError(f"{settings.shards} shards of {len(store)} passages", "shards", f"give at most {len(store)}")
     ranges = shard_ranges(len(store), settings.shards)
     with Progress("index: words", len(store), "passages") as progress:
-        calls = [(draft, store, generated, words, i, *r) for i, r in enumerate(ranges) if draft.kept(_counts_name(i)) is None]
+        calls = [(draft, inputs, words, i, *r) for i, r in enumerate(ranges) if draft.kept(_counts_name(i)) is None]
         for rows in run_tasks("index", _count, calls, settings.concurrency):
             progress.add(rows)
     mean_length = _global_statistics(draft, settings.shards, len(store))
@@ -71,6 +72,20 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     return draft.finish(len(store), **summary, factory=None, stemmer=settings.bm25.stemmer, stopwords=settings.bm25.stopwords)
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What the driver and each task open: the corpus and the queries that expand it, with the fingerprints that the stage began with."""
+
+    corpus: str
+    expand: str | None
+    prints: dict[str, str]
+
+    def open(self) -> tuple[PassageStore, Generated | None]:
+        """InputError where one of them was replaced since."""
+        store = store_of(self.corpus, self.prints["corpus"])
+        return store, Generated(self.expand, store, self.prints["expand"]) if self.expand else None
+
+
 def _counts_name(shard: int) -> str:
     return f"counts-{shard:05d}.npz"
 
@@ -82,8 +97,9 @@ def _counts(draft: Draft, shard: int) -> Any:
     return np.load(path)
 
 
-def _count(draft: Draft, store: PassageStore, generated: Generated | None, words: Words, shard: int, start: int, stop: int) -> int:
+def _count(draft: Draft, inputs: _Inputs, words: Words, shard: int, start: int, stop: int) -> int:
     """Pass 1: each passage's length, and its words (numbered in this shard's own vocabulary) with how often each is there."""
+    store, generated = inputs.open()
     tokenizer = words.tokenizer()
     lengths, passages, ids, counts = [], [], [], []
     for at in range(start, stop, _BLOCK_ROWS):

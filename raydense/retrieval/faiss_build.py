@@ -33,7 +33,7 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
 
     Raises InputError on a factory string that FAISS does not know or cannot use, or too few vectors to train it.
     """
-    vectors = Vectors(str(settings.embeddings))
+    vectors = Vectors(str(settings.embeddings), fingerprint=draft.made_from["inputs"]["embeddings"])
     if settings.shards > vectors.rows:
         raise InputError(f"{settings.shards} shards of {vectors.rows} vectors", "shards", f"give at most {vectors.rows}")
     if EMPTY not in draft.committed():

@@ -38,6 +38,7 @@ from raydense.training.dev import METRIC
 from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, Follower, read_history
+from raydense.training.inputs import refuse_replaced
 from raydense.training.loop import FOUND, Job, train_worker
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
@@ -77,7 +78,8 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     store = PassageStore(settings.corpus)
     method = method_of(settings)
     examples, _ = method.read(settings, store, log=True)
-    dev = method.dev_sets(settings, store)
+    dev, inputs = method.dev_sets(settings, store), draft.made_from["inputs"]
+    refuse_replaced(settings, inputs)
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
@@ -93,9 +95,10 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
-        job = Job(settings, start, shared, steps, dev, generations, steps)
-        with GenerationBuilder(make, settings, start, generations) as maker:
-            return _train(job, gpu, state.step if state else 0, send, maker)
+        opened = {key: value for key, value in inputs.items() if "." not in key}  # the groups' are for the driver
+        job = Job(settings, start, shared, steps, dev, generations, steps, opened)
+        with GenerationBuilder(make, settings, start, generations, inputs) as builder:
+            return _train(job, gpu, state.step if state else 0, send, builder)
 
 
 def _train(job: Job, gpu: bool, done: int, send: Send, maker: GenerationBuilder) -> dict[str, Any]:
@@ -268,6 +271,8 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
     """Commit the best weights as model folders, and what was measured."""
     start = str(shared / _TINY) if settings.model == "tiny" else settings.model
     method, model = method_of(settings), load_model(settings, start)
+    inputs: dict[str, str] = draft.made_from["inputs"]
+    refuse_replaced(settings, {key: inputs[key] for key in ("model", "reranker") if key in inputs})
     model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
     name = getattr(settings, settings.chosen_by)
     for folder, one in method.parts(model).items():
@@ -293,6 +298,6 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
         loss_last=lines[-1]["loss"],
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
-        corpus=PassageStore(settings.corpus).fingerprint,
+        corpus=inputs["corpus"],
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 from raydense.errors import StorageError
 from raydense.runtime.progress import quiet, say
 from raydense.training.generations import Generations
+from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
 
 
@@ -24,8 +25,11 @@ class MakeGeneration(Protocol):
 class GenerationBuilder:
     """`with GenerationBuilder(...) as maker`: in mode async a thread makes what is handed over, while the block runs."""
 
-    def __init__(self, make: MakeGeneration | None, settings: LoopSettings, start: str, generations: Generations) -> None:
-        self._make, self._settings, self._start, self._generations = make, settings, start, generations
+    def __init__(
+        self, make: MakeGeneration | None, settings: LoopSettings, start: str, generations: Generations, inputs: dict[str, str]
+    ) -> None:
+        """`inputs`: the fingerprints of what the training began with, by the keys of the settings."""
+        self._make, self._settings, self._start, self._generations, self._inputs = make, settings, start, generations, inputs
         self._left = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="refresh", daemon=True)
@@ -47,6 +51,7 @@ class GenerationBuilder:
         begun = time.monotonic()
         for number in self._generations.open():
             assert self._make is not None, "a training with refresh is started by raydense.refresh.train"
+            refuse_replaced(self._settings, self._inputs)
             self._make(self._settings, self._start, self._generations, number)
         return time.monotonic() - begun
 

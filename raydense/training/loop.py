@@ -22,6 +22,7 @@ from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
+from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
@@ -38,7 +39,7 @@ class Job:
     """What the driver hands to each worker: the settings with absolute paths, the start model's folder, and
     what driver and workers share.
 
-    The workers end after `until` of the `steps`.
+    The workers end after `until` of the `steps`. `inputs` has the fingerprints of what they open, by the keys of the settings.
     """
 
     settings: LoopSettings
@@ -48,6 +49,7 @@ class Job:
     dev: dict[str, DevSet]
     generations: Generations
     until: int
+    inputs: dict[str, str]
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -86,6 +88,7 @@ class Loop:
         examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
         model = load_model(s, job.start)
+        refuse_replaced(s, job.inputs)
         if s.activation_checkpointing:
             checkpoint_activations(model)
             if place.device.type == "cpu":
@@ -155,6 +158,7 @@ class Loop:
             self.waited += self.job.generations.await_(number)
             newer = {"examples": str(self.job.generations.examples(number))}
             examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
+            refuse_replaced(self.settings, self.job.inputs)
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> list[Batch]:

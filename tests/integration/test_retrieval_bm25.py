@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import bm25s
@@ -18,6 +19,7 @@ from raydense.data.generated import commit_queries
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
+from raydense.retrieval import bm25_build
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
@@ -96,6 +98,21 @@ def test_expanded_passages_are_indexed_as_if_their_queries_stood_in_them(tmp_pat
     assert {f.path: f.sha256 for f in expanded.files} == {f.path: f.sha256 for f in joined.files}
     with pytest.raises(InputError, match="generated: was generated for another corpus"):
         index(IndexSettings(**{**one, "corpus": str(tmp_path / "joined")}, output=str(tmp_path / "wrong")))
+
+
+def test_a_corpus_that_is_replaced_before_a_task_opens_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "corpus", some_texts(40, 1))
+    ranges = bm25_build.shard_ranges
+
+    def replaced(rows: int, shards: int) -> list[tuple[int, int]]:
+        """Between the driver's opening of the corpus and the start of its tasks."""
+        shutil.rmtree(tmp_path / "corpus")
+        write_corpus(tmp_path / "corpus", some_texts(40, 2))
+        return ranges(rows, shards)
+
+    monkeypatch.setattr(bm25_build, "shard_ranges", replaced)
+    with pytest.raises(InputError, match="corpus: was replaced while a stage was reading it"):
+        index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "index")))
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:

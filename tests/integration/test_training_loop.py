@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch.distributed as dist
 from ranks import run_ranks
 from training_data import make_training_data
 
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training.loop import Rank, refuse_weights_not_finite
+from raydense.storage import Artifact, Draft, Place, provenance
+from raydense.training.generations import Generations
+from raydense.training.loop import Job, Loop, Rank, refuse_weights_not_finite
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.settings import TrainSettings
@@ -65,3 +69,26 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     run_ranks(rank_with_room, (given, str(tmp_path)), 2)
     refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
     assert refused[0] == refused[1]
+
+
+@pytest.mark.parametrize("replaced", ["model", "queries", "examples"])
+def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: str) -> None:
+    """After the training began and before this worker opened it, by one that would do as well."""
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(Place.of(tmp_path / "o"), model=str(tmp_path / "tiny"))
+    shared = Place.of(tmp_path / "shared")
+    job = Job(asked, asked.model, shared, 1, {}, Generations(shared, steps=1, every=1), 1, provenance("train", asked)["inputs"])
+    Loop(job, Rank(0, 1, 1, CPU))
+    folder = Path(getattr(asked, replaced))
+    if replaced == "model":
+        make_tiny_encoder(["the red fox", "an old bridge of stone"], folder, 2)
+    else:
+        table = read_table(folder, replaced)
+        summary = Artifact.open(folder).summary
+        shutil.rmtree(folder)
+        draft = Draft.open(folder, replaced, {"stage": "another"})
+        commit_table(draft, "made.parquet", table.take(list(reversed(range(len(table))))))
+        draft.finish(len(table), **summary)
+    with pytest.raises(InputError, match=f"{folder.name}: was replaced while a stage was reading it"):
+        Loop(job, Rank(0, 1, 1, CPU))

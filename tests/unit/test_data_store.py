@@ -69,7 +69,7 @@ def test_a_worker_keeps_its_store_and_knows_another_corpus(tmp_path: Path) -> No
     write(tmp_path / "c", PASSAGES[:8])
     after = PassageStore(tmp_path / "c").fingerprint
     assert len(store_of(str(tmp_path / "c"), after)) == 8
-    with pytest.raises(InputError, match="changed after the stage began"):
+    with pytest.raises(InputError, match="was replaced while a stage was reading it"):
         store_of(str(tmp_path / "c"), before)
 
 

@@ -220,7 +220,7 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
 
     def begin(workers: int = 1) -> Loop:
         return Loop(
-            Job(asked, asked.model, Place.of(tmp_path), 1, {}, Generations(Place.of(tmp_path), steps=1, every=1), until=1),
+            Job(asked, asked.model, Place.of(tmp_path), 1, {}, Generations(Place.of(tmp_path), steps=1, every=1), until=1, inputs={}),
             Rank(0, workers, workers, CPU),
         )
 
