@@ -81,6 +81,17 @@ def frozen(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
 
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers of `model` without those that training leaves as they are."""
+    left = frozen(model)
+    return {name: value for name, value in model.state_dict().items() if name not in left}
+
+
+def restore(src: dict[str, Tensor], dst: nn.Module) -> None:
+    """Load what `trained` gave of another copy of the model `dst`, whose other weights stay."""
+    dst.load_state_dict({**dst.state_dict(), **src})
+
+
 class Engine(ABC):
     """Holds the model and its optimiser; every worker calls every method at the same time."""
 
@@ -101,7 +112,7 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write this worker's files of a checkpoint into its own `folder`."""
+        """Write this worker's files of a checkpoint into its own `folder`: without frozen weights, which are those of the start."""
 
     @abstractmethod
     def load(self, folder: Path, workers: int) -> None:
@@ -109,7 +120,7 @@ class Engine(ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """What is trained, in full, fp32 where trained so, on the CPU (whole on worker 0 at least); frozen weights are those of the start."""
-        return {name: value.detach().cpu() for name, value in self.module.state_dict().items() if name not in frozen(self.module)}
+        return {name: value.detach().cpu() for name, value in trained(self.module).items()}
 
 
 class TorchEngine(Engine):
@@ -150,12 +161,12 @@ class TorchEngine(Engine):
 
     def save(self, folder: Path) -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
-            state = {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+            state = {"model": trained(self.module), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             torch.save(state, folder / "engine.pt")
 
     def load(self, folder: Path, workers: int) -> None:
         state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
-        self.module.load_state_dict(state["model"])
+        restore(state["model"], self.module)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
@@ -194,7 +205,7 @@ class DeepSpeedEngine(Engine):
         self._engine.step()
 
     def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(str(folder), tag="engine")
+        self._engine.save_checkpoint(str(folder), tag="engine", exclude_frozen_parameters=True)
 
     def load(self, folder: Path, workers: int) -> None:
         if self.zero in (1, 2) and workers != dist.get_world_size():
@@ -202,22 +213,22 @@ class DeepSpeedEngine(Engine):
 
             lengths = [group["params"][0].numel() for group in self.optimizer.param_groups]
             self._engine.checkpoint_engine, own = OtherWorkersFiles(workers, lengths), self._engine.checkpoint_engine
-            self._engine.load_checkpoint(str(folder), tag="engine")
+            self._engine.load_checkpoint(str(folder), tag="engine", custom_load_fn=restore)
             self._engine.checkpoint_engine = own
         else:
-            self._engine.load_checkpoint(str(folder), tag="engine")
+            self._engine.load_checkpoint(str(folder), tag="engine", custom_load_fn=restore)
 
     def weights(self) -> dict[str, Tensor]:
         if self.zero < 3 and self.precision == "fp32":
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        state = self.module.state_dict()
+        state = trained(self.module)
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if parameter.requires_grad:
                 full = safe_get_full_fp32_param(parameter)
                 state[name] = parameter if full is None else full
-        return {name: value.detach().cpu() for name, value in state.items() if name not in frozen(self.module)}
+        return {name: value.detach().cpu() for name, value in state.items()}
 
 
 def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:

@@ -100,6 +100,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*") if f.is_file()}
 
 
+def saved(folder: Path) -> set[str]:
+    """The names of the weights in a checkpoint."""
+    ours, deepspeeds = folder / "engine.pt", folder / "engine/mp_rank_00_model_states.pt"
+    if ours.exists():
+        return set(torch.load(ours, weights_only=True)["model"])
+    return set(torch.load(deepspeeds, weights_only=False)["module"])
+
+
 def leg(rank: int, number: int, folder: str) -> None:
     """Of every way the steps that this number of workers does; the first then continues to the end, as the run without a stop."""
     workers = WORKERS[number]
@@ -119,6 +127,8 @@ def leg(rank: int, number: int, folder: str) -> None:
         after.mkdir(exist_ok=True)
         engine.save(after)
         found["at the end"] = held(engine)
+        if rank == 0:
+            found["saved"] = saved(after)
         if not number:
             found["undisturbed"] = train(engine, range(EACH, STEPS), rank, workers, s)
         if rank == 0:
@@ -144,6 +154,12 @@ def test_losses_are_those_of_the_run_that_nobody_stopped(legs: dict[str, list[di
     found = [loss for of_leg in legs[way] for loss in of_leg["losses"]]
     assert expected[-1] < expected[0] / 2
     np.testing.assert_allclose(found, expected, rtol=1e-5 if WAYS[way][1] == "fp32" else 0.05)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_has_no_frozen_weights(legs: dict[str, list[dict[str, Any]]], way: str) -> None:
+    learned = {name for name, weight in Model().named_parameters() if weight.requires_grad}
+    assert all(one["saved"] == learned for one in legs[way])
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -135,6 +135,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_training_goes_on_exactly(qwen:
     stopped = learn(engine(), 2)
     (tmp_path / "checkpoint").mkdir()
     stopped.save(tmp_path / "checkpoint")
+    assert torch.load(tmp_path / "checkpoint/engine.pt", weights_only=True)["model"].keys() == stopped.weights().keys()
     again = engine()
     again.load(tmp_path / "checkpoint", 1)
     whole, resumed = learn(engine(), 5).weights(), learn(again, 3).weights()
