@@ -31,10 +31,9 @@ class HybridMiner(Miner):
     Scores are the teacher's logits; the undenoised negatives, and positives that the teacher did not see, have none.
     """
 
-    left_out = ()
-
     def __init__(self, settings: MineSettings, run: Artifact) -> None:
         super().__init__(settings, run)
+        self.left_out = []
         assert settings.hybrid is not None
         assert settings.hybrid.denoised is not None
         self.labels, self.denoised = Labels(settings.hybrid.labels, self.store), settings.hybrid.denoised

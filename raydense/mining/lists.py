@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.store import Rows
-from raydense.mining.negatives import Flags
+from raydense.mining.negatives import Candidates, Flags, scores_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Listed:
         """Passages of one source, ordered by query."""
         codes = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), pa.array([source]))
         return cls(query, row, score, codes.cast(pa.string()))
+
+    def scored(self, found: Candidates) -> Listed:
+        """These, each with the score that it has among `found`; NaN where it is not there."""
+        return replace(self, score=scores_of(self.query, self.row, found))
 
     def then(self, others: Listed) -> Listed:
         """These and, at the end of the list of each query, those."""

@@ -29,7 +29,8 @@ def mine(settings: MineSettings) -> Artifact:
     Candidates are the passages at ranks skip+1..depth. Left out are the query's positives (relevance >= 1), passages whose
     text equals that of one, and repeats of a text. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
-    With `hybrid` some of the negatives, and more positives, are those of `labels`: see `HybridMiner`.
+    With `hybrid` some of the negatives, and more positives, are those of `labels`: see `HybridMiner`. Negatives have their score in
+    the run; with `teacher` positives have too, null where the run, at any rank, does not hold one.
     Raises InputError on an unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
     """
     if settings.skip >= settings.depth:

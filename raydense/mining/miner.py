@@ -21,8 +21,6 @@ _SOURCES = {"bm25": "bm25", "faiss": "dense", "dense": "dense"}
 class Miner:
     """Makes the examples of one block of a run after another, and counts what it leaves out."""
 
-    left_out: tuple[str, ...] = ("positive_scores", "positive_sources")  # nothing scored them, and all are gold
-
     def __init__(self, settings: MineSettings, run: Artifact) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
@@ -30,6 +28,8 @@ class Miner:
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
+        # columns that would say nothing: all positives are gold, and none has a score that means anything without a teacher
+        self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block of the run, and what was counted; its queries as `Judged.queries_of` gives them."""
@@ -38,15 +38,18 @@ class Miner:
         place[wanted] = np.arange(len(wanted))
         ids, wanted = ids.take(pa.array(wanted)), numbers[wanted]
         counts: dict[str, Any] = {"unjudged": int((numbers < 0).sum())}
-        found = self.candidates(block, np.repeat(place, lengths), wanted, counts)
+        query = np.repeat(place, lengths)
+        found = self.candidates(block, query, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
+        if self.settings.teacher:
+            positives = positives.scored(self.taken(block, query, query >= 0))
         kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
         counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None
         counts |= {"short": int(short.sum()), "kept": int(kept.sum())}
         sizes = negatives.counts(len(wanted))[kept]
         counts["histogram"] = np.bincount(sizes, minlength=self.settings.negatives + 1).tolist()
         counts["sources"] = {"positives": positives.sources(kept), "negatives": negatives.sources(kept)}
-        return examples_table(ids, positives, negatives, kept).drop_columns(list(self.left_out)), counts
+        return examples_table(ids, positives, negatives, kept).drop_columns(self.left_out), counts
 
     def candidates(self, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """What may be drawn for each query, in the order of the run; counts what is left out, by cause."""
@@ -54,8 +57,7 @@ class Miner:
         inside = (query >= 0) & (rank <= self.settings.depth)
         taken = inside & (rank > self.settings.skip)
         counts |= {"candidates": int(inside.sum()), "skipped": int(inside.sum() - taken.sum())}
-        row = self.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
-        found = Candidates(query[taken], row, rank[taken], block["score"].to_numpy()[taken])
+        found = self.taken(block, query, taken)
         text_hash = self.store.text_hash[found.row]
         positive = self.positives.hold(wanted[found.query], found.row)
         like_positive = self.positives.hold_text(wanted[found.query], text_hash)
@@ -64,6 +66,11 @@ class Miner:
         repeated[free] = repeats(found.query[free], text_hash[free])
         counts |= {"positives": int(positive.sum()), "same_text": int((like_positive & ~positive).sum()), "repeated": int(repeated.sum())}
         return found.at(free & ~repeated)
+
+    def taken(self, block: pa.Table, query: Rows, chosen: Flags) -> Candidates:
+        """The chosen rows of a block of the run, whose queries have these numbers."""
+        row = self.store.known_rows(block["passage_id"].filter(pa.array(chosen)), self.settings.run)
+        return Candidates(query[chosen], row, block["rank"].to_numpy()[chosen], block["score"].to_numpy()[chosen])
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
         """Positives and negatives of each query, and whether it has fewer negatives than asked."""

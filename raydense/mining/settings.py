@@ -32,6 +32,7 @@ class HybridSettings(BaseSettings):
 class MineSettings(Settings):
     """Make examples from a run: positives, and hard negatives that are never a positive of the query, nor a passage of the same text."""
 
+    newer = ("teacher",)
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: Folder = artifact("run", "the run to take negatives from")
@@ -46,12 +47,18 @@ class MineSettings(Settings):
     shortage: Literal["keep", "drop", "fail"] = setting(
         "keep", "what to do with a query that has fewer negatives than asked: keep what was found, drop the query, or stop"
     )
+    teacher: bool = setting(
+        False,
+        "the run's scores are a teacher's, as those of `rerank`: keep those of the positives too, for objectives that learn from them",
+    )
     seed: int = setting(42, "of the draw", ge=0, lt=2**63)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.hybrid is None:
             return self
+        if self.teacher:
+            raise ValueError("teacher is for the scores of the run, and with hybrid all scores are those of its labels: leave one out")
         if self.hybrid.denoised is None:
             self.__dict__["hybrid"] = self.hybrid.replaced({"denoised": self.negatives // 2})
         elif self.hybrid.denoised > self.negatives:

@@ -81,7 +81,7 @@ def read_training_data(
 
 
 def _scored(examples: Examples, negatives: int, settings: TrainSettings, log: bool) -> Examples:
-    fix = "give examples that `raydense label` made, or imported ones with scores"
+    fix = "give examples of `raydense label`, of `raydense mine --teacher` of a run of `rerank`, or imported ones with scores"
     if examples.positives.scores is None or examples.negatives.scores is None:
         raise InputError(f"has no teacher's scores, which objective {settings.objective} learns from", settings.examples, fix)
     scored = examples.scored(negatives)

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import rerank
@@ -15,7 +17,13 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.mining.settings import HybridSettings, LabelSettings, MineSettings
+from raydense.models.dual_encoder import DualEncoder
+from raydense.refresh.train import train
 from raydense.storage import Artifact
+from raydense.training.batches import Sampler
+from raydense.training.history import read_history
+from raydense.training.method import method_of
+from raydense.training.settings import TrainSettings
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -92,6 +100,55 @@ def test_hybrid_takes_them(world: Path) -> None:
         assert example["positives"] == pseudo[example["query_id"]]
         assert example["negative_sources"] == ["run"] * 2 + ["denoised"] * 2
     assert hybrid.rows == 5
+
+
+@pytest.mark.parametrize("objective", ["margin-mse", "kl"])
+def test_the_scores_of_a_reranked_run_reach_the_loss(
+    world: Path, tmp_path: Path, objective: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step's loss, read off the equations in numpy; a query whose positive the teacher did not score is left out."""
+    logits = {(r["query_id"], int(r["passage_id"][1:])): r["score"] for r in read_table(world / "reranked", "run").to_pylist()}
+    unseen = next(row for row in range(PASSAGES) if ("q5", row) not in logits)
+    gold = read_table(world / "qrels", "qrels").select(["query_id", "passage_id", "relevance"])
+    more = pa.table({"query_id": ["q5"], "passage_id": [f"p{unseen}"], "relevance": [1]}).cast(gold.schema)
+    write_table(tmp_path / "qrels", "qrels", pa.concat_tables([gold, more]))
+    inputs = {name: str(world / name) for name in ("corpus", "queries")}
+    asked = {"run": str(world / "reranked"), "qrels": str(tmp_path / "qrels"), "negatives": 4, "teacher": True, **inputs}
+    mined = mine(MineSettings.read({"output": str(tmp_path / "mined"), **asked}))
+    assert {e["query_id"]: e["positive_scores"][0] for e in read_table(mined.path, "examples").to_pylist()} == {
+        **{f"q{i}": pytest.approx(logits[f"q{i}", int(gold["passage_id"][i].as_py()[1:])]) for i in range(5)},
+        "q5": None,
+    }
+    short = {"model": str(world / "encoder"), "dropout": 0.0, "batch_size": 5, "negatives": 3, "max_steps": 1, "engine": {"name": "ddp"}}
+    given = TrainSettings.read(
+        {
+            "objective": objective,
+            "output": str(tmp_path / "model"),
+            "examples": str(mined.path),
+            "teacher_temperature": 2.0,
+            **inputs,
+            **short,
+        }
+    )
+    made = train(given)
+    assert "1 of 6 queries have too few passages with a teacher's score, and are left out" in capsys.readouterr().err
+
+    store, model = PassageStore(world / "corpus"), DualEncoder.load(world / "encoder")
+    examples, texts = method_of(given).read(given, store)
+    (part,) = Sampler(examples, given).step(0)
+    rows = np.concatenate([part.positives, part.negatives], axis=1)
+    with torch.no_grad():
+        q = model.encode_queries(model.tokenize_queries(texts.queries(part.query)).pad(model.tokenizer.pad_id)).double().numpy()
+        p = model.encode_passages(model.tokenize_passages(store.passages(rows.ravel())).pad(model.tokenizer.pad_id)).double().numpy()
+    s = np.einsum("nd,nmd->nm", q, p.reshape(*rows.shape, -1))
+    t = np.array([[logits[f"q{query}", row] for row in listed] for query, listed in zip(part.query, rows.tolist(), strict=True)]) / 2
+    if objective == "margin-mse":
+        expected = np.mean(((s[:, :1] - s[:, 1:]) - (t[:, :1] - t[:, 1:])) ** 2)
+    else:
+        student, teacher = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (s, t))
+        expected = np.mean(np.sum(teacher * np.log(teacher / student), axis=1))
+    (line,) = read_history(made.path / "history.jsonl")
+    assert line["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_bad_input_is_refused_before_anything_is_scored(world: Path, tmp_path: Path) -> None:

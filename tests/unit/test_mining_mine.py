@@ -112,6 +112,21 @@ def test_all_positives_and_their_texts_are_left_out_and_counted(tmp_path: Path):
     assert artifact.summary["candidates"] == 7
 
 
+def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
+    """At whatever rank the run has one; null where it has none. Nothing else changes."""
+    write_world(tmp_path, TEXTS, [*QRELS, ("q", "p7", 1)], RUN)
+    plain, kept = (mine_world(tmp_path, name, pick="top", depth=5, **more) for name, more in (("plain", {}), ("kept", {"teacher": True})))
+    (example,) = examples_of(kept).values()
+    assert example.pop("positives") == [0, 1, 7]
+    assert example.pop("positive_scores") == [-9.0, 2.0, None]
+    (without,) = examples_of(plain).values()
+    assert without.pop("positives") == [0, 1, 7]
+    assert example == without
+    assert "teacher" not in plain.manifest["made_from"]["settings"]
+    with pytest.raises(InputError, match="with hybrid all scores are those of its labels: leave one out"):
+        mine_world(tmp_path, "x", teacher=True, hybrid={"labels": "x"})
+
+
 def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_world(tmp_path, TEXTS, [*QRELS, ("absent", "p4", 1), ("none", "p4", 0)], {**RUN, "none": [("p1", 1.0)]})
     artifact = mine_world(tmp_path, negatives=5)
