@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from raydense.training.method import Batch, Draws, Held, Method, Outputs
+from raydense.training.method import Batch, Held, Method, Outputs
 from raydense.training.settings import MeasuredSettings, NegativesSettings, TrainSettings, VectorSettings
 
 if TYPE_CHECKING:
@@ -56,10 +56,14 @@ class DualEncoderMethod(Method):
     model: DualEncoder
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings):
+        """Train a retriever from each query's own list."""
+
         @model_validator(mode="after")
         def _fits_lists(self) -> Self:
             if not self.trains_in_batch() and self.negatives == 0:
-                raise ValueError(f"a {self.objective} without in_batch needs negatives of at least 1")
+                raise ValueError(
+                    f"objective {self.objective} needs negatives of at least 1{', or in_batch' if hasattr(self, 'in_batch') else ''}"
+                )
             return self
 
         def trains_in_batch(self) -> bool:
@@ -75,10 +79,6 @@ class DualEncoderMethod(Method):
         return completed(settings)
 
     @classmethod
-    def draws(cls, settings: Any) -> Draws:
-        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
-
-    @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:
         queries, draws = cls.queries_of(settings), cls.draws(settings)
         return {"queries": queries, "passages": queries * (draws.positives + draws.negatives)}
@@ -87,10 +87,6 @@ class DualEncoderMethod(Method):
     def held(cls, settings: Any) -> Held:
         texts = cls.texts_of(settings)
         return Held(vectors=sum(texts.values()), scores=texts["passages"])
-
-    @classmethod
-    def dev_every(cls, settings: Any) -> int:
-        return settings.dev.every if settings.dev else 0
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:

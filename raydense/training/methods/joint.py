@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from raydense.settings import Folder, artifact, setting
 from raydense.training.dual_encoder import DualEncoderMethod, changes, completed, temperature_of
-from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
+from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
 from raydense.training.methods.reranker import Reranker, of_list, supervised
 from raydense.training.settings import MeasuredSettings, NegativesSettings, PairSettings, RefreshedSettings, TrainSettings, VectorSettings
 
@@ -53,10 +53,6 @@ class Joint(Method):
             return self
 
     @classmethod
-    def draws(cls, settings: Any) -> Draws:
-        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
-
-    @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:
         queries, part = cls.queries_of(settings), settings.batch_size // settings.accumulation
         lists = queries * (1 + settings.negatives)
@@ -72,10 +68,6 @@ class Joint(Method):
     @classmethod
     def starts_from(cls, settings: Any) -> list[str]:
         return [settings.model, settings.reranker]
-
-    @classmethod
-    def dev_every(cls, settings: Any) -> int:
-        return settings.dev.every if settings.dev else 0
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
+from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
 from raydense.training.settings import MeasuredSettings, NegativesSettings, PairSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -35,20 +35,12 @@ class Reranker(Method):
             return self
 
     @classmethod
-    def draws(cls, settings: Any) -> Draws:
-        return Draws(negatives=settings.negatives, random_positives=settings.draw_positives)
-
-    @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:
         return {"pairs": cls.queries_of(settings) * (1 + settings.negatives)}
 
     @classmethod
     def held(cls, settings: Any) -> Held:
         return Held(scores=cls.texts_of(settings)["pairs"])
-
-    @classmethod
-    def dev_every(cls, settings: Any) -> int:
-        return settings.dev.every if settings.dev else 0
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
