@@ -210,7 +210,7 @@ def _drawn(seed: int, asked: Asked, place: Rows, first: Rows) -> pa.Table:
     ends = np.cumsum(asked.counts)
     drawn = draw(seed, own.astype(np.uint64), np.arange(len(own)) - (ends - asked.counts)[own - asked.start])
     chosen = first_of_each((place == 0).astype(np.int64), drawn, SAMPLE)
-    columns = {"lot": drawn, "own": own, "place": place, "first": first}
+    columns = {"drawn": drawn, "own": own, "place": place, "first": first}
     return pa.table({name: column[chosen] for name, column in columns.items()} | {"query": asked.lists.flatten().take(pa.array(chosen))})
 
 

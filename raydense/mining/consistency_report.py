@@ -21,7 +21,7 @@ def write_report(path: Path, settings: FilterSettings, summary: dict[str, Any], 
     """Write the page, as Markdown; `samples` hold the queries with the lowest random numbers of each file, kept and dropped."""
     drawn = pa.concat_tables(pa.ipc.open_file(pa.memory_map(str(sample))).read_all() for sample in samples)
     dropped = (drawn["place"].to_numpy() == 0).astype(np.int64)
-    chosen = drawn.take(pa.array(first_of_each(dropped, drawn["lot"].to_numpy(), SAMPLE)))
+    chosen = drawn.take(pa.array(first_of_each(dropped, drawn["drawn"].to_numpy(), SAMPLE)))
     write_page(path, _counts(settings, summary), _histogram(settings, summary), _sample(chosen, store))
 
 

@@ -138,7 +138,7 @@ def _renewed(
     assert refresh is not None
     old, store = read_table(before, "examples"), PassageStore(settings.corpus)
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
-    table, anew = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)
+    table, replaced = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)
     commit_table(draft, "examples.parquet", table)
-    summary = {"step": step, "queries": int(anew.sum()), "new": share_new(old, table, anew)}
+    summary = {"step": step, "queries": int(replaced.sum()), "new": share_new(old, table, replaced)}
     return draft.finish(len(table), **summary, model=model.fingerprint, corpus=store.fingerprint)

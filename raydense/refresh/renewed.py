@@ -32,10 +32,10 @@ def renewed(old: pa.Table, new: pa.Table, stands: Flags, text_hash: NDArray[np.u
     owner = np.concatenate([was.owner[kept], of_drawn[~again]])
     first = first_of_each(owner, np.arange(len(owner)), most)
     number, owner = number[first], owner[first]
-    anew = (place >= 0) & (np.bincount(owner, minlength=len(old)) >= least)
-    untouched = np.flatnonzero(~anew[was.owner])
-    number = np.concatenate([number[anew[owner]], untouched])
-    owner = np.concatenate([owner[anew[owner]], was.owner[untouched]])
+    changed = (place >= 0) & (np.bincount(owner, minlength=len(old)) >= least)
+    untouched = np.flatnonzero(~changed[was.owner])
+    number = np.concatenate([number[changed[owner]], untouched])
+    owner = np.concatenate([owner[changed[owner]], was.owner[untouched]])
     order = np.argsort(owner, kind="stable")
     offsets = pa.array(np.append(0, np.cumsum(np.bincount(owner, minlength=len(old)))), pa.int32())
     table = old
@@ -43,7 +43,7 @@ def renewed(old: pa.Table, new: pa.Table, stands: Flags, text_hash: NDArray[np.u
         both = pa.concat_arrays([_of_each_negative(one, name) for one in (old, new)])
         lists = pa.ListArray.from_arrays(offsets, both.take(pa.array(number[order])))
         table = table.set_column(table.column_names.index(name), name, lists)
-    return table, anew
+    return table, changed
 
 
 def _of_each_negative(examples: pa.Table, name: str) -> pa.Array:
@@ -58,9 +58,9 @@ def _of_each_negative(examples: pa.Table, name: str) -> pa.Array:
     return lists.values.take(pa.array(at, mask=missing))
 
 
-def share_new(before: pa.Table, after: pa.Table, anew: Flags) -> float:
+def share_new(before: pa.Table, after: pa.Table, changed: Flags) -> float:
     """The share of the negatives of some examples that these did not have before."""
-    lists = [Ragged.of_column(table["negatives"]).take(np.flatnonzero(anew)) for table in (before, after)]
+    lists = [Ragged.of_column(table["negatives"]).take(np.flatnonzero(changed)) for table in (before, after)]
     rows = max(int(one.values.max(initial=0)) for one in lists) + 1
     old, new = (one.owner * rows + one.values for one in lists)
     return round(float(np.isin(new, old, invert=True).mean()), 4) if len(new) else 0.0

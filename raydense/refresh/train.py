@@ -1,4 +1,4 @@
-"""The stage `train`: any method, with hard negatives made anew while it trains where the settings ask for a refresh."""
+"""The stage `train`: any method, with new hard negatives while it trains where the settings ask for a refresh."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _REFRESH_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
 _COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again
 
 
-def require_room(settings: LoopSettings) -> bool:
+def require_capacity(settings: LoopSettings) -> bool:
     """Whether workers get a GPU each. InputError where no node comes by itself and there is no room for the workers, or they cannot train so."""
     ensure_ray()
     import ray

@@ -1,7 +1,7 @@
-"""Checkpoints: every worker's files reported to Ray Train at the same step, and the best weights beside them.
+"""Checkpoints: every worker's files reported to Ray Train at the same step, and the best weights next to them.
 
 A checkpoint is the engine's files and `state.json` (step, workers, precision, the best dev measurement so far). Ray Train registers it
-when all workers have reported, and hands the newest registered one to whoever starts in the same storage.
+when all workers have reported, and hands the newest registered one to workers that start in the same storage.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: 
 
 
 def refuse_other_precision(output: Place, state: State, precision: Precision) -> None:
-    """InputError where the steps so far were done in another precision: `auto` depends on the machine, the settings do not tell."""
+    """InputError where the steps so far were done in another precision: `auto` depends on the machine."""
     if state.precision != precision:
         raise InputError(
             f"its {state.step} steps were done in {state.precision}, and on this device it would go on in {precision}",
             output,
-            f"go on where the device does {state.precision}, or delete the folder to start anew",
+            f"go on where the device does {state.precision}, or delete the folder to start again",
         )
 
 
@@ -104,7 +104,7 @@ def keep_registered(shared: Place) -> None:
 def fix_registered(shared: Place) -> None:
     """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
 
-    With neither, the training begins anew: Ray itself would refuse the folder for ever.
+    With neither, the training starts from step 0: Ray itself would refuse the folder for ever.
     """
     listed, kept = (shared / RUN / _LISTED).read_text(), (shared / _LISTED).read_text()
     if listed is None or _names_checkpoints(listed, shared):
@@ -130,7 +130,7 @@ def refuse_other_workers(output: Place, state: State, settings: LoopSettings) ->
         raise InputError(
             f"its checkpoints are of {state.workers} workers, and ZeRO 3's load with as many only (now {settings.workers})",
             output,
-            f"give --workers {state.workers}, or delete the folder to start anew",
+            f"give --workers {state.workers}, or delete the folder to start again",
         )
 
 

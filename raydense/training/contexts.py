@@ -1,4 +1,4 @@
-"""What pre-training reads: passages, and for each a context, drawn anew each time it is seen.
+"""What pre-training reads: passages, and for each a context, drawn at random each time it is seen.
 
 The context of a passage is another passage of its document, one of the queries generated for it, or either (query-as-context,
 section 3).
@@ -30,7 +30,7 @@ class Contexts:
             raise InputError("has no doc_id", store.path, "context passage needs to know documents: give a corpus of `raydense split`")
 
     def examples(self, log: bool = False) -> Examples:
-        """Each passage that has a context, or each where none is asked for; with `log` a line says how many have none."""
+        """Each passage that has a context, or each where none is asked for; with `log` the number of those without is logged."""
         rows = np.flatnonzero(self._has_passage() | (self._counted > 0)) if self.kind else np.arange(len(self.store))
         if log and len(rows) < len(self.store):
             say(f"pretrain: {len(self.store) - len(rows):,} of {len(self.store):,} passages have no context, and are left out")

@@ -67,7 +67,7 @@ _COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
 def read_training_data(
     settings: TrainSettings, store: PassageStore, negatives: int, needs_scores: bool, log: bool = False
 ) -> tuple[Examples, Texts]:
-    """All examples that the settings name, and the texts that they name; with `log` a line says what is left out.
+    """All examples that the settings name, and the texts that they name; with `log` what is left out is logged.
 
     InputError where a method needs scores and the examples have none.
     """

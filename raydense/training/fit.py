@@ -25,7 +25,7 @@ from raydense.runtime.session import joins_cluster
 from raydense.runtime.waiting import Waiting
 from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance
 from raydense.training.batches import Sampler
-from raydense.training.capacity import require_room, workers_wait
+from raydense.training.capacity import require_capacity, workers_wait
 from raydense.training.checkpoints import (
     RUN,
     fix_registered,
@@ -85,7 +85,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     generations = Generations.of(settings, sampler, steps, draft.located)
     if settings.model != "tiny":
         method.check(settings, settings.model)
-    gpu = require_room(settings)
+    gpu = require_capacity(settings)
     state = newest_state(shared)
     if state is not None:
         refuse_other_workers(draft.place, state, settings)
@@ -101,7 +101,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
             return _train(job, gpu, state.step if state else 0, send, builder)
 
 
-def _train(job: Job, gpu: bool, done: int, send: Send, maker: GenerationBuilder) -> dict[str, Any]:
+def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilder) -> dict[str, Any]:
     """Train to the last step, and return what worker 0 reports.
 
     Where the training waits for new negatives, its workers end at each boundary, and their GPUs are free for what makes these.
@@ -112,9 +112,9 @@ def _train(job: Job, gpu: bool, done: int, send: Send, maker: GenerationBuilder)
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
             if lends:
-                waited += maker.make_open()
+                waited += builder.make_open()
                 job = replace(job, until=job.generations.end(done))
-            result = followed.run(job, gpu, maker, progress)
+            result = followed.run(job, gpu, builder, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
             waited += result["waited"]
             if done == job.steps:
@@ -131,11 +131,11 @@ class _Followed:
         self._says_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
         self._output = Path(job.generations.output).name
 
-    def run(self, job: Job, gpu: bool, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
+    def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome.
 
-        Ray gives up after so many failures, however far it came between them, and at once where its controller is killed: what
-        came to a new checkpoint begins anew with all its tries.
+        Ray gives up after so many failures, however far it came between them, and at once where its controller is killed. Here a
+        new checkpoint resets the count of failures.
         """
         from ray.exceptions import ActorDiedError
         from ray.train import TrainingFailedError
@@ -143,7 +143,7 @@ class _Followed:
         lost, at = 0, _checkpointed(job)
         while True:
             try:
-                return self._once(_Fit(job, gpu), maker, progress)
+                return self._once(_Fit(job, gpu), builder, progress)
             except (ActorDiedError, TrainingFailedError) as error:
                 before, at = at, _checkpointed(job)
                 lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
@@ -152,7 +152,7 @@ class _Followed:
                     raise
                 say(f"train: its workers were lost, and it goes on from step {at:,}")
 
-    def _once(self, fit: _Fit, maker: GenerationBuilder, progress: Progress) -> dict[str, Any]:
+    def _once(self, fit: _Fit, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         import ray
 
         (self._shared / FOUND).delete()
@@ -164,7 +164,7 @@ class _Followed:
         with Waiting("train", lambda: workers_wait(job)):
             while fit.is_alive():
                 fit.join(self._shared.look_every_s)
-                maker.check()
+                builder.check()
                 keep_registered(self._shared)
                 with suppress(StorageError):  # the workers may reach the store all the same
                     self._report(progress)

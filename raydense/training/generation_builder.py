@@ -1,4 +1,4 @@
-"""Has the generations of hard negatives made that the workers hand weights over for: between their segments, or in a thread beside them."""
+"""Builds the generations of hard negatives that workers hand weights over for: while they are stopped, or in a thread while they train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MakeGeneration(Protocol):
 
 
 class GenerationBuilder:
-    """`with GenerationBuilder(...) as maker`: in mode async a thread makes what is handed over, while the block runs."""
+    """`with GenerationBuilder(...) as builder`: in mode async a thread builds each generation while the block runs."""
 
     def __init__(
         self, make: MakeGeneration | None, settings: LoopSettings, start: str, generations: Generations, inputs: dict[str, str]

@@ -1,6 +1,6 @@
-"""What a run measured, step by step: one line of JSON a step, of which TensorBoard's file is another form.
+"""What a run measured, step by step: one line of JSON a step, and the same numbers for TensorBoard.
 
-Both hold nothing of the clock or the machine, so that the same run gives the same bytes. TensorBoard shows the number of the
+Both files hold nothing of the clock or the machine, so that the same run gives the same bytes. TensorBoard shows the number of the
 step as the time of day.
 """
 
@@ -38,7 +38,7 @@ class History:
             self._stream.write(sent.decode())
         self._stream.seek(0)
         kept = [line for line in _whole_lines(self._stream) if line["step"] <= done]
-        # cut, not written anew: a kill here loses nothing
+        # truncated, not rewritten: a kill here loses nothing
         self._stream.truncate(sum(len(_as_text(line)) for line in kept))
         self._events = _Events(open((shared / EVENTS).growing(), "wb"))  # noqa: SIM115 - as above
         self._events.add(kept)
@@ -62,6 +62,7 @@ class History:
         self._next_sending = ended + max(_SENT_EVERY_S, (ended - begun) / _SENDING_AT_MOST)
 
     def close(self) -> None:
+        """Close both files, and send them."""
         if not self._stream.closed:
             self._stream.close()
             self._events.close()
@@ -76,13 +77,13 @@ def read_history(path: Path) -> list[Line]:
 
 
 class Follower:
-    """Reads a history file while another process writes it; where that begins anew, at a checkpoint, so does this."""
+    """Reads a history file while another process writes it; where that starts again from a checkpoint, so does this."""
 
     def __init__(self, place: Place) -> None:
         self.place, self._offset = place, 0
 
     def new_lines(self) -> list[Line]:
-        """The whole lines since the last call; after a new beginning, all of them."""
+        """The whole lines since the last call; after a new start, all of them."""
         begin, new = self.place.tail(max(0, self._offset - 1))
         if begin and new[:1] == b"\n":
             begin, new = begin + 1, new[1:]

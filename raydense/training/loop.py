@@ -146,7 +146,7 @@ class Loop:
         return {"best_step": state.best_step, "best": state.best, **done}
 
     def _described(self, parts: list[Batch]) -> str:
-        """What is trained on what, told from the first step's parts of this worker."""
+        """What is trained on what, in a line; the tokens are estimated from this worker's first step."""
         s, place = self.settings, self.place
         what = f"{len(self.sampler.examples):,} examples, {self.job.steps:,} step{'s' * (self.job.steps > 1)} of {s.batch_size:,}"
         on = f"{place.workers} worker{'s' * (place.workers > 1)} on {place.device.type} in {self.precision}"
@@ -249,6 +249,7 @@ class Log:
             self._history.send()
 
     def close(self) -> None:
+        """Close the history, where this worker writes it."""
         if self._history is not None:
             self._history.close()
 

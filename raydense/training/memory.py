@@ -31,7 +31,7 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.step import checkpoint_activations, largest_piece, pieces_of
 
-# What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux tells it.
+# What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux reports it.
 _PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
 # glibc's heap keeps holes between the tensors of a step: 1.1 to 1.6 times what is alive was seen on CPUs.
 _HOLES = 1.3
@@ -58,6 +58,7 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """The sum of all parts, in bytes."""
         return sum(asdict(self).values())
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ class Outline:
         return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
 
     def running(self, pieces: int) -> int:
-        """The most bytes that forward and backward of a piece hold at once beside weights and gradients.
+        """The most bytes that forward and backward of a piece hold at once on top of weights and gradients.
 
         Gradients are there from the start: those of earlier pieces are, and those of a first one come to lie in what activations
         have left, which no allocator gives back in time.
@@ -128,7 +129,7 @@ class Outline:
             return 4 * whole, 4 * trained, 8 * trained, 4 * max(updating, summed)
         if s.engine.zero == 0:
             return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
-        half = each < 4  # then gradients are added up in float32, beside those of a piece
+        half = each < 4  # then gradients are added up in float32, next to those of a piece
         if s.engine.zero == 3:
             optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
             gradients = each * (1 + share) + (2 * share if half else 0)

@@ -1,6 +1,6 @@
 """`micro_batch: auto`: the most texts at once that every worker's memory takes, found before the first step.
 
-On a CPU by what memory.py tells, against what the machine has free; on a GPU by trying the longest batch.
+On a CPU by the estimate of memory.py and the memory that the machine has free; on a GPU by trying the longest batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CGROUPS = (
 
 
 def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
-    """The most texts at once that fit on every worker, and a line that says so; every worker calls this, with its `model` loaded.
+    """The most texts at once that fit on every worker, and the line to log; every worker calls this, with its `model` loaded.
 
     InputError, on all alike, where not even one text fits. `on_machine`: the workers of this machine.
     """
@@ -39,7 +39,7 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
     if device.type == "cuda":
         mine = largest_by_trial(model.to(device).train(), outline, device)
     else:
-        mine = largest_by_estimate(outline, room_of(on_machine) + psutil.Process().memory_info().rss)
+        mine = largest_by_estimate(outline, memory_for(on_machine) + psutil.Process().memory_info().rss)
     found = torch.tensor(mine, device=device)
     if together:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
@@ -52,12 +52,12 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
 def refuse_too_little(settings: LoopSettings, start: str) -> None:
     """InputError where workers on this machine's CPUs have no memory for even one text at a time."""
     outline = Outline(settings, start, torch.device("cpu"))
-    if outline.memory(1).total > room_of(settings.workers):
+    if outline.memory(1).total > memory_for(settings.workers):
         raise too_little(outline, settings)
 
 
 def too_little(outline: Outline, settings: LoopSettings) -> InputError:
-    """What to say where not even one text fits."""
+    """The error where not even one text fits."""
     checkpointing = "" if settings.activation_checkpointing else ", --activation-checkpointing"
     return InputError(
         f"even one text at a time needs about {outline.memory(1)}, which is more than {settings.workers} worker(s) have here",
@@ -72,7 +72,7 @@ def choices(settings: LoopSettings) -> list[int]:
     return [most, *(2**power for power in reversed(range((most - 1).bit_length())))]
 
 
-def room_of(workers: int) -> int:
+def memory_for(workers: int) -> int:
     """Bytes for each of so many workers that start on this machine: most of what is available in it, or in its container."""
     return int(_SHARE * min(psutil.virtual_memory().available, *_free_in_containers()) / workers)
 
@@ -84,13 +84,13 @@ def _free_in_containers() -> Iterator[int]:
             yield max(0, int(most) - int(Path(used).read_text()))
 
 
-def largest_by_estimate(outline: Outline, room: int) -> int:
-    """The largest choice that needs no more than `room` bytes; 0 where none does."""
-    return _first(choices(outline.settings), lambda texts: outline.memory(texts).total <= room)
+def largest_by_estimate(outline: Outline, available: int) -> int:
+    """The largest choice that needs no more than `available` bytes; 0 where none does."""
+    return _first(choices(outline.settings), lambda texts: outline.memory(texts).total <= available)
 
 
 def largest_by_trial(model: nn.Module, outline: Outline, device: torch.device) -> int:
-    """The largest choice whose longest batch goes forward and back on a GPU, beside what the engine will hold; 0 where none does."""
+    """The largest choice whose longest batch fits on a GPU, forward and backward, next to what the engine will hold; 0 where none does."""
     return _first(choices(outline.settings), lambda texts: _goes(model, outline, texts, device))
 
 

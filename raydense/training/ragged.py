@@ -48,6 +48,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Ints:
+        """How many values each list has: int64 [n]."""
         return np.diff(self.offsets)
 
     @property

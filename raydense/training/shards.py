@@ -1,8 +1,8 @@
 """Lets a checkpoint of ZeRO 1 or 2 be read by another number of workers than wrote it.
 
 There each worker keeps one shard of the float32 weights and of each of the optimiser's moments: the parameters of a group end to end,
-zeros up to a length that divides, and as many shards of it as workers. They are put end to end again and cut anew. Only the shards
-that a worker's own lies in are read, and nothing is written: whoever is killed here leaves the checkpoint as it was.
+zeros up to a length that divides, and as many shards of it as workers. They are put end to end again and divided by the new number of workers. Only the shards
+that a worker's own lies in are read, and nothing is written: a kill leaves the checkpoint as it was.
 """
 
 from __future__ import annotations

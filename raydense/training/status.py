@@ -39,7 +39,7 @@ def forget(shared: Place) -> None:
 
 
 def start_line(shared: Place) -> str | None:
-    """What worker 0 says it trains; None where it has not begun."""
+    """The line of `Status.start`; None where worker 0 has not begun."""
     return (shared / _START).read_text()
 
 

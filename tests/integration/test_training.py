@@ -29,7 +29,7 @@ from raydense.refresh.train import train
 from raydense.runtime import session as ray_session
 from raydense.runtime import waiting
 from raydense.storage import Artifact, Place
-from raydense.training import capacity as room
+from raydense.training import capacity
 from raydense.training.checkpoints import RUN, State, refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
 
@@ -83,7 +83,7 @@ def test_more_workers_than_a_cluster_has_room_for_are_refused(data: TrainingData
     """On a cluster that others started too, where no node comes by itself."""
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     monkeypatch.setattr(ray_session, "_AUTOSCALER_S", 0.0)
-    monkeypatch.setattr(room, "_COMES_BACK_S", 0.0)
+    monkeypatch.setattr(capacity, "_COMES_BACK_S", 0.0)
     for asked, said in (
         ({"workers": 8}, "8 workers x 1 CPU is more than the 4"),
         ({"gpus_per_worker": 1}, "1 workers x 1 GPU is more than the 0"),

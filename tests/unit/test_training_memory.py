@@ -24,7 +24,7 @@ from raydense.training.loop import FOUND, Job, Loop, Rank
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
-from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, refuse_too_little, room_of
+from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, memory_for, refuse_too_little
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, pieces_of
 
@@ -189,12 +189,12 @@ def test_room_is_what_the_container_leaves_shared_out(tmp_path: Path, monkeypatc
     used.write_text(f"{100 * 2**20}\n")
     monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(limit), str(used)), (str(tmp_path / "none"), "")))
     limit.write_text("max\n")
-    assert room_of(1) > 200 * 2**20
+    assert memory_for(1) > 200 * 2**20
     limit.write_text(f"{300 * 2**20}\n")
-    assert room_of(1) == int(0.8 * 200 * 2**20)
-    assert room_of(4) == int(0.8 * 50 * 2**20)
+    assert memory_for(1) == int(0.8 * 200 * 2**20)
+    assert memory_for(4) == int(0.8 * 50 * 2**20)
     limit.write_text("0")
-    assert room_of(1) == 0
+    assert memory_for(1) == 0
 
 
 def test_auto_is_found_and_said(data: TrainingData) -> None:
