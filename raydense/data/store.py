@@ -33,7 +33,10 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "01234567891234
 
 
 class PassageStore:
-    """Random access to the passages of a corpus; InputError where it is not the one of `fingerprint`, which a stage began with."""
+    """Random access to the passages of a corpus; picklable, and opened again from its path.
+
+    InputError where it is not the one of `fingerprint`, which a stage began with.
+    """
 
     def __init__(self, path: str | os.PathLike[str], fingerprint: str | None = None) -> None:
         self.artifact = Artifact.open(path, "corpus", fingerprint)
@@ -43,6 +46,9 @@ class PassageStore:
         self._names = [f.path for f in files]
         self._edges: Rows = np.concatenate([[0], ends]).astype(np.int64)
         self._mapped: dict[int, tuple[list[pa.RecordBatch], Rows]] = {}
+
+    def __reduce__(self) -> tuple[type[PassageStore], tuple[str, str]]:
+        return PassageStore, (self.artifact.located, self.fingerprint)  # a worker may have another working directory
 
     def __len__(self) -> int:
         return self.artifact.rows

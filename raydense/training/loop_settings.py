@@ -109,7 +109,7 @@ class LoopSettings(Settings):
 
     @classmethod
     def _named_by(cls, value: Any, where: str) -> type[Self]:
-        return load_method(cls.verb, str(value), where).Settings  # type: ignore[return-value]
+        return load_method(cls.verb, str(value), where).Settings
 
     @classmethod
     def refuse_unknown(cls, key: str, where: str) -> None:

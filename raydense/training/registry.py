@@ -91,6 +91,6 @@ def _by_path(name: str, where: str) -> type[Any]:
 
 
 def _checked(found: Any, name: str, where: str) -> type[Any]:
-    if not (isinstance(found, type) and getattr(getattr(found, "Settings", None), "trains", None) is found):
-        raise InputError(f"{name} is no raydense.training.method.Method", where, "give a class that derives from one")
-    return found
+    if isinstance(found, type) and getattr(getattr(found, "Settings", None), "trains", None) == found:
+        return found
+    raise InputError(f"{name} is no raydense.training.method.Method", where, "give a class that derives from one")

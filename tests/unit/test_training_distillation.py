@@ -97,7 +97,9 @@ def test_examples_without_scores_are_refused_or_left_out(data: TrainingData, cap
     assert len(examples) == 95
     assert "1 of 96 queries have too few passages with a teacher's score, and are left out" in capsys.readouterr().err
     bare = settings_of(data, "margin-mse", examples=str(data.root / "examples"))
-    with pytest.raises(InputError, match=r"has no teacher's scores, which objective margin-mse learns from; give examples that"):
+    with pytest.raises(
+        InputError, match=r"has no teacher's scores, which objective margin-mse learns from; give examples of `raydense label`"
+    ):
         method_of(bare).read(bare, PassageStore(bare.corpus))
 
 
