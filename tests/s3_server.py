@@ -75,7 +75,7 @@ def environment(port: int, cache: Path) -> dict[str, str]:
 
 @dataclass
 class Proxy:
-    """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `slow`, `cut` (half a reply) or None."""
+    """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None."""
 
     upstream: int
     fault: Callable[[int, str], Fault]
@@ -102,8 +102,6 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
                 self.connection.close()
                 self.close_connection = True
                 return
-            if wrong == "slow":
-                time.sleep(0.5)
             if wrong == "500":
                 self._answer(500, [], b"<Error><Code>InternalError</Code><Message>again</Message></Error>")
                 return

@@ -1,8 +1,8 @@
 """How buckets are reached: obstore's client, what is tried again, and the line for what trying again does not help.
 
 Credentials are those of the environment, as AWS and Google name them. obstore (the Rust crate object_store) retries server errors, lost
-connections and time-outs, goes on with a download that broke off, aborts a multipart upload that fails, and puts on a condition. It is
-asked for a few seconds at a time, so that a person can interrupt; the patience beyond is this module's.
+connections and time-outs, resumes a download that broke off, aborts a multipart upload that fails, and puts on a condition. It
+retries for a few seconds at a time, so that a person can interrupt; this module retries beyond that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,10 +25,8 @@ from raydense.storage.paths import WHERE_CREDENTIALS
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
 
-PATIENCE_S = 120.0
-_WITHIN_S = 10.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _CONNECT_S, _REPLY_S = 10.0, 60.0
+_ATTEMPTS = 12  # pyarrow's pauses are 25 ms, 50 ms, ..., 51 s
 # What a bucket's service answers when trying again does not help, and the fix.
 _FINAL = {
     r"<Code>NoSuchBucket|bucket does not exist|Bucket '.*' not found|NO_SUCH_BUCKET": (
@@ -46,9 +45,24 @@ _FINAL = {
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Retries:
+    """For how many seconds a request is tried again, and obstore's share of them at a time; the pauses; the clock they go by."""
+
+    patience_s: float = 120.0
+    within_s: float = 10.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 10.0
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+RETRIES = Retries()
+
+
 def client(scheme: str, bucket: str) -> S3Store | GCSStore:
     """obstore's client of a bucket."""
-    return _client(scheme, bucket, endpoint(), _identity(), PATIENCE_S, os.getpid())
+    return _client(scheme, bucket, endpoint(), _identity(), RETRIES, os.getpid())
 
 
 def endpoint() -> str:
@@ -61,12 +75,14 @@ def _identity() -> tuple[str | None, ...]:
 
 
 @lru_cache(maxsize=32)
-def _client(scheme: str, bucket: str, endpoint: str, identity: tuple[str | None, ...], patience: float, process: int) -> S3Store | GCSStore:
+def _client(
+    scheme: str, bucket: str, endpoint: str, identity: tuple[str | None, ...], retries: Retries, process: int
+) -> S3Store | GCSStore:
     from obstore.store import GCSStore, S3Store
 
-    within = timedelta(seconds=min(_WITHIN_S, patience))
-    backoff = {"init_backoff": timedelta(seconds=_FIRST_PAUSE_S), "max_backoff": timedelta(seconds=_LONGEST_PAUSE_S), "base": 2}
-    retry: Any = {"max_retries": 100, "retry_timeout": within, "backoff": backoff}
+    first, longest = timedelta(seconds=retries.first_pause_s), timedelta(seconds=retries.longest_pause_s)
+    backoff = {"init_backoff": first, "max_backoff": longest, "base": 2}
+    retry: Any = {"max_retries": 100, "retry_timeout": timedelta(seconds=retries.within_s), "backoff": backoff}
     # the time of a whole transfer is not bounded, the time without a byte of it is
     waits: Any = {"connect_timeout": timedelta(seconds=_CONNECT_S), "read_timeout": timedelta(seconds=_REPLY_S), "timeout": "7d"}
     if scheme == "gs":
@@ -99,11 +115,11 @@ def region_of(bucket: str, profile: str | None = None) -> str | None:
 
 
 def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
-    """What `work` returns, tried again while a bucket's service fails; StorageError when patience is at its end.
+    """What `work` returns, tried again while a bucket's service fails; StorageError after `RETRIES.patience_s` of failures.
 
     FileNotFoundError, and obstore's errors of a condition that does not hold, go to the caller, but for those in `again`.
     """
-    begun, pause = time.monotonic(), _FIRST_PAUSE_S
+    begun, pause = RETRIES.now(), RETRIES.first_pause_s
     while True:
         try:
             return work()
@@ -114,13 +130,13 @@ def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...
             _refuse_final(reason, uri)
             if isinstance(error, FileNotFoundError) and not again:
                 raise
-            if time.monotonic() - begun + pause > PATIENCE_S:
-                waited = f"failed for {time.monotonic() - begun:.0f} s ({_short(reason)})"
+            if RETRIES.now() - begun + pause > RETRIES.patience_s:
+                waited = f"failed for {RETRIES.now() - begun:.0f} s ({_short(reason)})"
                 raise StorageError(
                     f"{uri}: the bucket's service {waited}; run the same command again, what was committed is kept"
                 ) from None
-        time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        RETRIES.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, RETRIES.longest_pause_s)
 
 
 def _of_service(error: Exception, again: tuple[type[Exception], ...]) -> bool:
@@ -153,7 +169,7 @@ def ray_filesystem(scheme: str, bucket: str) -> Any:
     from pyarrow import fs
 
     if scheme == "gs":
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=PATIENCE_S))
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=RETRIES.patience_s))
 
     class Patient(fs.S3FileSystem):
         def __reduce__(self) -> Any:  # pyarrow's own forgets how often to try
@@ -163,8 +179,5 @@ def ray_filesystem(scheme: str, bucket: str) -> Any:
     if endpoint():
         more = dict(zip(("scheme", "endpoint_override"), _address(endpoint()), strict=True))
     waits = {"connect_timeout": _CONNECT_S, "request_timeout": _REPLY_S, "allow_delayed_open": True}
-    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS)
+    strategy = fs.AwsDefaultS3RetryStrategy(max_attempts=_ATTEMPTS)
     return Patient(retry_strategy=strategy, region=region_of(bucket), **waits, **more)
-
-
-_ATTEMPTS = 10
