@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.recipes.content import load_recipe
 from raydense.recipes.stage import Stage
@@ -114,7 +115,7 @@ def _inputs(settings: Settings) -> Iterator[tuple[str, str]]:
 def _is_path(settings: Settings, key: str, value: str) -> bool:
     if settings.inputs()[key] == "model":
         return value != "tiny" and not is_hub_name(value)
-    return not (key == "input" and getattr(settings, "format", "") == "ir_datasets")
+    return not (isinstance(settings, ImportSettings) and settings.by_name and key == "input")
 
 
 def _absolute(settings: Settings) -> Settings:
@@ -271,7 +272,7 @@ def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
             with packed(work) as folder:
                 environment = {"working_dir": str(folder), "env_vars": {_SUBMISSION: name}}
                 client.submit_job(entrypoint=entrypoint(work, python), submission_id=name, runtime_env=environment)
-            return name, f"submitted anew: {earlier}" if earlier else "submitted"
+            return name, f"submitted again: {earlier}" if earlier else "submitted"
         except (RuntimeError, OSError) as error:
             # The first: somebody else was quicker; the second: the cluster has only begun.
             again = any(words in str(error) for words in ("already exists", "No available agent"))
@@ -453,7 +454,7 @@ def _witnesses(stages: list[Stage]) -> Iterator[dict[str, str]]:
 
 def wait_words(name: str, address: str) -> str:
     """How to follow and stop a job that continues on its own."""
-    return f"{name} goes on; `raydense submit logs {name} --address {address}` follows it, `submit stop` ends it"
+    return f"{name} continues; `raydense submit logs {name} --address {address}` follows it, `submit stop` ends it"
 
 
 def show(job: Any) -> dict[str, Any]:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from raydense.data.formats import beir, dpr, flagembedding, msmarco, pyserini, tevatron, trec
+from raydense.data.formats import load_format
 from raydense.data.formats.outlet import Outlet
 from raydense.data.settings import ExportSettings
 from raydense.errors import InputError
 from raydense.storage import Place
-
-_WRITE: dict[str, Callable[[Outlet], None]] = {
-    "beir": beir.write,
-    "msmarco": msmarco.write,
-    "trec": trec.write,
-    "dpr": dpr.write,
-    "tevatron": tevatron.write,
-    "flagembedding": flagembedding.write,
-    "pyserini": pyserini.write,
-}
 
 
 def export(settings: ExportSettings) -> Place:
@@ -31,5 +19,5 @@ def export(settings: ExportSettings) -> Place:
     if output.exists():
         raise InputError("exists already", output, "give another --output, or delete it")
     with output.writing() as aside:
-        _WRITE[settings.format](Outlet(settings, aside))
+        load_format(settings.format).write(Outlet(settings, aside))
     return output

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
+from pydantic import AfterValidator
+
+from raydense.data.formats import by_name, formats_that
+from raydense.errors import did_you_mean
 from raydense.settings import Folder, FolderOrNone, Settings, artifact, setting
+
+
+def _format_that(function: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in formats_that(function):
+            raise ValueError(f"no such format: {did_you_mean(name, formats_that(function))}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _listed(function: str) -> str:
+    return f"the family of formats: {', '.join(formats_that(function))}"
 
 
 class SampleSettings(Settings):
@@ -26,7 +43,7 @@ class ImportSettings(Settings):
 
     newer = ("strict",)  # what a strict import takes, the other takes as it is
 
-    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "ir_datasets"] = setting(..., "the family of formats")
+    format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
     corpus: FolderOrNone = artifact(
         "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
@@ -37,11 +54,16 @@ class ImportSettings(Settings):
         "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
 
+    @property
+    def by_name(self) -> bool:
+        """Whether `input` is what a library calls a data set, and not a path."""
+        return by_name(self.format)
+
 
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
-    format: Literal["beir", "msmarco", "trec", "dpr", "tevatron", "flagembedding", "pyserini"] = setting(..., "the family of formats")
+    format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
     corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
     queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
 from raydense.storage import Artifact, Place, model_place, named_folder, read_manifest
@@ -34,7 +35,8 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     for key, kind in stage.settings.inputs().items():
         value = stage.settings.value_of(key)
         for path in [named_folder(item)[1] for item in value] if isinstance(value, list) else [value]:
-            if path is None or (kind == "model" and path == "tiny") or getattr(stage.settings, "format", "") == "ir_datasets":
+            by_name = isinstance(stage.settings, ImportSettings) and stage.settings.by_name
+            if path is None or (kind == "model" and path == "tiny") or by_name:
                 continue
             fault = _fault(str(path), kind, earlier)
             if fault:

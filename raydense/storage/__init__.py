@@ -3,13 +3,13 @@
 from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, read_manifest, verify, verify_all
 from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
-from raydense.storage.draft import Draft, begun_from, commits_in, differences, discard_untouched, versions
+from raydense.storage.draft import Draft, begun_from, commits_in, discard_untouched
 from raydense.storage.files import write_whole
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import checked, named, safe_name
 from raydense.storage.place import Found, Place
-from raydense.storage.provenance import check_unchanged, fingerprint_of, named_folder, provenance, provenance_of
+from raydense.storage.provenance import check_unchanged, differences, fingerprint_of, named_folder, provenance, provenance_of, versions
 
 __all__ = [
     "MANIFEST",

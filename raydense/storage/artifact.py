@@ -12,8 +12,9 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.storage.digest import digest_of
+from raydense.storage.foreign import how_to_import
 from raydense.storage.paths import safe_name
-from raydense.storage.place import Place, together
+from raydense.storage.place import Found, Place, together
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -70,12 +71,13 @@ class Artifact:
             raise InputError("its fingerprint is not that of its files", self.place / MANIFEST, "delete the folder and make it again")
         damaged = next(iter(self.damaged()), None)
         if damaged is not None:
-            fix = "run the stage that makes it again: it makes this file anew"
+            fix = "run the stage that makes it again: it makes only this file"
             raise InputError(DAMAGED, self.place / damaged.path, fix)
 
     def damaged(self) -> list[File]:
         """The files that are missing or of another size."""
-        return [f for f, size in zip(self.files, self.place.sizes([f.path for f in self.files]), strict=True) if size != f.bytes]
+        found = self.place.stats([file.path for file in self.files])
+        return [file for file, there in zip(self.files, found, strict=True) if there is None or there.size != file.bytes]
 
     def __repr__(self) -> str:
         return f"Artifact(kind={self.kind!r}, rows={self.rows}, place={str(self.place)!r})"
@@ -149,8 +151,8 @@ def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str
         raise _no_artifact(root, "an artifact folder, or one with artifacts in it")
     for place, manifest in found:
         files = [File(**file) for file in manifest["files"]]
-        for file, size in zip(files, place.sizes([file.path for file in files]), strict=True):
-            yield place, file.path, _wrong(place, file, size)
+        for file, there in zip(files, place.stats([file.path for file in files]), strict=True):
+            yield place, file.path, _wrong(place, file, there)
 
 
 def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -158,13 +160,13 @@ def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
     return [(file, wrong) for _, file, wrong in verify_all(folder) if wrong]
 
 
-def _wrong(place: Place, file: File, size: int | None) -> str:
+def _wrong(place: Place, file: File, there: Found | None) -> str:
     if not safe_name(file.path):
         return "lies outside its folder"
-    if size is None:
+    if there is None:
         return "missing"
-    if size != file.bytes:
-        return f"holds {size:,} bytes, not {file.bytes:,}"
+    if there.size != file.bytes:
+        return f"holds {there.size:,} bytes, not {file.bytes:,}"
     return "" if (place / file.path).sha256() == file.sha256 else "holds other bytes than were written (sha256)"
 
 
@@ -176,7 +178,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(content.decode())
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise InputError("not readable as JSON", place, "delete the folder and make it again") from None
     return manifest if isinstance(manifest, dict) and {"kind", "format_version", "made_from"} <= manifest.keys() else None
 
@@ -192,18 +194,9 @@ def replaced(place: Place, begun: str, now: str) -> InputError:
     return InputError(what, place, "leave inputs as they are while a stage runs; give a new --output, and run the stage again")
 
 
-def _importing(file: Place) -> str:
-    """The command that makes artifacts of another tool's file, as far as its name says whose it is."""
-    folder = Path(str(file)).parent
-    if folder.name == "qrels" or file.name.endswith((".jsonl", ".jsonl.gz")):
-        whole = folder.parent if folder.name == "qrels" else folder
-        return f"raydense import --format beir --input {whole} --output data/imported"
-    return f"raydense import --format trec --input {file} --corpus CORPUS --output data/imported"
-
-
 def _no_artifact(place: Place, wanted: str) -> InputError:
     if not place.is_folder() and place.exists():
-        return InputError("is a file, not an artifact of raydense", place, f"make one with `{_importing(place)}`, and give what it makes")
+        return InputError("is a file, not an artifact of raydense", place, how_to_import(place))
     if not place.is_folder():
         return InputError("no such folder", place, f"give {wanted}")
     if (place / WORK).is_folder():

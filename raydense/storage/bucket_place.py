@@ -96,6 +96,13 @@ class BucketPlace(Place, schemes=BUCKETS):
         except FileNotFoundError:
             return None, None
 
+    def head(self, size: int) -> bytes:
+        import obstore
+
+        found = self.stat()
+        end = min(size, found.size) if found else size
+        return bytes(patiently(lambda: obstore.get_range(self._client, self.key, start=0, end=end), str(self))) if end else b""
+
     def tail(self, offset: int) -> tuple[int, bytes]:
         import obstore
 
@@ -146,13 +153,13 @@ class BucketPlace(Place, schemes=BUCKETS):
         finally:
             LocalPlace(aside).delete()
 
-    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
-        if not new:
-            self._put(file)
-        elif self.replace(file.read_bytes(), None) is None:
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
+        put = self.replace(file.read_bytes(), None) if new else self._put(file)
+        if put is None:
             raise FileExistsError(f"{self} was written by another process")
         if not keep:
             file.unlink()
+        return str(put.get("e_tag") or put.get("version") or "")
 
     def sha256(self) -> str:
         return self._stream()
@@ -193,9 +200,9 @@ class BucketPlace(Place, schemes=BUCKETS):
         found = (PurePosixPath(name) for name in self.files())
         return sorted(str(name) for name in found if len(name.parts) == depth and name.match(pattern))
 
-    def sizes(self, names: list[str]) -> list[int | None]:
+    def stats(self, names: list[str]) -> list[Found | None]:
         found = self.files()
-        return [found[name].size if name in found else None for name in names]
+        return [found.get(name) for name in names]
 
     def delete(self) -> None:
         import obstore

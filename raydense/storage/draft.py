@@ -10,33 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.runtime.progress import say
 from raydense.storage.artifact import FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
+from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
-from raydense.storage.files import follow_umask, sha256_of
+from raydense.storage.files import follow_umask
 from raydense.storage.lease import WRITER
 from raydense.storage.local_place import LOCK
-from raydense.storage.paths import safe_name
-from raydense.storage.place import Hold, Place, together
+from raydense.storage.place import Hold, Place
+from raydense.storage.provenance import differences, versions
 
-BEGUN, COMMITS = "made_from.json", "commits"
+BEGUN = "made_from.json"
 _OURS = {BEGUN, COMMITS, LOCK, WRITER}  # in a work folder in which nothing was made yet
 # The outputs that this process writes; the end of the process lets go of them.
 _HELD: dict[str, Hold] = {}
-_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
 
 
 class Draft:
@@ -73,7 +69,7 @@ class Draft:
             there = Artifact(draft.place, manifest)
             damaged = there.damaged()
             if damaged:
-                _log_damaged(draft.place, damaged)
+                log_damaged(draft.place, damaged)
                 draft._reopen(there, damaged)
             else:
                 (draft.place / WORK).delete()  # where its maker was killed on its last lines
@@ -88,8 +84,8 @@ class Draft:
         if begun is None:
             draft.place.forget(digest_of(draft.made_from))  # of an earlier output of the same name
             draft._mark()
-        draft._send_left()
-        draft._drop_damaged()
+        draft._commits.send_left()
+        draft._commits.drop_damaged()
         return draft
 
     def _begin(self) -> None:
@@ -112,9 +108,7 @@ class Draft:
         """Make the draft again that an artifact was before it was finished, without its damaged files."""
         self._begin()
         self._mark()
-        for file in there.files:
-            if file not in damaged:
-                self._record(file).write_text(as_json(asdict(file)))
+        self._commits.restore([file for file in there.files if file not in damaged])
         (self.place / MANIFEST).delete()
 
     def close(self) -> None:
@@ -155,47 +149,13 @@ class Draft:
         """As `place`, for a process in another working directory, or on another machine."""
         return Place.of(self.place.located)
 
-    def _record(self, file: str | File) -> Place:
-        return self.place / WORK / COMMITS / record_name(file if isinstance(file, str) else file.path)
-
-    def _records(self) -> list[File]:
-        commits = self.place / WORK / COMMITS
-        return [self._recorded(record) for record in together(lambda name: (commits / name).read(), commits.names("*.json")) if record]
-
-    def _recorded(self, record: bytes) -> File:
-        """The file of a record. InputError where that names one outside of the output: anybody may have written it."""
-        file = File(**json.loads(record))
-        if not safe_name(file.path):
-            raise InputError("a record of it names a file outside its folder", self.place, "delete the folder and make it again")
-        return file
+    @property
+    def _commits(self) -> Commits:
+        return Commits(self.place, self.folder)
 
     def committed(self) -> dict[str, File]:
         """The files committed so far, by path."""
-        return {file.path: file for file in self._records()}
-
-    def _send_left(self) -> None:
-        """Send what this machine had committed when it was stopped on the way to a bucket, if it is still what was committed."""
-        there = set((self.place / WORK / COMMITS).names("*.json"))
-        for record in sorted((self.work / COMMITS).glob("*.json")):
-            if record.name not in there:
-                file = File(**json.loads(record.read_text()))
-                made = self.folder / file.path
-                if made.is_file() and made.stat().st_size == file.bytes and sha256_of(made) == file.sha256:
-                    self._publish(file)
-
-    def _drop_damaged(self) -> None:
-        """Forget the committed files that are missing, of another size, or, in a folder, of another checksum: they are made again."""
-        files = self._records()
-        sizes = self.place.sizes([file.path for file in files]) if files else []
-        damaged = [file for file, size in zip(files, sizes, strict=True) if size != file.bytes or not self._same(file)]
-        if damaged:
-            _log_damaged(self.place, damaged)
-        for file in damaged:
-            self._record(file).delete()
-            (self.work / COMMITS / record_name(file.path)).unlink(missing_ok=True)
-
-    def _same(self, file: File) -> bool:
-        return self.place.durable or (self.place / file.path).sha256() == file.sha256
+        return {commit.file.path: commit.file for commit in self._commits.all()}
 
     def commit(self, path: str, write: Callable[[Path], object], rows: int, **note: Any) -> File:
         """Write one file of the artifact: `write` gets a path aside; the file appears under its own name only when whole."""
@@ -212,11 +172,11 @@ class Draft:
 
     def read(self, path: str) -> Path:
         """A file that was committed, on whichever machine: its path on this one."""
-        content = self._record(path).read()
-        if content is None:
+        file, here = self._commits.of(path), self.folder / path
+        if file is None:
             raise InputError("was not committed", self.place / path, "delete the folder and make it again")
-        file, here, own = self._recorded(content), self.folder / path, self.work / COMMITS / record_name(path)
-        if here.is_file() and own.is_file() and File(**json.loads(own.read_text())).sha256 == file.sha256:
+        made = self._commits.made_here(path)
+        if here.is_file() and made is not None and made.sha256 == file.sha256:
             return here
         return self.place.fetch(path, file.bytes, file.sha256, file.sha256)
 
@@ -250,18 +210,12 @@ class Draft:
             os.fsync(stream.fileno())
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         file = File(path, rows, aside.stat().st_size, digest, note)
-        target, record = self.folder / path, self.work / COMMITS / record_name(path)
+        target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        record.parent.mkdir(parents=True, exist_ok=True)
         os.replace(aside, target)
-        write_json(record, asdict(file))
-        self._publish(file)
+        self._commits.begin(file)
+        self._commits.publish(file, keep=socket.gethostname() == self._host)  # on another machine nothing reads it again
         return file
-
-    def _publish(self, file: File) -> None:
-        here = socket.gethostname() == self._host  # on another machine nothing reads it again
-        (self.place / file.path).publish(self.folder / file.path, keep=here)
-        self._record(file).publish(self.work / COMMITS / record_name(file.path))
 
     def finish(self, rows: int, **summary: Any) -> Artifact:
         """Write the manifest of what was committed: from here on the folder is an artifact, and its work folder is gone.
@@ -297,11 +251,6 @@ class Draft:
         }
 
 
-def record_name(path: str) -> str:
-    """The name of the record of a commit."""
-    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}.json"
-
-
 def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What unfinished work in a folder is made from; None where nothing was made yet, as by a stage that refused its input."""
     place = Place.of(output)
@@ -328,37 +277,3 @@ def discard_untouched(output: str | os.PathLike[str]) -> None:
     draft = Draft(place, "", json.loads(begun))
     if set(os.listdir(draft.work)) <= _OURS and not os.listdir(draft.work / COMMITS):
         draft.discard()
-
-
-def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
-    """What differs between two `made_from`, as `key: there -> here`, or the empty string."""
-    found = []
-    for key in sorted(there.keys() | here.keys()):
-        a, b = there.get(key), here.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found.append(differences(a, b, f"{prefix}{key}."))
-        elif a != b:
-            found.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
-    return ", ".join(f for f in found if f)
-
-
-@cache
-def versions() -> dict[str, str]:
-    """The versions of the packages that shape an artifact."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _log_damaged(place: Place, damaged: list[File]) -> None:
-    names = ", ".join(file.path for file in damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
-    say(f"storage: {place}: {names} missing or damaged: made again, the other files stay")
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

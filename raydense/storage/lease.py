@@ -1,7 +1,7 @@
 """The right of one process to write an output of a bucket: a small file there, which its owner writes again and again.
 
 Every write of it is conditional on the version that was read, so that of two processes that take it, or of one that was cut off and
-comes back after another took it over, exactly one goes on.
+comes back after another took it over, exactly one continues.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Lease:
                 self.confirm()
 
     def confirm(self) -> None:
-        """Write it anew; InputError where another process has taken the output over."""
+        """Write it again; InputError where another process has taken the output over."""
         with self._writing:
             if self._ended.is_set():
                 return

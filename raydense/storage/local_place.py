@@ -56,6 +56,10 @@ class LocalPlace(Place, schemes=("",)):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def head(self, size: int) -> bytes:
+        with open(self.path, "rb") as stream:
+            return stream.read(size)
+
     def tail(self, offset: int) -> tuple[int, bytes]:
         try:
             with open(self.path, "rb") as stream:
@@ -82,10 +86,11 @@ class LocalPlace(Place, schemes=("",)):
         finally:
             LocalPlace(aside).delete()
 
-    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
         if file != self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, self.path)
+        return ""
 
     def sha256(self) -> str:
         return sha256_of(self.path)
@@ -106,8 +111,8 @@ class LocalPlace(Place, schemes=("",)):
         found = (file for file in self.path.glob(pattern) if file.is_file() and not is_aside(file))
         return sorted(file.relative_to(self.path).as_posix() for file in found)
 
-    def sizes(self, names: list[str]) -> list[int | None]:
-        return [found.size if (found := (self / name).stat()) else None for name in names]
+    def stats(self, names: list[str]) -> list[Found | None]:
+        return [(self / name).stat() for name in names]
 
     def delete(self) -> None:
         if self.path.is_dir():

@@ -48,7 +48,7 @@ class Place(os.PathLike[str]):
     everywhere: ClassVar[bool]
     """Whether every machine reaches it under this name."""
     durable: ClassVar[bool]
-    """Whether what holds it guards its bytes against damage, so that sizes are check enough."""
+    """Whether what holds it guards its bytes against damage, so that a file of the same version has the same bytes."""
     _of_scheme: ClassVar[dict[str, type[Place]]] = {}
 
     def __init_subclass__(cls, schemes: Iterable[str] = (), **given: Any) -> None:
@@ -101,6 +101,10 @@ class Place(os.PathLike[str]):
         """The bytes of a small file; None where there is none."""
 
     @abstractmethod
+    def head(self, size: int) -> bytes:
+        """The first `size` bytes of a file, or all of it; FileNotFoundError where there is none."""
+
+    @abstractmethod
     def tail(self, offset: int) -> tuple[int, bytes]:
         """What a growing file holds from `offset` on, and that offset; all of it, and 0, where it is shorter by now."""
 
@@ -115,15 +119,16 @@ class Place(os.PathLike[str]):
         A folder appears in a bucket file after file."""
 
     @abstractmethod
-    def publish(self, file: Path, new: bool = False, keep: bool = True) -> None:
+    def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
         """Let a whole file of this machine appear here. With `new`, FileExistsError where a file with other bytes is there.
 
-        In a bucket `file` stays where it is with `keep`; in a folder it is moved here.
+        In a bucket `file` stays where it is with `keep`; in a folder it is moved here. Returns its version, as `stat` gives it, where
+        the place is `durable`; else "".
         """
 
     @abstractmethod
     def sha256(self) -> str:
-        """The sha256 of the file's bytes, read anew; FileNotFoundError where there is none."""
+        """The sha256 of the file's bytes, read again; FileNotFoundError where there is none."""
 
     # A folder
 
@@ -148,8 +153,8 @@ class Place(os.PathLike[str]):
         """The files below it whose paths match, as `run/*/state.json`, sorted."""
 
     @abstractmethod
-    def sizes(self, names: list[str]) -> list[int | None]:
-        """The bytes of each of these files; None for one that is not there."""
+    def stats(self, names: list[str]) -> list[Found | None]:
+        """Each of these files; None for one that is not there."""
 
     @abstractmethod
     def delete(self) -> None:
@@ -174,7 +179,7 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def working(self, key: str) -> Path:
-        """The folder of this machine where an output is put together: itself, or for a bucket one that `key` tells from others."""
+        """The folder of this machine where an output is put together: itself, or, for a bucket, one that is named by `key`."""
 
     @abstractmethod
     def forget(self, key: str = "") -> None:

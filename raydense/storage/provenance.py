@@ -1,9 +1,12 @@
-"""What an output is made from: the fingerprints of inputs, and the check that they are still the same where they are read."""
+"""What an output is made from: settings, fingerprints of inputs, versions; and the check that inputs are still the same where they are read."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from raydense.storage.paths import named
 from raydense.storage.place import Place
 
 _MODELS = ("model", "joint")
+_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
 
 
 def fingerprint_of(path: str | os.PathLike[str]) -> str:
@@ -96,6 +100,35 @@ def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str,
     for part in ("settings", "inputs"):
         made_from[part] |= {key: value for key, value in there.get(part, {}).items() if key in settings.left_open()}
     return made_from
+
+
+def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
+    """What differs between two of what `provenance` returns, as `key: there -> here`, or the empty string."""
+    found = []
+    for key in sorted(there.keys() | here.keys()):
+        a, b = there.get(key), here.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found.append(differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            found.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
+    return ", ".join(f for f in found if f)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The versions of the packages that shape an artifact."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def named_folder(item: str) -> tuple[str, str]:

@@ -195,7 +195,7 @@ def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environ
     failed = err.splitlines()[-1].partition(":")[0]
     code, out, err = _call(environment, *index, "--no-wait")
     assert (code, out) == (0, f"{failed}-2\n"), err
-    assert f"{failed}-2: submitted anew: {failed} failed with exit code 2" in err
+    assert f"{failed}-2: submitted again: {failed} failed with exit code 2" in err
 
     long = ["sample", "--passages", "50000000", "--output", str(tmp_path / "long"), *submit]
     both = [_begin(environment, *long), _begin(environment, *long)]
@@ -208,7 +208,7 @@ def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environ
         both[0].send_signal(signal.SIGINT)
         _, said = both[0].communicate(timeout=60)
         assert both[0].returncode == 130
-        assert f"{name} goes on" in said
+        assert f"{name} continues" in said
         assert json.loads(_call(environment, "status", name, "--json", *where)[1])["status"] == "RUNNING"
         assert _call(environment, "stop", name, *where)[1].startswith(f"{name}  stopped after ")
         _, said = both[1].communicate(timeout=60)

@@ -9,7 +9,9 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
-from raydense.storage import Artifact, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folder, verify
+from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folder, verify
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
 from tests.embeddings import write_embeddings
@@ -44,6 +46,27 @@ def store(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def _on_machine(name: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in environment(port, tmp_path / name).items():
         monkeypatch.setenv(key, value)
+
+
+@dataclass
+class Clock:
+    """A clock that jumps: what sleeps by it returns at once."""
+
+    time: float = 0.0
+    pauses: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.time += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all retries; those of obstore itself, which has its own, end within milliseconds."""
+    clock = Clock()
+    fast = replace(bucket.RETRIES, within_s=0.02, first_pause_s=0.001, now=lambda: clock.time, sleep=clock.sleep)
+    monkeypatch.setattr(bucket, "RETRIES", fast)
+    return clock
 
 
 def _corpus(place: str | Path, rows: int = 7) -> Artifact:
@@ -207,7 +230,7 @@ def test_only_one_writes(store: str, port: int, tmp_path: Path, monkeypatch: pyt
 
 def _write_until_killed(uri: str) -> None:
     _commit(Draft.open(uri, "report", {"x": 1}), "a.txt")
-    time.sleep(600)
+    threading.Event().wait()
 
 
 def test_a_writer_of_another_host_is_waited_for(store: str) -> None:
@@ -276,8 +299,8 @@ def test_damage_is_refused(store: str, port: int, tmp_path: Path, monkeypatch: p
         Artifact.open(f"{store}/corpus")
 
 
-def test_faults_are_tried_again(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = {3: "500", 5: "reset", 8: "slow", 11: "cut"}
+def test_faults_are_tried_again(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    plan = {3: "500", 5: "reset", 11: "cut"}
     with proxy(port, lambda number, _: plan.get(number % 13)) as before:
         _on_machine("b", before.port, tmp_path, monkeypatch)
         made = _corpus(f"{store}/corpus", rows=31)
@@ -310,8 +333,7 @@ def test_a_mark_of_a_folder_is_no_file(store: str) -> None:
     assert set(Place.of(f"{store}/x").files()) == {"empty"}
 
 
-def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_S", 1.0)
+def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     with proxy(port, lambda *_: "500") as before:
         _on_machine("b", before.port, tmp_path, monkeypatch)
         with pytest.raises(StorageError) as caught:
@@ -319,7 +341,9 @@ def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path,
     found = fixable(caught.value)
     assert found is not None
     assert found[0] == 1
-    assert found[1].startswith(f"{store}/x: the bucket's service failed for")
+    assert found[1].startswith(f"{store}/x: the bucket's service failed for 1")
+    assert 100 < sum(clock.pauses) <= 120, "two minutes of patience"
+    assert max(clock.pauses) <= 10
     assert "run the same command again" in found[1]
     assert "\n" not in found[1]
 
@@ -369,8 +393,10 @@ def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(
         cache.trim()
 
 
-def test_an_upload_that_fails_in_the_middle_leaves_nothing(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_S", 1.0)
+def test_an_upload_that_fails_in_the_middle_leaves_nothing(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(bucket, "RETRIES", replace(bucket.RETRIES, patience_s=0.01))
     (tmp_path / "large").write_bytes(os.urandom(20 << 20))
     parts = itertools.count()
     with proxy(port, lambda _, method: "500" if method == "PUT" and next(parts) > 0 else None) as before:
@@ -419,6 +445,28 @@ def test_a_damaged_file_alone_is_made_again(store: str, damage: str) -> None:
     _commit(again, "a.txt")
     assert again.finish(2).fingerprint == made.fingerprint
     assert place.files()["b.txt"] == before
+
+
+def test_a_replaced_file_of_unfinished_work_is_made_again_and_only_doubtful_ones_are_read(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, place = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out")
+    for name in ("same.txt", "other.txt", "copied.txt"):
+        _commit(draft, name)
+    draft.close()
+    (place / "other.txt").write(b"CONTENT OF other.txt")  # of the same size
+    (record,) = (place / ".work/commits").names("copied*")
+    fields = json.loads((place / ".work/commits" / record).read() or b"")
+    (place / ".work/commits" / record).write(json.dumps({**fields, "version": "of another bucket"}).encode())
+    read: list[str] = []
+    digest = BucketPlace.sha256
+    monkeypatch.setattr(BucketPlace, "sha256", lambda file: read.append(file.name) or digest(file))
+    _on_machine("b", port, tmp_path, monkeypatch)
+    resumed = Draft.open(place, "report", {"x": 1})
+    assert set(resumed.committed()) == {"same.txt", "copied.txt"}
+    assert sorted(read) == ["copied.txt", "other.txt"]
+    _commit(resumed, "other.txt")
+    assert verify(resumed.finish(3).place) == []
 
 
 def test_verify_reads_the_checksums_of_a_bucket(store: str) -> None:

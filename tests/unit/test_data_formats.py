@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raydense.data import formats
 from raydense.data.exporting import export
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
@@ -612,6 +613,26 @@ def test_ir_datasets(tmp_path: Path) -> None:
     assert table(out / "qrels/test", "qrels") == [{"query_id": "q1", "passage_id": "d2", "relevance": 1}]
     with pytest.raises(InputError, match="knows no data set"):
         imported("ir_datasets", Path("no/such/thing"), tmp_path / "none")
+
+
+def test_a_file_makes_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file in the package, and nothing else changes."""
+    put(
+        tmp_path / "formats" / "pairs.py",
+        "import pyarrow as pa",
+        "def read(source, intake):",
+        "    rows = [line.split('=') for line in source.read_text().splitlines()]",
+        "    intake.queries(pa.table({'query_id': [r[0] for r in rows], 'text': [r[1] for r in rows]}), str)",
+    )
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path / "formats")])
+    formats._texts.cache_clear()
+    try:
+        out = imported("pairs", put(tmp_path / "in", "q1=which one?"), tmp_path / "out")
+        with pytest.raises(InputError, match="no such format: known: beir"):
+            exported("pairs", tmp_path / "none", queries=out / "queries")
+    finally:
+        formats._texts.cache_clear()
+    assert table(out / "queries", "queries") == [{"query_id": "q1", "text": "which one?"}]
 
 
 # --- export refuses ---

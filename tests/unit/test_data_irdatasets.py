@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
-from raydense.data.formats.irdatasets import fetched, title_and_text
+from raydense.data.formats.ir_datasets import fetched, title_and_text
 from raydense.data.formats.lines import refuse_blank
 from raydense.errors import InputError, fixable
 

@@ -13,7 +13,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from raydense.errors import InputError, fixable
-from raydense.storage import Artifact, Draft, Place, check_unchanged, differences, discard_untouched, fingerprint_of, verify, write_json
+from raydense.storage import (
+    Artifact,
+    Draft,
+    Place,
+    check_unchanged,
+    commits,
+    differences,
+    discard_untouched,
+    fingerprint_of,
+    verify,
+    write_json,
+)
 
 
 def put(draft: Draft, name: str, text: str = "text") -> None:
@@ -115,7 +126,10 @@ def test_truncated_missing_and_unreadable_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "one.txt").unlink()
     with pytest.raises(InputError, match="missing"):
         Artifact.open(tmp_path / "x")
-    os.truncate(tmp_path / "x" / "manifest.json", 50)
+    for content in ("[" * 100_000, '{"kind": "run", "form'):
+        (tmp_path / "x" / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match="not readable as JSON"):
+            Artifact.open(tmp_path / "x")
     with pytest.raises(InputError, match="not readable as JSON"):
         Artifact.open(tmp_path / "x")
 
@@ -147,6 +161,21 @@ def test_a_damaged_file_of_unfinished_work_is_made_again(tmp_path: Path, damage:
     else:
         (tmp_path / "x" / "one.txt").write_text("te" if damage == "truncated" else "TEXT")
     assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["two.txt"]
+
+
+def test_reading_large_committed_files_again_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shown_from, said in ((1_000, ""), (8, "check committed files: 2 files in 0s")):
+        monkeypatch.setattr(commits, "_SHOWN_FROM", shown_from)
+        draft = Draft.open(tmp_path / "x", "run", {})
+        for name in ("one.txt", "two.txt"):
+            draft.commit(name, lambda path: path.write_text("text"), 1)
+        draft.close()
+        capsys.readouterr()
+        resumed = Draft.open(tmp_path / "x", "run", {})
+        assert capsys.readouterr().err.partition(",")[0] == said
+        resumed.close()
 
 
 def test_verify_names_each_damaged_file(tmp_path: Path) -> None:
@@ -320,23 +349,6 @@ def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: P
     discard_untouched(tmp_path / "nowhere")
     assert (tmp_path / "own").is_dir()
     assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"
-
-
-@pytest.mark.parametrize(
-    ("file", "command"),
-    [
-        ("runs/bm25.trec", "raydense import --format trec --input {root}/runs/bm25.trec --corpus CORPUS --output data/imported"),
-        ("beir/queries.jsonl", "raydense import --format beir --input {root}/beir --output data/imported"),
-        ("beir/qrels/test.tsv", "raydense import --format beir --input {root}/beir --output data/imported"),
-    ],
-)
-def test_a_file_of_another_tool_is_refused_with_the_command_that_imports_it(tmp_path, file, command):
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text("q1 Q0 d1 1 2.0 tag\n")
-    with pytest.raises(InputError) as caught:
-        Artifact.open(tmp_path / file, "run")
-    made = f"is a file, not an artifact of raydense; make one with `{command.format(root=tmp_path)}`, and give what it makes"
-    assert str(caught.value) == f"{tmp_path / file}: {made}"
 
 
 def test_an_output_that_is_an_artifact_of_another_kind_says_which(tmp_path):

@@ -1,1 +1,35 @@
-"""Formats of other tools: one module per format, each with what it reads and what it writes."""
+"""Formats of other tools, one file each: a file here that defines one of these functions is a format of its name, and nothing else lists it.
+
+`read(source, intake)` is what `import` calls, `passages(source)` what `import_corpus` calls, `write(outlet)` what `export` calls.
+`source` is a file or folder of this machine; in a format with `BY_NAME = True` it is what a library calls its data set.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+
+def formats_that(function: str) -> tuple[str, ...]:
+    """The names of the formats that define `read`, `passages` or `write`."""
+    return tuple(name for name, text in _texts().items() if re.search(rf"^def {function}\(", text, re.MULTILINE))
+
+
+def by_name(format: str) -> bool:
+    """Whether a format reads data sets that a library knows by name, not files."""
+    return bool(re.search("^BY_NAME = True$", _texts()[format], re.MULTILINE))
+
+
+def load_format(name: str) -> ModuleType:
+    """The module of a format."""
+    return import_module(f"{__name__}.{name}")
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """The text of each file: importing them takes long, and settings need no more than names."""
+    files = (file for folder in __path__ for file in Path(folder).glob("[a-z]*.py"))
+    return {file.stem: file.read_text("utf-8") for file in sorted(files)}

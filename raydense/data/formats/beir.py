@@ -25,25 +25,40 @@ def passages(folder: Path, strict: bool = True) -> Passages:
     return json_lines(path, fields), where(path)
 
 
-def read(folder: Path, intake: Intake) -> None:
-    """Import a BEIR folder. A folder without qrels is a data set for search only."""
+def read(source: Path, intake: Intake) -> None:
+    """Import a BEIR folder, or one file of queries or qrels. A folder without qrels is a data set for search only."""
+    if not source.is_dir():
+        _read_file(source, intake)
+        return
+    folder = source
     if intake.store is None or either(folder / "corpus.jsonl").is_file():
         intake.corpus(passages(folder, intake.strict))
-    path = either(folder / "queries.jsonl")
-    intake.queries(pa.concat_tables(json_lines(path, QUERIES)), where(path))
+    _read_queries(either(folder / "queries.jsonl"), intake)
     if (folder / "qrels").is_dir():
-        _read_qrels(folder / "qrels", intake)
+        judged = files_of(folder / "qrels", "*.tsv")
+        if not judged:
+            raise InputError("holds no <split>.tsv", folder / "qrels", "add one, or remove the folder")
+        for path in judged:
+            _read_qrels(path, intake)
 
 
-def _read_qrels(folder: Path, intake: Intake) -> None:
-    judged = files_of(folder, "*.tsv")
-    if not judged:
-        raise InputError("holds no <split>.tsv", folder, "add one, or remove the folder")
-    for path in judged:
-        if (header := first_line(path).strip()) != HEADER:
-            raise InputError(f"begins with {header[:60]!r}", f"{path}:1", "the first line must be query-id<TAB>corpus-id<TAB>score")
-        tables = list(columns(path, QRELS, skip=1))
-        intake.qrels(plain(path).stem, pa.concat_tables(tables), where(path, 1))
+def _read_file(path: Path, intake: Intake) -> None:
+    if plain(path).suffix == ".tsv":
+        _read_qrels(path, intake)
+    elif path.name.startswith("corpus"):
+        raise InputError("is a corpus alone", path, "give its folder, with queries.jsonl; in Python, `import_corpus` reads it alone")
+    else:
+        _read_queries(path, intake)
+
+
+def _read_queries(path: Path, intake: Intake) -> None:
+    intake.queries(pa.concat_tables(json_lines(path, QUERIES)), where(path))
+
+
+def _read_qrels(path: Path, intake: Intake) -> None:
+    if (header := first_line(path).strip()) != HEADER:
+        raise InputError(f"begins with {header[:60]!r}", f"{path}:1", "the first line must be query-id<TAB>corpus-id<TAB>score")
+    intake.qrels(plain(path).stem, pa.concat_tables(columns(path, QRELS, skip=1)), where(path, 1))
 
 
 def write(outlet: Outlet) -> None:

@@ -119,7 +119,7 @@ def _turned(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
 
 def write(outlet: Outlet) -> None:
     """Write training examples as a JSON list, or a corpus as `psgs_w100.tsv`."""
-    if outlet.choose("examples", "corpus", beside=("corpus", "queries") if "examples" in outlet.given else ()) == "corpus":
+    if outlet.choose("examples", "corpus", texts=("corpus", "queries") if "examples" in outlet.given else ()) == "corpus":
         _write_passages(outlet)
         return
     with open(outlet.path, "w", encoding="utf-8", newline="\n") as stream:

@@ -40,7 +40,7 @@ def _read_training(path: Path, gathered: TextCorpus) -> ExampleRows:
 
 def write(outlet: Outlet) -> None:
     """Write training examples; a passage is its title and its text."""
-    outlet.choose("examples", beside=("corpus", "queries"))
+    outlet.choose("examples", texts=("corpus", "queries"))
     write_json_lines(outlet.path, (_entry(example) for example in outlet.examples()))
 
 

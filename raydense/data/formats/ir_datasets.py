@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from raydense.data.formats.intake import Intake, Passages
 from raydense.errors import InputError, fixable
 
+BY_NAME = True
 _STEP = 8_192
 
 
@@ -25,19 +27,21 @@ def _load(name: str) -> Any:
         raise InputError(f"ir_datasets knows no data set {name!r}", "input", "see https://ir-datasets.com") from None
 
 
-def passages(name: str) -> Passages:
+def passages(source: Path) -> Passages:
     """The documents of a data set."""
+    name = str(source)
     dataset = _load(name)
     if not dataset.has_docs():
         raise InputError("has no documents", name, "give another id")
     return _documents(name, dataset), lambda row: f"{name}, document {row + 1}"
 
 
-def read(name: str, intake: Intake) -> None:
+def read(source: Path, intake: Intake) -> None:
     """Import documents, queries and qrels, as far as the data set has them; the split is the last part of its id."""
+    name = str(source)
     dataset = _load(name)
     if intake.store is None and dataset.has_docs():
-        intake.corpus(passages(name))
+        intake.corpus(passages(source))
     if dataset.has_queries():
         rows = [(q.query_id, q.default_text()) for q in fetched(name, dataset.queries_iter)]
         intake.queries(_table(rows, ["query_id", "text"]), lambda row: f"{name}, query {row + 1}")

@@ -47,13 +47,13 @@ class Outlet:
         self.settings, self.path = settings, path
         self.given = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
 
-    def choose(self, *kinds: str, beside: tuple[str, ...] = ()) -> str:
-        """Which one of `kinds` was given to be written, with `beside` for its texts; InputError otherwise."""
+    def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
+        """Which one of `kinds` was given to be written, with `texts` for what its ids mean; InputError otherwise."""
         form = self.settings.format
         chosen = [kind for kind in kinds if kind in self.given]
         if "examples" in chosen:
             chosen = ["examples"]
-        if len(chosen) != 1 or any(kind not in (*chosen, *beside) for kind in self.given):
+        if len(chosen) != 1 or any(kind not in (*chosen, *texts) for kind in self.given):
             raise InputError(
                 f"format {form} does not write {' with '.join(self.given) or 'nothing'}", "export", f"give one of: {', '.join(kinds)}"
             )

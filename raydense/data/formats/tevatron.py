@@ -86,7 +86,7 @@ def _passages(entry: dict[str, Any], side: str, gathered: TextCorpus, own: bool,
 
 def write(outlet: Outlet) -> None:
     """Write a run, a corpus, queries, or training examples with the texts of their passages (the variant that needs no corpus)."""
-    kind = outlet.choose("examples", "run", "corpus", "queries", beside=("corpus", "queries") if "examples" in outlet.given else ())
+    kind = outlet.choose("examples", "run", "corpus", "queries", texts=("corpus", "queries") if "examples" in outlet.given else ())
     if kind == "run":
         run = outlet.table("run")
         columns_ = {"qid": run["query_id"].to_pylist(), "docid": run["passage_id"].to_pylist(), "score": exact(run["score"])}

@@ -1,0 +1,56 @@
+"""Files of other tools that stand where an artifact is wanted: the command that imports one, by what its first line looks like."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from raydense.storage.place import Place
+
+_HEAD = 1 << 16
+# What the first line of a file matches, the format that reads the file, and the part that this makes of it.
+_LOOKS = [
+    (r"query-id\tcorpus-id\tscore$", "beir", "qrels/SPLIT"),
+    (r"id\ttext\ttitle$", "dpr", "corpus"),
+    (r'\{.*"pos": ?\[', "flagembedding", "examples/SPLIT"),
+    (r'\{.*"positive_(passages|document_ids)":', "tevatron", "examples/SPLIT"),
+    (r'\{.*"docid":', "tevatron", "corpus"),
+    (r'\{.*"query_id":', "tevatron", "queries"),
+    (r'\{.*"_id":', "beir", "queries"),
+    (r'(\[|\{).*"positive_ctxs":', "dpr", "examples/SPLIT"),
+    (r'\[|\{.*"ctxs":', "dpr", "run"),
+    (r"\S+\s+\S+\s+\S+\s+\d+\s+\S+\s+\S+$", "trec", "run"),
+    (r"\S+\s+\S+\s+\S+\s+-?\d+$", "trec", "qrels/SPLIT"),
+    (r"\S+\t\S+\t\d+$", "msmarco", "run"),
+    (r"\S+\s+\S+\s+-?\d*\.\d\S*$", "tevatron", "run"),
+    (r"[^\t]+\t\[.*\]$", "dpr", "queries"),
+    (r"[^\t]+\t[^\t]+$", "msmarco", "queries"),
+]
+
+
+def how_to_import(file: Place) -> str:
+    """What to do with a file that is no artifact: the command, and what to give then."""
+    head = _first_line(file)
+    found = next(((format, part) for look, format, part in _LOOKS if re.match(look, head)), None)
+    if found is None:
+        return "import it with `raydense import`, whose help lists the formats, and give what that makes"
+    (format, part), name = found, file.name
+    folder, rename = str(file).removesuffix(name), ""
+    stem = name.removesuffix(".gz").rpartition(".")[0] or name
+    if format == "beir" and name.startswith("corpus"):  # read with its queries
+        name, part = "", "corpus"
+    elif format == "msmarco" and name.startswith("collection"):
+        part = "corpus"
+    elif format == "msmarco" and part == "queries" and not name.startswith("queries"):  # MS MARCO's files are known by their names
+        name = f"queries.{name}"
+        rename = f"rename it to {name}, "
+    command = f"raydense import --format {format} --input {folder}{name} --output data/{stem}"
+    return f"{rename}make one with `{command}`, and give data/{stem}/{part}"
+
+
+def _first_line(file: Place) -> str:
+    """The first line of a file, as far as some KB hold it, decompressed where it is a gzip file."""
+    head = file.head(_HEAD)
+    if head.startswith(b"\x1f\x8b"):
+        head = zlib.decompressobj(31).decompress(head, _HEAD)
+    return head.decode("utf-8", "replace").lstrip("\ufeff \n").split("\n")[0].rstrip("\r")

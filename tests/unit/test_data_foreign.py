@@ -1,0 +1,61 @@
+"""A file of another tool where an artifact is wanted is refused with the command that imports it, which works as it stands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from raydense.cli import main
+from raydense.errors import InputError
+from raydense.storage import Artifact
+
+FILES = [
+    ("bm25.trec", "q1 Q0 d1 1 2.5 tag", "run"),
+    ("dev.qrels", "q1 0 d1 1", "qrels"),
+    ("qrels.dev.small.tsv", "1\t0\t7\t1", "qrels"),
+    ("test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1", "qrels"),
+    ("asked.jsonl", '{"_id": "q1", "text": "which?"}', "queries"),
+    ("in/corpus.jsonl", '{"_id": "d1", "text": "a bird"}', "corpus"),
+    ("run.bm25.tsv", "1\t7\t1", "run"),
+    ("anything.txt", "1\t7\t1\n1\t8\t2", "run"),
+    ("queries.dev.tsv", "1\twhich bird is it?", "queries"),
+    ("asked.tsv", "1\twhich bird is it?", "queries"),
+    ("collection.tsv", "7\ta bird", "corpus"),
+    ("psgs_w100.tsv", 'id\ttext\ttitle\n7\t"a bird"\tKiwi', "corpus"),
+    ("nq-test.csv", "which bird?\t['kiwi']", "queries"),
+    ("nq.json", '[{"question": "which?", "answers": [], "ctxs": [{"id": "7", "title": "", "text": "a", "score": 1.5}]}]', "run"),
+    ("rank.txt", "q1\td1\t12.5", "run"),
+    ("corpus.jsonl", '{"docid": "d1", "title": "", "text": "a bird"}', "corpus"),
+    ("asked.json", '{"query_id": "q1", "query": "which?"}', "queries"),
+    ("train.jsonl", '{"query_id": "1", "query": "w", "positive_passages": [{"docid": "d", "title": "", "text": "a"}]}', "examples"),
+    ("minedHN.jsonl", '{"query": "which?", "pos": ["a bird"], "neg": ["a stone"]}', "examples"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "kind"), FILES, ids=[f"{name}-{kind}" for name, _, kind in FILES])
+def test_the_command_imports_it(name: str, content: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(f"{content}\n")
+    if name.startswith("in/"):
+        Path("in/queries.jsonl").write_text('{"_id": "q1", "text": "which?"}\n')
+    with pytest.raises(InputError) as caught:
+        Artifact.open(name, kind)
+    said = re.fullmatch(
+        r"(\S+): is a file, not an artifact of raydense; (rename it to (\S+), )?make one with `(.+)`, and give (\S+)", str(caught.value)
+    )
+    assert said, str(caught.value)
+    if said[3]:
+        Path(name).rename(said[3])
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(said[4])[1:])
+    assert ended.value.code == 0
+    (made,) = Path().glob(said[5].replace("SPLIT", "*"))
+    assert Artifact.open(made, kind).rows
+
+
+def test_a_file_of_no_known_kind_names_the_verb(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\x00\x01")
+    with pytest.raises(InputError, match="import it with `raydense import`, whose help lists the formats"):
+        Artifact.open(tmp_path / "x", "run")
