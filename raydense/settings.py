@@ -63,7 +63,7 @@ class BaseSettings(BaseModel):
             return super().__new__(cls.chosen(values, f"{cls.__name__}.") if values else cls)
 
         def __init__(self, **values):
-            """Look over `values`; the first fault as an InputError that names the key and the fix."""
+            """Check `values`; the first fault as an InputError that names the key and the fix."""
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -78,7 +78,7 @@ class BaseSettings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _path_as_text(cls, value: object, info: ValidationInfo) -> object:
-        """Artifacts and paths may stand where a folder is named; one of a store is looked over before anything repeats it."""
+        """Artifacts and paths may stand where a folder is named; one of a bucket is checked before anything repeats it."""
         items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in (value if isinstance(value, list) else [value])]
         if info.field_name == "output" or info.field_name in cls.inputs():
             items = [_place(item) if isinstance(item, str) else item for item in items]
@@ -144,7 +144,7 @@ class BaseSettings(BaseModel):
         return found
 
     def replaced(self, changes: dict[str, Any]) -> Self:
-        """A copy with other values of some keys, which may be dotted; they are not looked over."""
+        """A copy with other values of some keys, which may be dotted; they are not checked."""
         own = {key: value for key, value in changes.items() if "." not in key}
         for name in {key.partition(".")[0] for key in changes.keys() - own.keys()}:
             inner = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(f"{name}.")}

@@ -29,7 +29,8 @@ from raydense.recipes.recipe import Recipe, plan, run, seconds_behind
 from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
-from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
+from raydense.recipes.sweep_run import run_sweep
 from raydense.runtime.progress import duration, say
 from raydense.storage import Place, named_folder, verify_all
 
@@ -39,7 +40,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
         settings = read(verb.settings, config, flags)
         join(address)
         submit.refuse_unseen([Stage(name, name, settings, ())])
-        _tell(name, verb.run(settings), as_json)
+        _print_result(name, verb.run(settings), as_json)
 
     return Command(name, settings=verb.settings, params=common_flags(), callback=call, help=verb.settings.__doc__)
 
@@ -55,7 +56,7 @@ def _evaluate_command() -> click.Command:
         if isinstance(settings, SuiteSettings):
             _run_suite(Suite.read(settings), as_json)
         else:
-            _tell("evaluate", VERBS["evaluate"].run(settings), as_json)
+            _print_result("evaluate", VERBS["evaluate"].run(settings), as_json)
 
     of_runs, of_suite = flags_of(EvaluateSettings), [flag for flag in flags_of(SuiteSettings) if flag.name not in runs]
     for flag in of_suite:
@@ -70,7 +71,7 @@ def _evaluate_command() -> click.Command:
     return Command("evaluate", params=[*of_runs, *of_suite, *common_flags()], callback=call, help=words)
 
 
-def _tell(verb: str, result: Any, as_json: bool) -> None:
+def _print_result(verb: str, result: Any, as_json: bool) -> None:
     """Print what a stage made: as JSON, or as a line (or a table of metrics) to read."""
     if isinstance(result, Place):
         print(json.dumps({"output": str(result)}) if as_json else f"{verb}: {result}")
@@ -271,7 +272,7 @@ def verify_command(folder: str) -> None:
         if wrong:
             damaged = True
             fix = "run" if wrong == "missing" else "delete it, and run"
-            print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes this file anew", flush=True)
+            print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
     if damaged:
         sys.exit(1)
     print(f"verify: {folder}: {files:,} files are as they were written")

@@ -29,14 +29,14 @@ class Finding:
         return f"{self.state:5}  {self.subject}: {self.found}" + (f"; {self.fix}" if self.fix else "")
 
 
-def examine(tell: Callable[[Finding], None] | None = None) -> list[Finding]:
-    """All findings; `tell` is called with each in turn."""
+def examine(report: Callable[[Finding], None] | None = None) -> list[Finding]:
+    """All findings; `report` is called with each in turn."""
     findings = []
     for look in (_python, _packages, _torch, _faiss, _compiler, _storage, _shared_memory, _ray):
         for finding in look():
             findings.append(finding)
-            if tell:
-                tell(finding)
+            if report:
+                report(finding)
     return findings
 
 
@@ -159,9 +159,9 @@ def _ray() -> Iterator[Finding]:
         )
         return
     resources = ray.cluster_resources()
-    room = f"{resources.get('CPU', 0):.0f} CPUs, {resources.get('GPU', 0):.0f} GPUs, {resources.get('memory', 0) / 2**30:.0f} GiB"
+    total = f"{resources.get('CPU', 0):.0f} CPUs, {resources.get('GPU', 0):.0f} GPUs, {resources.get('memory', 0) / 2**30:.0f} GiB"
     nodes = sum(node["Alive"] for node in ray.nodes())
-    yield Finding("ray", "ok", f"{ray.__version__} ran a task in process {answered}; {nodes} node(s) with {room}")
+    yield Finding("ray", "ok", f"{ray.__version__} ran a task in process {answered}; {nodes} node(s) with {total}")
 
 
 def _in_a_line(error: Exception) -> str:

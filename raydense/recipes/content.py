@@ -1,4 +1,4 @@
-"""The content of a recipe's file: read, put on top of its base, and changed by `--set`; what its stages are is not looked at here."""
+"""The content of a recipe's file: read, put on top of its base, and changed by `--set`; its stages are checked elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS = {"seed", "description", "given", "defaults", "stages", "sweep"}
 
 
 def recipe_file(name: str) -> Path:
-    """A recipe that comes with raydense, by its name: beside the package when installed, in `jobs/recipes` in a checkout."""
+    """A recipe that comes with raydense, by its name: next to the package when installed, in `jobs/recipes` in a checkout."""
     package = Path(__file__).parent
     for folder in (package / "files", package.parents[1] / "jobs" / "recipes"):
         if (folder / f"{name}.yaml").is_file():
@@ -65,7 +65,7 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
 
 
 def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe, its keys looked over, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
+    """The content of a recipe, its keys checked, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
     content = load_recipe(file)
     for key in content.keys() - _KEYS:
         raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
@@ -138,6 +138,8 @@ def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
         content = yaml.load(Path(file).read_text(encoding="utf-8"), _Once)
     except FileNotFoundError:
         raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
+    except RecursionError:
+        raise InputError("nested too deeply", file, "fix the file") from None
     except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else file
@@ -155,8 +157,8 @@ def _parsed(change: str) -> tuple[str, Any]:
         raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
     try:
         return key, yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        raise InputError(f"{text!r} is not YAML", f"--set {change}", "put quotes around it") from None
+    except (yaml.YAMLError, RecursionError):
+        raise InputError(f"{text[:80]!r} is not YAML", f"--set {key}", "put quotes around it") from None
 
 
 def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:

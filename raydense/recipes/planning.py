@@ -1,4 +1,4 @@
-"""What the stages of a recipe will need, as far as that can be told before they run.
+"""What the stages of a recipe will need, as far as that is known before they run.
 
 Counts flow through the stages in order: what a folder holds stands in its manifest, and for one that is not there yet it
 follows from the settings of the stage that will make it. Nothing is computed, no passage is read.
@@ -41,7 +41,7 @@ Of = Callable[[str | None], Count | None]
 
 
 def needs_of(stages: Iterable[Settings]) -> Iterator[str]:
-    """What each stage will need, in words; empty where only its inputs, once they are made, can tell."""
+    """What each stage will need, in words; empty where that depends on inputs that are yet to be made."""
     expected: dict[Path, Count] = {}
 
     def of(folder: str | None) -> Count | None:
@@ -128,7 +128,7 @@ def _need(settings: Settings, of: Of) -> str:
 
 
 def _examples(settings: LoopSettings, of: Of) -> Count | None:
-    """What a training's epoch is made of; of passages' siblings only the corpus itself tells."""
+    """What a training's epoch is made of; what siblings a passage has, only the corpus shows."""
     if isinstance(settings, TrainSettings):
         found = [of(path) for path in (settings.examples, settings.more_examples) if path]
         return (

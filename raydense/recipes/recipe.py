@@ -105,7 +105,9 @@ def _stage(
     values.setdefault("output", str(output / name))
     settings = form.read(values, f"{where}.")
     if isinstance(settings, SearchSettings) and not settings.index:
-        raise InputError("a recipe says which index its runs come from", f"{where}.index", "give it beside pool, which must answer from it")
+        raise InputError(
+            "a recipe says which index its runs come from", f"{where}.index", "give it together with pool, which must answer from it"
+        )
     if shared:
         settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
     return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
@@ -175,12 +177,12 @@ def state(stage: Stage) -> tuple[str, str]:
     if manifest:
         other = differences(there, made_from)
         if other:
-            return "changed", f"made from something else ({other}); delete {folder} to make it anew"
+            return "changed", f"made from something else ({other}); delete {folder} to make it again"
         return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
     if begun is not None:
         other = differences(there, made_from)
         if other:
-            return "changed", f"begun from something else ({other}); delete {folder} to begin anew"
+            return "changed", f"begun from something else ({other}); delete {folder} to start over"
         return "begun", f"{commits_in(folder)} files committed"
     return "ready", ""
 
@@ -188,7 +190,7 @@ def state(stage: Stage) -> tuple[str, str]:
 def open_stages(recipe: Recipe, name: str) -> list[Stage]:
     """The stages that are not done; InputError, which says the recipe's `name`, where a folder holds something made from something else.
 
-    A stage whose inputs are yet to be made is looked at when they are: made again, they may be what they were.
+    A stage whose inputs are yet to be made is checked when they are: made again, they may be what they were.
     """
     states = {stage.name: state(stage) for stage in recipe.stages}
     for stage in recipe.stages:
@@ -215,7 +217,7 @@ def plan(recipe: Recipe) -> list[dict[str, Any]]:
 def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
     """Run the stages in order, yielding each with its artifact and its seconds; what is done already is not run again.
 
-    Stopping anywhere is safe: the next run goes on where this one stopped. InputError where a stage's folder was made from
+    Stopping anywhere is safe: the next run continues where this one stopped. InputError where a stage's folder was made from
     something else.
     """
     for number, stage in enumerate(recipe.stages, 1):

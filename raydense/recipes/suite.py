@@ -181,7 +181,7 @@ def _split_stages(source: Source, here: str, split: str, settings: SuiteSettings
 def run_suite(suite: Suite) -> dict[str, Exception]:
     """Run what is not done of every set; returns what went wrong, by the set's name.
 
-    A set that fails does not stop the others. Stopping anywhere is safe: the next call goes on where this one stopped. InputError,
+    A set that fails does not stop the others. Stopping anywhere is safe: the next call continues where this one stopped. InputError,
     before anything starts, where a folder was made from something else, or on models and metrics that no set could use.
     """
     members = suite.members

@@ -1,4 +1,4 @@
-"""A recipe swept over a grid: trials that share the stages that are the same in them, run by Ray Tune.
+"""A recipe swept over a grid: trials that share the stages that are the same in them.
 
 sweep:
   seed: [1, 2, 3]                  # a key as `--set` takes it, with the values to try
@@ -8,7 +8,8 @@ sweep:
     without hard negatives: {retriever.negatives: 0}
 
 A trial is the recipe with the changes of one point of the grid. Its stages lie in OUTPUT/stages, in folders named by all that
-shapes them: what is the same in several trials is the same folder, and is made once. `evaluation.trials` makes the table.
+shapes them: what is the same in several trials is the same folder, and is made once. `sweep_run` runs them, and `evaluation.trials`
+makes the table.
 """
 
 from __future__ import annotations
@@ -17,23 +18,18 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raydense.errors import InputError, StorageError, why
+from raydense.errors import InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
-from raydense.recipes.recipe import Recipe, open_stages, plan, run_stage, state
+from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
-from raydense.runtime.progress import duration, say
-from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.storage import Artifact, Place, named_folder
 
-_TUNE = "tune"  # what Tune keeps of the trials, which nothing reads again
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
 
 
@@ -94,7 +90,7 @@ def _is_seed(key: object) -> bool:
 
 
 def _variants(grid: Any, content: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """The named variants, one without a name where there are none; looks over every key and list of the grid."""
+    """The named variants, one without a name where there are none; checks every key and list of the grid."""
     if not isinstance(grid, dict) or not grid:
         raise InputError("is empty", where, "give KEY: [VALUES] lines, or `variants:`, or both")
     for key, values in grid.items():
@@ -182,139 +178,6 @@ def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
             there["trials"].append(number)
             there["seconds"] += row["seconds"] or 0.0
     return list(rows.values())
-
-
-def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
-    """Run what is not done of the trials, as trials of Ray Tune, `concurrent` at once; returns what went wrong, by trial's name.
-
-    A trial that fails does not stop the others. Stopping anywhere is safe: the next call goes on where this one stopped. What
-    the stages of a trial say goes to its folder's `log`. InputError where a stage's folder was made from something else.
-    """
-    for trial in sweep.trials:
-        _describe(trial)
-    left = [trial for trial in sweep.trials if open_stages(trial.recipe, trial.name)]
-    say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
-    return _tune(sweep, left, concurrent) if left else {}
-
-
-def _describe(trial: Trial) -> None:
-    """Say in the trial's folder what it is made of."""
-    folder = trial.recipe.output
-    stages = {stage.name: os.path.relpath(stage.settings.output, folder) for stage in trial.recipe.stages}
-    told = {"variant": trial.variant, "seed": trial.seed, "stages": stages}
-    (folder / "trial.json").write_text(json.dumps(told, indent=1) + "\n")
-
-
-def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
-    # Ctrl-C ends the command, as everywhere; Tune would go on to tidy up, and print an account of its own.
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
-    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    ensure_ray()
-    import logging
-
-    import ray
-    from ray import tune
-
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    here = _Here(
-        ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
-    )
-    tuner = tune.Tuner(
-        # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
-        # ends with the command alone; Tune does not take a trial that needs nothing.
-        tune.with_resources(lambda point: _trainable(left[point["trial"]], here), {"CPU": 0, f"node:{here.ip}": 1e-3}),
-        param_space={"trial": tune.grid_search(list(range(len(left))))},
-        tune_config=tune.TuneConfig(max_concurrent_trials=concurrent),
-        run_config=tune.RunConfig(
-            name="tune",
-            storage_path=str(Place.of(sweep.output.located).working(_TUNE)),
-            callbacks=[_listener([trial.name for trial in left])],
-            verbose=0,
-        ),
-    )
-    results = tuner.fit()
-    sweep.output.forget(_TUNE)
-    return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
-
-
-def _listener(names: list[str]) -> Any:
-    """Tune's callback that says each stage that a trial has done."""
-    from ray import tune
-
-    class Listener(tune.Callback):
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: begins")
-
-        def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: {result['said']}")
-
-    return Listener()
-
-
-def _address() -> str:
-    """This machine's, as the cluster knows it."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
-
-
-@dataclass(frozen=True)
-class _Here:
-    """Where the command runs: stages are begun from there too, with the same relative paths; `trials` are at work there at once."""
-
-    node: str
-    ip: str
-    folder: str
-    address: str | None
-    trials: int
-
-
-def _trainable(trial: Trial, here: _Here) -> None:
-    """What Tune runs. The stages run in a task of its own: all that this process itself starts is held to the trial's resources."""
-    import ray
-    from ray import tune
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    place = NodeAffinitySchedulingStrategy(here.node, soft=False)
-    shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
-    task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
-    said: Any
-    for said in task.remote(trial, here):  # type: ignore[attr-defined]
-        tune.report({"said": ray.get(said)})
-
-
-def _stages(trial: Trial, here: _Here) -> Iterator[str]:
-    """Run the stages of a trial in order, yielding a few words on each that was not done before."""
-    os.chdir(here.folder)
-    if here.address:
-        os.environ["RAY_ADDRESS"] = here.address  # this process has joined already; stages ask whether Ray is theirs alone
-    ensure_ray()
-    quiet_data()
-    stages, shared = trial.recipe.stages, trial.recipe.output
-    log_file = shared / "log"
-    kept = log_file.growing()
-    if not kept.exists():  # the store has what another machine, or an earlier command, wrote
-        kept.write_bytes(log_file.sent() or b"")
-    with open(kept, "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
-        for number, stage in enumerate(stages, 1):
-            label = f"[{number}/{len(stages)}] {stage.name}"
-            with _alone(stage):
-                if state(stage)[0] != "done":
-                    try:
-                        _, seconds = run_stage(stage, trial.recipe.output, label)
-                    finally:
-                        with suppress(StorageError):
-                            log_file.send()
-                    yield f"{label}: done in {duration(seconds)}"
-    shared.forget()
-
-
-def _alone(stage: Stage) -> AbstractContextManager[None]:
-    """Wait until no other trial is at work on a stage: all trials live on this machine."""
-    return Place.of(stage.settings.output).lock()
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:

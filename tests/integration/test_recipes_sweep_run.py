@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from raydense.recipes.recipe import state
-from raydense.recipes.sweep import Sweep, plan_sweep, run_sweep, write_tables
+from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
+from raydense.recipes.sweep_run import run_sweep
 from raydense.runtime.session import SHARERS
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

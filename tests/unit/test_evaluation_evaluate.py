@@ -13,7 +13,7 @@ import pytest
 
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
-from raydense.errors import InputError
+from raydense.errors import InputError, fixable
 from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
@@ -206,6 +206,12 @@ def test_what_cannot_be_measured_is_refused(world: Path):
         evaluate_world(world, "b", [str(world / "good"), f"good={world / 'bad'}"])
     with pytest.raises(InputError, match="holds qrels, not run"):
         evaluate_world(world, "c", [str(world / "qrels")])
+    write_table(world / "foreign", "run", run_table({"of another set": [0, 1]}))
+    with pytest.raises(
+        InputError, match=r"foreign: has no query of the 3 that are measured; give the run of the queries of .*qrels$"
+    ) as none:
+        evaluate_world(world, "e", [f"a={world / 'good'}", str(world / "foreign")])
+    assert (fixable(none.value) or (0,))[0] == 2
     evaluate_world(world, "d", [f"a={world / 'good'}"])
     with pytest.raises(InputError, match="was made from something else"):
         evaluate_world(world, "d", [f"b={world / 'good'}"])
