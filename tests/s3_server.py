@@ -80,7 +80,7 @@ class Proxy:
     upstream: int
     fault: Callable[[int, str], Fault]
     port: int = 0
-    told: list[str] = field(default_factory=list)  # the faults so far
+    happened: list[str] = field(default_factory=list)  # the faults so far
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
             body = self._body()
             wrong = held.fault(next(numbers), self.command)
             if wrong:
-                held.told.append(wrong)
+                held.happened.append(wrong)
             if wrong == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()

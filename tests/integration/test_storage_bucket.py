@@ -310,7 +310,7 @@ def test_faults_are_tried_again(store: str, port: int, tmp_path: Path, monkeypat
         assert made.fingerprint == local.fingerprint
         for file in local.files:
             assert (opened.path / file.path).read_bytes() == (local.path / file.path).read_bytes()
-        assert set(before.told) == set(plan.values())
+        assert set(before.happened) == set(plan.values())
 
 
 def test_what_ray_train_is_given_tries_again_where_it_is_sent_too(
@@ -322,7 +322,7 @@ def test_what_ray_train_is_given_tries_again_where_it_is_sent_too(
         sent = pickle.loads(pickle.dumps(given["storage_filesystem"]))
         with sent.open_output_stream(given["storage_path"]) as stream:
             stream.write(b"whole")
-        assert before.told.count("500") == 5, "more than pyarrow's three attempts"
+        assert before.happened.count("500") == 5, "more than pyarrow's three attempts"
         assert Place.of(f"{store}/x").read() == b"whole"
 
 

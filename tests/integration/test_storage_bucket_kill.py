@@ -78,7 +78,7 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
         )
         assert said.returncode == 0, said.stderr
-        assert set(before.told) == set(FAULTS.values())
+        assert set(before.happened) == set(FAULTS.values())
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path / "b"))  # what another machine sees
     for name, made in local.items():

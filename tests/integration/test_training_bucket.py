@@ -19,7 +19,7 @@ from tests.s3_server import BUCKET, environment
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = f"s3://{BUCKET}/model"
-EVERY, STEPS = 8, 24
+EVERY, STEPS = 8, 16
 RUN = """
 import json, sys
 from raydense.refresh.train import train

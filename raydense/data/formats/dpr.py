@@ -109,10 +109,10 @@ def _read_results(path: Path, gathered: TextCorpus, own: bool) -> tuple[pa.Table
         for ctx in objects(entry, "ctxs", at):
             found.append((query, _context(ctx, gathered, own, at), number(ctx, "score", at)))
             places.append(at)
-    return pa.table(dict(zip(("query_id", "passage_id", "score"), _turned(found), strict=True))), places
+    return pa.table(dict(zip(("query_id", "passage_id", "score"), _columns_of(found), strict=True))), places
 
 
-def _turned(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
+def _columns_of(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
     for position, kind in enumerate((pa.string(), pa.string(), pa.float32())):
         yield pa.array([row[position] for row in rows], kind)
 
