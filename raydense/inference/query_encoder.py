@@ -76,6 +76,7 @@ class _Encoder:
         self.tokenizer = self._model.tokenizer
 
     def vectors(self, tokens: Tokens) -> Vectors:
+        """The vectors float32 [n, d] of n queries, in their order."""
         found: Vectors
         found, _ = self._device.run(tokens, self.tokenizer.pad_id, self._model.encode_queries, lambda n: None)
         return found

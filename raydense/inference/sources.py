@@ -23,10 +23,12 @@ class Source(Protocol):
     unit: str
 
     @property
-    def parts(self) -> list[tuple[int, int]]: ...
+    def parts(self) -> list[tuple[int, int]]:
+        """The rows [start, stop) of each part."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """That of the artifact."""
 
     def texts(self, part: int) -> list[str]:
         """What the encoder reads of each row of a part."""

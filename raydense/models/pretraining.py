@@ -25,7 +25,7 @@ from raydense.storage import model_place
 class PretrainModel(nn.Module):
     """`mlm`: an encoder that predicts masked tokens from its last layer's states; what the other methods build on.
 
-    `retriever` is what remains after pre-training, and is all that is saved; `tokenizer` is its.
+    `retriever` is what remains after pre-training, and is all that is saved; `tokenizer` is that of its passages and queries.
     """
 
     pooling: ClassVar[str | None] = None
@@ -47,8 +47,8 @@ class PretrainModel(nn.Module):
     ) -> Self:
         """The model to pre-train from an encoder's folder; new weights are drawn from torch's random state.
 
-        Lengths and dropout as for `DualEncoder.load`; `shape` is what the method's own class takes. Methods that train the [CLS] make
-        the folder that they save say pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
+        Lengths and dropout as for `DualEncoder.load`; `shape` is what the method's own class takes. Methods that train the [CLS] save a
+        folder with pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
         encoders, its tokenizer has no mask token, or the encoder is none that the method fits.
         """
         root = model_place(folder).local()
@@ -95,7 +95,7 @@ class PretrainModel(nn.Module):
 
 
 class Condenser(PretrainModel):
-    """`condenser` and `cocondenser`: `layers` more layers over [h_0^L ; h_1^M .. h_n^M] tell the same masked tokens (eq. 6).
+    """`condenser` and `cocondenser`: `layers` more layers over [h_0^L ; h_1^M .. h_n^M] predict the same masked tokens (eq. 6).
 
     What the late layers know of a text reaches this head through the [CLS] alone. `skip_from` is M, the layer that the states of the
     tokens come from (0, the embeddings, to L - 1): half of the L layers unless given. InputError where there is no such layer.

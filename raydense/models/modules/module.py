@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-# `input_ids` and `attention_mask`, as the tokenizer gives them; then what the modules add, by the names below.
+# `input_ids` and `attention_mask` int64 [n, length], as the tokenizer gives them; then what the modules add, by the names below:
+# states [n, length, width] of the tokens, vectors float32 [n, width] of the texts.
 Features = dict[str, Tensor]
 STATES, VECTORS = "token_embeddings", "sentence_embedding"
 
