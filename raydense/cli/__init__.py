@@ -31,7 +31,7 @@ from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
-from raydense.runtime.progress import duration, say
+from raydense.runtime.progress import Progress, duration, say
 from raydense.storage import Place, named_folder, verify_all
 
 
@@ -265,17 +265,17 @@ def doctor_command(as_json: bool) -> None:
 @click.argument("folder")
 def verify_command(folder: str) -> None:
     """Read the checksums of every artifact in FOLDER (an output of a stage, or of a recipe); exit code 1 if a file is damaged."""
-    files = 0
     damaged = False
-    for artifact, file, wrong in verify_all(folder):
-        files += 1
-        if wrong:
-            damaged = True
-            fix = "run" if wrong == "missing" else "delete it, and run"
-            print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
+    with Progress("verify", 0, "files") as progress:
+        for artifact, file, wrong in verify_all(folder):
+            progress.add(1)
+            if wrong:
+                damaged = True
+                fix = "run" if wrong == "missing" else "delete it, and run"
+                print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
     if damaged:
         sys.exit(1)
-    print(f"verify: {folder}: {files:,} files are as they were written")
+    print(f"verify: {folder}: {progress.done:,} files are as they were written")
 
 
 for _name, _verb in VERBS.items():

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from raydense.errors import InputError
 from raydense.storage.digest import digest_of
 from raydense.storage.foreign import how_to_import
 from raydense.storage.paths import safe_name
-from raydense.storage.place import Found, Place, together
+from raydense.storage.place import Found, Place, streamed, together
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -151,8 +151,9 @@ def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str
         raise _no_artifact(root, "an artifact folder, or one with artifacts in it")
     for place, manifest in found:
         files = [File(**file) for file in manifest["files"]]
-        for file, there in zip(files, place.stats([file.path for file in files]), strict=True):
-            yield place, file.path, _wrong(place, file, there)
+        stats = place.stats([file.path for file in files])
+        checked = streamed(partial(_wrong, place), zip(files, stats, strict=True))
+        yield from ((place, file.path, wrong) for file, wrong in zip(files, checked, strict=True))
 
 
 def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -160,7 +161,8 @@ def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
     return [(file, wrong) for _, file, wrong in verify_all(folder) if wrong]
 
 
-def _wrong(place: Place, file: File, there: Found | None) -> str:
+def _wrong(place: Place, found: tuple[File, Found | None]) -> str:
+    file, there = found
     if not safe_name(file.path):
         return "lies outside its folder"
     if there is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from raydense.storage.artifact import WORK, File
 from raydense.storage.digest import as_json, write_json
 from raydense.storage.files import sha256_of
 from raydense.storage.paths import safe_name
-from raydense.storage.place import Place, together
+from raydense.storage.place import Place, streamed, together
 
 COMMITS = "commits"
 _SHOWN_FROM = 256 << 20  # bytes to read again
-_READ_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,9 @@ class Commits:
     def _changed(self, files: list[File]) -> list[File]:
         """Those files whose bytes are not what was committed; all are read."""
         large = sum(file.bytes for file in files) >= _SHOWN_FROM
-        with (
-            nullcontext() if large else quiet(),
-            Progress("check committed files", len(files), "files") as progress,
-            ThreadPoolExecutor(_READ_AT_ONCE) as pool,
-        ):
+        with nullcontext() if large else quiet(), Progress("check committed files", len(files), "files") as progress:
             changed = []
-            for file, same in zip(files, pool.map(self._is_same, files), strict=True):
+            for file, same in zip(files, streamed(self._is_same, files), strict=True):
                 progress.add(1)
                 changed += [] if same else [file]
             return changed

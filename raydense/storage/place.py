@@ -225,8 +225,13 @@ class Place(os.PathLike[str]):
 
 def together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """What `work` returns for each item, several at once, in their order."""
+    return list(streamed(work, items))
+
+
+def streamed(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """As `together`, each as soon as it and those before it are done."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(work, items))
+        yield from pool.map(work, items)
 
 
 def visible(names: Iterable[str]) -> Iterator[str]:
