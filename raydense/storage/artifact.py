@@ -50,7 +50,7 @@ class Artifact:
         wanted = f"a folder of kind {kind}" if kind else "an artifact folder"
         manifest = read_manifest(place)
         if manifest is None:
-            raise _no_artifact(place, wanted)
+            raise _no_artifact(place, wanted, kind)
         if kind and manifest["kind"] not in kind.split(" or "):
             raise InputError(f"holds {manifest['kind']}, not {kind}", place, f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
@@ -196,9 +196,9 @@ def replaced(place: Place, begun: str, now: str) -> InputError:
     return InputError(what, place, "leave inputs as they are while a stage runs; give a new --output, and run the stage again")
 
 
-def _no_artifact(place: Place, wanted: str) -> InputError:
+def _no_artifact(place: Place, wanted: str, kind: str | None = None) -> InputError:
     if not place.is_folder() and place.exists():
-        return InputError("is a file, not an artifact of raydense", place, how_to_import(place))
+        return InputError("is a file, not an artifact of raydense", place, how_to_import(place, kind))
     if not place.is_folder():
         return InputError("no such folder", place, f"give {wanted}")
     if (place / WORK).is_folder():

@@ -28,8 +28,8 @@ _LOOKS = [
 ]
 
 
-def how_to_import(file: Place) -> str:
-    """What to do with a file that is no artifact: the command, and what to give then."""
+def how_to_import(file: Place, kind: str | None) -> str:
+    """What to do with a file that stands for an artifact of `kind` ("one or another", None: any): the command, and what to give then."""
     head = _first_line(file)
     found = next(((format, part) for look, format, part in _LOOKS if re.match(look, head)), None)
     if found is None:
@@ -44,6 +44,9 @@ def how_to_import(file: Place) -> str:
     elif format == "msmarco" and part == "queries" and not name.startswith("queries"):  # MS MARCO's files are known by their names
         name = f"queries.{name}"
         rename = f"rename it to {name}, "
+    holds = part.partition("/")[0]
+    if kind and holds not in kind.split(" or "):
+        return f"it looks like {holds} of the format {format}; give {kind}"
     command = f"raydense import --format {format} --input {folder}{name} --output data/{stem}"
     return f"{rename}make one with `{command}`, and give data/{stem}/{part}"
 

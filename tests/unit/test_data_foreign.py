@@ -55,6 +55,12 @@ def test_the_command_imports_it(name: str, content: str, kind: str, tmp_path: Pa
     assert Artifact.open(made, kind).rows
 
 
+def test_a_file_that_holds_something_else_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "run.tsv").write_text("1\t7\t1\n")
+    with pytest.raises(InputError, match="it looks like run of the format msmarco; give qrels"):
+        Artifact.open(tmp_path / "run.tsv", "qrels")
+
+
 def test_a_file_of_no_known_kind_names_the_verb(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x00\x01")
     with pytest.raises(InputError, match="import it with `raydense import`, whose help lists the formats"):
