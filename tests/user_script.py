@@ -20,6 +20,7 @@ def main(folder: Path) -> None:
 
     words = rd.index(rd.IndexSettings(kind="bm25", corpus=corpus, bm25=rd.BM25Settings(k1=1.2), output=folder / "words"))
     found = rd.search(rd.SearchSettings(index=words, queries=queries, k=20, output=folder / "found"))
+    assert list(found.head(20)["rank"]) == list(range(1, 21))
     mined = rd.mine(rd.MineSettings(run=found, corpus=corpus, queries=queries, qrels=qrels / "train", negatives=2, output=folder / "mined"))
 
     small = {"batch_size": 8, "max_steps": 2, "model": "tiny", "corpus": str(corpus)}

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
 from raydense.storage.digest import digest_of
 from raydense.storage.foreign import how_to_import
 from raydense.storage.paths import safe_name
 from raydense.storage.place import Found, Place, streamed, together
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -81,6 +84,21 @@ class Artifact:
 
     def __repr__(self) -> str:
         return f"Artifact(kind={self.kind!r}, rows={self.rows}, place={str(self.place)!r})"
+
+    def head(self, n: int = 10) -> pandas.DataFrame:
+        """The first `n` rows as a DataFrame, in the artifact's order; `head(artifact.rows)` gives all of them, in memory.
+
+        No more is read than the files that hold these rows. InputError for a kind without rows, as an index or a model.
+        """
+        from raydense.storage.rows import first_rows
+
+        return first_rows(self, n).to_pandas()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from raydense.storage.rows import as_html
+
+        return as_html(self)
 
     def file(self, name: str) -> Path:
         """The path on this machine of one of its files, fetched and checked where it lies in a bucket.

@@ -9,9 +9,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
 
+from raydense.data.tables import commit_table
 from raydense.errors import InputError, fixable
 from raydense.storage import (
     Artifact,
@@ -296,6 +298,28 @@ def test_a_model_from_elsewhere_that_was_replaced_is_refused(tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_text("2")
     with pytest.raises(InputError, match="was replaced while a stage was reading it"):
         check_unchanged(tmp_path, begun)
+
+
+def test_the_first_rows_are_a_data_frame_read_no_further_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = Draft.open(tmp_path / "run", "run", {})
+    for number, ids in enumerate((["a", "b", "c"], ["<d>"])):
+        table = pa.table({"query_id": ids, "passage_id": ids, "rank": [1] * len(ids), "score": [0.5] * len(ids)})
+        commit_table(draft, f"run-{number}.parquet", table)
+    run = draft.finish(4)
+    assert run.head()["query_id"].tolist() == ["a", "b", "c", "<d>"]
+    assert "&lt;d&gt;" in run._repr_html_()
+    asked: list[str] = []
+    monkeypatch.setattr(Artifact, "file", lambda self, name: asked.append(name) or self.place.path / name)
+    assert run.head(2).to_dict("list") == {"query_id": ["a", "b"], "passage_id": ["a", "b"], "rank": [1, 1], "score": [0.5, 0.5]}
+    assert list(run.head(0).columns) == ["query_id", "passage_id", "rank", "score"]
+    assert set(asked) == {"run-0.parquet"}
+
+    folder = Draft.open(tmp_path / "index", "index", {})
+    folder.commit("a.faiss", lambda path: path.write_bytes(b"1"), 1)
+    index = folder.finish(1)
+    assert "<td>a.faiss</td>" in index._repr_html_()
+    with pytest.raises(InputError, match="has no rows to show: it is of kind index"):
+        index.head()
 
 
 def test_a_repr_says_what_and_where(tmp_path: Path) -> None:
