@@ -158,8 +158,10 @@ def restarted(cluster: Nodes) -> int:
     os.environ.update(cluster.environment)
     import ray
 
+    from raydense.runtime.ray_internals import actors_of
+
     ray.init(cluster.address, logging_level="ERROR", log_to_driver=False)
-    return sum(actor["NumRestarts"] for actor in ray._private.state.actors().values())
+    return sum(actor["NumRestarts"] for actor in actors_of())
 
 
 def parsed() -> argparse.Namespace:

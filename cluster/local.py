@@ -1,7 +1,7 @@
-"""`make cluster-local`: Ray's own autoscaler on this machine, its nodes processes: a cluster that grows under work, to try things on.
+"""`make cluster-local`: a Ray cluster on this machine that grows with the work, for trying things out; its nodes are processes.
 
-It stays in the foreground; Ctrl-C ends what it started, and nothing else. It has ports, a folder and a token of its own, so that it can
-stand beside any other Ray.
+It stays in the foreground; Ctrl-C ends what it started, and nothing else. It has its own ports, folder and token, so that it can run
+next to any other Ray.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
+from raydense.runtime.ray_internals import simulated_head
 
 RAY = str(Path(sys.executable).parent / "ray")
 _PROVIDER = "local_nodes.LocalNodes"
 _OBJECTS = 200 * 1024**2
 _MARK = "RAYDENSE_LOCAL_CLUSTER"
-# The autoscaler reads all of these, and dies where one is missing.
+# The autoscaler reads all of these, and fails if one is missing.
 _UNUSED = {
     **{f"{part}_commands": [] for part in ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")},
     **{part: {} for part in ("auth", "docker", "file_mounts")},
@@ -38,14 +39,14 @@ _UNUSED = {
 
 
 def autoscaling(port: int, workers: int, cpus: int, memory: int, idle_s: float) -> dict[str, Any]:
-    """What the autoscaler is told: a head at `port`; nodes of `cpus` CPUs and `memory` bytes, none at first, `workers` at most, gone after `idle_s` idle."""
-    provider = {"type": "external", "module": _PROVIDER, "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID}
+    """The autoscaler's configuration: a head at `port`; at most `workers` nodes of `cpus` CPUs and `memory` bytes, which end after `idle_s` idle."""
+    provider = {"type": "external", "module": _PROVIDER, "launch_multiple": True, "head_node_id": simulated_head()}
     resources = {"CPU": cpus, "memory": memory, "object_store_memory": _OBJECTS}
     node = {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": workers}
     return {
         "cluster_name": "raydense-local",
         "max_workers": workers,
-        "provider": provider | {"gcs_address": f"127.0.0.1:{port}"},  # without it nodes would join whatever is at port 6379
+        "provider": provider | {"gcs_address": f"127.0.0.1:{port}"},  # without it nodes would join any Ray at port 6379
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 2, "memory": memory}, "node_config": {}, "max_workers": 0},
             "worker": node,
@@ -60,10 +61,10 @@ def autoscaling(port: int, workers: int, cpus: int, memory: int, idle_s: float) 
 @contextmanager
 def local_cluster(
     folder: Path, workers: int, cpus: int, memory: int, idle_s: float
-) -> Iterator[tuple[subprocess.Popen[bytes], str, dict[str, str]]]:
-    """A running cluster: its head, the address to submit to, and what the environment of whoever submits must have besides.
+) -> Iterator[tuple[subprocess.Popen[bytes], str, str, dict[str, str]]]:
+    """A running cluster: its head, the URL of its dashboard, the address that drivers join, and the environment variables that both need.
 
-    RuntimeError, with the end of the log, where Ray does not start.
+    RuntimeError, with the end of the log, if Ray does not start.
     """
     token, mark = folder / "token", secrets.token_hex(16)
     token.touch(mode=0o600)
@@ -80,19 +81,23 @@ def local_cluster(
         )
         try:
             _wait_for(head, (web, agent), folder / "log")
-            yield head, f"http://127.0.0.1:{web}", access
+            yield head, f"http://127.0.0.1:{web}", f"127.0.0.1:{port}", access
         finally:
             _end(head, mark)
 
 
 def _environment(mark: str) -> dict[str, str]:
-    """Of the head: no other cluster's address; a mark that all its processes inherit; what the autoscaler of such a cluster needs, with `local_nodes`."""
+    """The environment of the head: a mark that all its processes inherit, what its autoscaler needs, this Python for jobs; no other cluster's address."""
     kept = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
-    told = {"RAY_enable_autoscaler_v2": "1", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", _MARK: mark}
-    # as on a laptop: it listens at the loopback alone, and not at all of the machine's addresses
-    told |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    told |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [kept.get("PYTHONPATH")])])}
-    return kept | told | {"RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
+    own = {"RAY_enable_autoscaler_v2": "1", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", _MARK: mark}
+    own |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # it listens only at the loopback, as on a laptop
+    own |= {"PATH": _before(kept.get("PATH"), Path(sys.executable).parent)}  # a job's `python` has what this one has
+    own |= {"PYTHONPATH": _before(kept.get("PYTHONPATH"), Path(__file__).parent)}  # for `local_nodes`
+    return kept | own | dict.fromkeys(("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), simulated_head())
+
+
+def _before(paths: str | None, first: Path) -> str:
+    return os.pathsep.join([str(first), *([paths] if paths else [])])
 
 
 def _free_ports(count: int) -> list[int]:
@@ -104,7 +109,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_for(head: subprocess.Popen[bytes], ports: tuple[int, ...], log: Path) -> None:
-    """Until the dashboard listens, which takes jobs, and the agent, which starts them."""
+    """Wait until the dashboard listens, which takes jobs, and the agent, which starts them."""
     for port in ports:
         while not _listens(port):
             if head.poll() is not None:
@@ -121,7 +126,7 @@ def _listens(port: int) -> bool:
 
 
 def _end(head: subprocess.Popen[bytes], mark: str) -> None:
-    """End the head, then whatever bears the mark; simulated nodes are processes of their own that outlive it."""
+    """End the head, then every process with the mark; simulated nodes are processes of their own that outlive it."""
     started = _marked(mark) + _family(head.pid)
     head.terminate()
     try:
@@ -159,14 +164,14 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def main() -> None:
-    """Start the cluster, say how to use it, and wait for Ctrl-C."""
+    """Start the cluster, print how to use it, and wait for Ctrl-C."""
     parser = argparse.ArgumentParser(description="Ray's autoscaler on this machine; Ctrl-C ends it.")
-    parser.add_argument("--workers", type=int, default=3, help="the most simulated nodes beside the head  [3]")
+    parser.add_argument("--workers", type=int, default=3, help="the most simulated nodes in addition to the head  [3]")
     parser.add_argument("--cpus", type=int, default=1, help="logical CPUs of each  [1]")
     parser.add_argument(
-        "--memory", type=float, help="GiB of each node and of the head, which search pools are held to  [an equal share of what is free]"
+        "--memory", type=float, help="GiB of each node and of the head, a limit for search pools  [an equal share of the free memory]"
     )
-    parser.add_argument("--idle", type=float, default=60, help="seconds without work before one goes  [60]")
+    parser.add_argument("--idle", type=float, default=60, help="seconds without work before a node ends  [60]")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -174,9 +179,9 @@ def main() -> None:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="raydense-", ignore_cleanup_errors=True) as folder,
-            local_cluster(Path(folder), given.workers, given.cpus, memory, given.idle) as (head, address, access),
+            local_cluster(Path(folder), given.workers, given.cpus, memory, given.idle) as (head, web, address, access),
         ):
-            print(_welcome(address, access, given.workers), flush=True)
+            print(_welcome(web, address, access, given.workers), flush=True)
             head.wait()
             raise RuntimeError(f"Ray ended by itself:\n{(Path(folder) / 'log').read_text()[-2000:]}")
     except KeyboardInterrupt:
@@ -185,18 +190,23 @@ def main() -> None:
         sys.exit(str(error))
 
 
-def _welcome(address: str, access: dict[str, str], workers: int) -> str:
+def _welcome(web: str, address: str, access: dict[str, str], workers: int) -> str:
     ray, python = os.path.relpath(RAY), os.path.relpath(sys.executable)
     exports = " ".join(f"{key}={value}" for key, value in access.items())
-    return f"""A head with 2 logical CPUs, and up to {workers} nodes beside it while there is work. Its dashboard: {address}
+    return f"""A head with 2 logical CPUs, and up to {workers} more nodes while there is work.
+Its dashboard, for `raydense submit` and `ray job`: {web}
+Its address, for every other command: {address}
 
 In another terminal, in the same folder:
 
-  export RAY_ADDRESS={address} {exports}
-  {ray} job submit -- $PWD/{python} -m raydense run $PWD/jobs/recipes/quickstart.yaml --output $PWD/out
-  {ray} job list
+  export {exports}
+  RAY_ADDRESS={address} {python} -m raydense doctor
+  {python} -m raydense pool status --address {address}
+  {python} -m raydense submit run jobs/recipes/quickstart.yaml --output $PWD/out --address {web}
+  {ray} job submit --address {web} -- python -m raydense run $PWD/jobs/recipes/quickstart.yaml --output $PWD/out
+  {ray} job list --address {web}
 
-Without --working-dir: all nodes are on this machine and see the code, and a new node would empty the folder that they share for it.
+Give `ray job submit` no --working-dir: all nodes are on this machine and see the code, and a new node would empty the folder that they share for it.
 
 Ctrl-C ends it."""
 

@@ -16,11 +16,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from raydense import __version__
-from raydense.cli import submit
-from raydense.cli.flags import SUITE, Command, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
+from raydense.cli.flags import SUITE, Command, add_verbosity, common_flags, flags_of, join, read, read_evaluate, read_recipe, stages_of
+from raydense.cli.jobs import JobError
 from raydense.cli.pools import pool_group
 from raydense.cli.serving import serve_command
-from raydense.cli.submissions import submissions_of
+from raydense.cli.submit import submissions_of
+from raydense.cli.visibility import refuse_unseen
 from raydense.errors import fixable, why
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table
@@ -31,7 +32,7 @@ from raydense.recipes.suite import Suite, run_suite
 from raydense.recipes.suite import write_tables as write_suite
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
-from raydense.runtime.progress import Progress, duration, say
+from raydense.runtime.progress import Progress, duration, say, say_error
 from raydense.storage import Place, named_folder, verify_all
 
 
@@ -39,7 +40,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = read(verb.settings, config, flags)
         join(address)
-        submit.refuse_unseen([Stage(name, name, settings, ())])
+        refuse_unseen([Stage(name, name, settings, ())])
         _print_result(name, verb.run(settings), as_json)
 
     return Command(name, settings=verb.settings, params=common_flags(), callback=call, help=verb.settings.__doc__)
@@ -52,7 +53,7 @@ def _evaluate_command() -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = read_evaluate(config, flags)
         join(address)
-        submit.refuse_unseen([Stage("evaluate", "evaluate", settings, ())])
+        refuse_unseen([Stage("evaluate", "evaluate", settings, ())])
         if isinstance(settings, SuiteSettings):
             _run_suite(Suite.read(settings), as_json)
         else:
@@ -133,7 +134,7 @@ def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: boo
     join(address)
     recipe = recipe_named(recipe)
     read = read_recipe(recipe, output, changes)
-    submit.refuse_unseen(stages_of(read))
+    refuse_unseen(stages_of(read))
     if isinstance(read, Recipe):
         _run(read, as_json)
     else:
@@ -143,7 +144,7 @@ def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: boo
 def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
     failed = run_sweep(sweep, concurrent)
     for name, error in failed.items():
-        say(f"{name}: failed: {why(error)}")
+        say_error(f"{name}: failed: {why(error)}")
     if len(failed) < len(sweep.trials):
         summary, table = write_tables(sweep, failed)
         print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
@@ -285,6 +286,7 @@ for _name, _verb in VERBS.items():
 app.add_command(pool_group)
 app.add_command(serve_command())
 app.add_command(submissions_of(app))
+add_verbosity(app)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -295,21 +297,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.exceptions.NoArgsIsHelpError as empty:
-        say(empty.format_message())
+        say_error(empty.format_message())
         sys.exit(2)
     except click.ClickException as wrong:
         verb = wrong.ctx.command_path if isinstance(wrong, click.UsageError) and wrong.ctx else "raydense"
-        say(f"{verb}: {' '.join(wrong.format_message().split())} See `{verb} --help`.")
+        say_error(f"{verb}: {' '.join(wrong.format_message().split())} See `{verb} --help`.")
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        say("raydense: interrupted; the same command continues from here")
+        say_error("raydense: interrupted; the same command continues from here")
         sys.exit(130)
-    except submit.JobError as error:
-        say(f"raydense: {error}")
+    except JobError as error:
+        say_error(f"raydense: {error}")
         sys.exit(1)
     except Exception as error:
         found = fixable(error)
         if found is None:
             raise
-        say(f"raydense: {found[1]}")
+        say_error(f"raydense: {found[1]}")
         sys.exit(found[0])

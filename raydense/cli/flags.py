@@ -17,6 +17,7 @@ from raydense.recipes.content import load_yaml
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
+from raydense.runtime.verbosity import QUIET, VARIABLE, VERBOSE
 from raydense.settings import BaseSettings, put
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
@@ -194,6 +195,25 @@ def common_flags() -> list[click.Parameter]:
         Flag(["--json", "as_json"], is_flag=True, help="print the result as one JSON object on standard output"),
         Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
     ]
+
+
+def add_verbosity(command: click.Command) -> None:
+    """Give --quiet and --verbose to a command, and to all below it where it is a group."""
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            add_verbosity(below)
+        return
+    texts = {QUIET: "print only results and errors", VERBOSE: "print the logs of Ray and other libraries too"}
+    for level, words in texts.items():
+        command.params.append(Flag([f"--{level}"], is_flag=True, expose_value=False, callback=_set_verbosity, help=words))
+
+
+def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value:
+        return
+    if ctx.meta.setdefault(VARIABLE, param.name) != param.name:
+        raise click.UsageError("--quiet and --verbose exclude each other: leave one out.", ctx)
+    os.environ[VARIABLE] = str(param.name)
 
 
 def join(address: str | None) -> None:

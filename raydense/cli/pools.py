@@ -24,7 +24,7 @@ def pool_group() -> None:
     """
 
 
-def _told(key: str) -> str:
+def _description(key: str) -> str:
     return str(Pool.model_fields[key].description)
 
 
@@ -44,10 +44,10 @@ _INDEX = click.option("--index", required=True, metavar="PATH", help="the index"
 @pool_group.command("start")
 @_NAME
 @_INDEX
-@click.option("--replicas", default=1, type=click.IntRange(1), metavar="INT", help=f"{_told('replicas')}  [1]")
-@click.option("--search-params", default="", metavar="TEXT", help=_told("search_params"))
-@click.option("--threads", default=0, type=click.IntRange(0), metavar="INT", help=f"{_told('threads')}  [0]")
-@click.option("--gpu/--no-gpu", default=False, help=_told("gpu"))
+@click.option("--replicas", default=1, type=click.IntRange(1), metavar="INT", help=f"{_description('replicas')}  [1]")
+@click.option("--search-params", default="", metavar="TEXT", help=_description("search_params"))
+@click.option("--threads", default=0, type=click.IntRange(0), metavar="INT", help=f"{_description('threads')}  [0]")
+@click.option("--gpu/--no-gpu", default=False, help=_description("gpu"))
 @click.option(
     "--idle-timeout",
     default=0.0,
@@ -69,7 +69,7 @@ def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -
 @_NAME
 @_INDEX
 @click.option("--replicas", default=None, type=click.IntRange(1), metavar="INT", help="actors of each shard; by default as many as now")
-@click.option("--search-params", default=None, metavar="TEXT", help=f"{_told('search_params')}; by default those of now")
+@click.option("--search-params", default=None, metavar="TEXT", help=f"{_description('search_params')}; by default those of now")
 @_on_cluster
 def pool_swap(name: str, index: str, replicas: int | None, search_params: str | None, address: str | None, as_json: bool) -> None:
     """Switch a pool to another index while it serves: no call fails, and each is answered by one index.

@@ -25,6 +25,7 @@ from transformers import (
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
+from raydense.runtime.verbosity import is_verbose
 
 _DROPOUTS = (
     "hidden_dropout_prob",
@@ -164,7 +165,10 @@ def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what transformers prints of weights that are not used: what matters is checked, and raised as an InputError."""
+    """Unless verbose, leave out what transformers prints of unused weights: what matters is checked, and raised as an InputError."""
+    if is_verbose():
+        yield
+        return
     logger = logging.getLogger("transformers")
     level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)

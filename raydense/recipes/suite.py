@@ -20,7 +20,7 @@ from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import Recipe, open_stages, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.retrieval.search_params import require_nprobe
-from raydense.runtime.progress import say
+from raydense.runtime.progress import say, say_error
 from raydense.runtime.session import ensure_ray
 from raydense.storage import WORK, Artifact, Place, read_manifest
 
@@ -201,7 +201,7 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
                 run_stage(stage, member.recipe.output, f"{label}: {stage.name}")
         except Exception as error:
             failed[member.name] = error
-            say(f"{label}: failed: {why(error)}")
+            say_error(f"{label}: failed: {why(error)}")
     return failed
 
 

@@ -15,6 +15,7 @@ from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
+from raydense.runtime.verbosity import limit_logs
 from raydense.storage import Place
 
 _TUNE = "tune"  # what Tune keeps of the trials, which nothing reads again
@@ -48,12 +49,10 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     ensure_ray()
-    import logging
-
     import ray
     from ray import tune
 
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    limit_logs("ray.tune", "CRITICAL")
     here = _Here(
         ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
     )

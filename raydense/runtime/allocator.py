@@ -1,4 +1,4 @@
-"""The memory allocator of workers that compute on CPUs: the jemalloc that Ray ships, told to keep the pages that it has."""
+"""The memory allocator of workers that compute on CPUs: the jemalloc that Ray ships, set to keep freed pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 _FILE = "core/libjemalloc.so"
-# -1: freed pages are never given back. A training step frees and takes gigabytes, and the kernel would zero each page anew.
+# -1: freed pages are never given back. A training step frees and takes gigabytes, and the kernel would zero each page again.
 _KEEPS_PAGES = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 
 

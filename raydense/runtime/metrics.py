@@ -1,6 +1,6 @@
-"""What a Prometheus reads from a node's metrics port: how far each stage is, what a training learns, how quick a shard answers.
+"""Metrics for Prometheus, on each node's metrics port: progress of stages, the history of a training, latency of shards.
 
-They are Ray's metrics, named `ray_raydense_...` there. A process without Ray shows none; setting one costs microseconds.
+They are Ray's metrics, named `ray_raydense_...` there. A process without Ray exports none; setting one costs microseconds.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from ray.util.metrics import Gauge, Histogram
 
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "done": ("passages, queries, pairs, candidates or steps that a stage is done with: its rate is theirs", ("stage", "unit")),
-    "total": ("how many there are in all; 0 where that is not known", ("stage", "unit")),
+    "done": ("passages, queries, pairs, candidates or steps that a stage has finished: its rate is theirs", ("stage", "unit")),
+    "total": ("how many there are in total; 0 if unknown", ("stage", "unit")),
     "files_open": ("files of a stage on Ray Data that are not committed yet: its queue", ("stage",)),
     "train": (
         "the last line of a training's history: loss, lr, dev metrics, and with refresh generation and staleness",
         ("output", "name"),
     ),
-    "refresh_seconds": ("what the last generation of hard negatives took to make", ("output",)),
-    "negatives_kept": ("hard negatives that a mining put into its examples", ("output",)),
-    "searches_waiting": ("calls that a shard actor has and has not answered yet", ("index", "shard")),
+    "refresh_seconds": ("seconds to make the last generation of hard negatives", ("output",)),
+    "negatives_kept": ("hard negatives in the examples of a mining", ("output",)),
+    "searches_waiting": ("calls in progress in a shard actor", ("index", "shard")),
 }
 TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "shard_seconds": ("seconds that a shard actor took to answer a search, waiting included", ("index", "shard")),
+    "shard_seconds": ("seconds of a search in a shard actor, waiting included", ("index", "shard")),
 }
 _BOUNDS_S = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 
@@ -37,13 +37,13 @@ def show(gauge: str, value: float, /, **tags: str) -> None:
 
 
 def time_taken(times: str, seconds: float, /, **tags: str) -> None:
-    """Count a duration among `times` of `TIMES`, a histogram."""
+    """Add a duration to `times` of `TIMES`, a histogram."""
     if _has_ray():
         _histogram(times).observe(seconds, tags=tags)
 
 
 def _has_ray() -> bool:
-    """Whether this process has a Ray: another thread may be importing it just now, and then it lacks even the question."""
+    """Whether this process uses Ray. While another thread imports ray, the module lacks even `is_initialized`."""
     is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 

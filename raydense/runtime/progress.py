@@ -1,4 +1,4 @@
-"""One live line with done, rate and time left: rewritten on a terminal, a plain line now and then elsewhere."""
+"""Progress: one line with count, rate and time left, rewritten on a terminal, and printed now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from types import TracebackType
 from typing import Self
 
 from raydense.runtime.metrics import show
+from raydense.runtime.verbosity import is_quiet
 
 _PLAIN_EVERY_S = 10.0
 _LIVE_EVERY_S = 0.2
-
-
-_QUIET = ContextVar("quiet", default=False)
+_MUTED = ContextVar("muted", default=False)
 
 
 def say(line: str) -> None:
-    """A plain line for the person who waits; results go to standard output, this does not."""
-    if not _QUIET.get():
+    """Print a line about the work to standard error, unless quiet; results go to standard output."""
+    if not _silent():
         print(line, file=sys.stderr, flush=True)
 
 
+def say_error(line: str) -> None:
+    """Print an error to standard error, also when quiet."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent() -> bool:
+    return _MUTED.get() or is_quiet()
+
+
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing is said or shown of what this thread does in the block: another one has the line. Other threads speak, as `Waiting`'s."""
-    before = _QUIET.set(True)
+def muted() -> Iterator[None]:
+    """This thread prints no progress in the block: another thread shows its own. Further threads, as that of `Waiting`, still print."""
+    before = _MUTED.set(True)
     try:
         yield
     finally:
-        _QUIET.reset(before)
+        _MUTED.reset(before)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 48s, 3m20s, 2h05m."""
+    """Seconds in words: 48s, 3m20s, 2h05m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -45,12 +53,12 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as a person says them: 120 MiB, 1.4 GiB."""
+    """Bytes in words: 120 MiB, 1.4 GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def pace(rate: float, unit: str) -> str:
-    """So many a second, or below one a second the seconds of each: 41.2/s, 17.3 s/step."""
+    """A rate per second, or below one the seconds of each: 41.2/s, 17.3 s/step."""
     if rate >= 1:
         return f"{rate:,.1f}/s"
     one = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
@@ -58,16 +66,16 @@ def pace(rate: float, unit: str) -> str:
 
 
 class Progress:
-    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` is what an earlier run had committed."""
+    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` counts what an earlier run committed."""
 
     def __init__(self, name: str, total: int, unit: str, done_before: int = 0) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = self.before = done_before
-        self._first: tuple[float, int] | None = None  # when something had first been done: workers take long to start
+        self._first: tuple[float, int] | None = None  # time and count of the first progress: workers take long to start
         self.note = ""
-        self.start = self._shown = self._told = time.monotonic()
-        self._quiet = _QUIET.get()  # here: others' threads call `set`
-        self._live = sys.stderr.isatty() and not self._quiet
+        self.start = self._shown = self._exported = time.monotonic()
+        self._silent = _silent()  # of the thread that starts it: others call `set`
+        self._live = sys.stderr.isatty() and not self._silent
 
     def __enter__(self) -> Self:
         if self.before:
@@ -75,43 +83,43 @@ class Progress:
         return self
 
     def add(self, n: int, note: str = "") -> None:
-        """Count `n` more, and show it when it is time to."""
+        """Count `n` more; the line is printed when it is due."""
         self.set(self.done + n, note)
 
     def set(self, done: int, note: str = "") -> None:
-        """As `add`, with the whole count."""
+        """As `add`, with the total count."""
         self.done = done
         self.note = note or self.note
         now = time.monotonic()
         if self._first is None and done > self.before:
             self._first = now, done
-        if now - self._told >= _LIVE_EVERY_S or done == self.total:
-            self._told = now
-            self._tell()
+        if now - self._exported >= _LIVE_EVERY_S or done == self.total:
+            self._exported = now
+            self._export()
         if now - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
             self._shown = now
             self._show(self._line(now))
 
-    def _tell(self) -> None:
+    def _export(self) -> None:
         show("done", self.done, stage=self.name, unit=self.unit)
         show("total", self.total, stage=self.name, unit=self.unit)
 
     def _line(self, now: float) -> str:
         begun, before = self._first or (now, self.done)
         rate = (self.done - before) / max(now - begun, 1e-9)
-        said = f", {pace(rate, self.unit)}" if rate > 0 else ""
+        speed = f", {pace(rate, self.unit)}" if rate > 0 else ""
         note = f", {self.note}" if self.note else ""
-        if not self.total:  # how many there are is not known
-            return f"{self.name}: {self.done:,} {self.unit}{said}{note}"
+        if not self.total:  # the total is unknown
+            return f"{self.name}: {self.done:,} {self.unit}{speed}{note}"
         left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
         share = f" ({100 * self.done / self.total:.0f}%)"
-        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}{said}{left}{note}"
+        return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}{speed}{left}{note}"
 
     def _show(self, line: str) -> None:
         if self._live:
             sys.stderr.write(f"\r\x1b[2K{line}")
             sys.stderr.flush()
-        elif not self._quiet:
+        elif not self._silent:
             say(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

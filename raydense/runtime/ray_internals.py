@@ -10,34 +10,37 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from traceback import walk_tb
 from typing import Any
 
+_LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
+
 
 def free_by_node() -> dict[str, dict[str, float]]:
-    """What nobody has reserved of each node, by the node's id. Ray's public call gives the sum over nodes alone."""
+    """The unreserved resources of each node, by the node's id. Ray's public call gives only the sum over all nodes."""
     from ray._private.state import available_resources_per_node
 
     return available_resources_per_node()
 
 
-def actors_of(job: str) -> list[dict[str, Any]]:
-    """The actors of a job (its id as hex) as Ray's controller knows them; the public list needs a dashboard, which we do not start."""
+def actors_of(job: str | None = None) -> list[dict[str, Any]]:
+    """The actors of a job (its id as hex), or of all jobs, as Ray's control service lists them; the public list needs a dashboard."""
     import ray
     from ray._private.state import actors
 
-    return list(actors(job_id=ray.JobID.from_hex(job)).values())
+    return list(actors(job_id=None if job is None else ray.JobID.from_hex(job)).values())
 
 
 def is_started(actor: Any) -> bool:
-    """Whether an actor's process is up; no public call tells without waiting for it."""
+    """Whether an actor's process runs; every public call waits for it."""
     from ray._private.state import actors
 
     return actors(actor._actor_id.hex()).get("State") == "ALIVE"
 
 
 def autoscaler_state() -> Any:
-    """What Ray's autoscaler has last reported (`AutoscalingState` of Ray); public is only the text of `ray status`."""
+    """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public."""
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated import autoscaler_pb2
@@ -47,18 +50,18 @@ def autoscaler_state() -> Any:
     return reply.autoscaling_state
 
 
-# Ray's key-value store, which lives as long as detached actors do: nothing public outlives the process that wrote it.
+# Ray's key-value store, which lives as long as detached actors do: every public store ends with the process that wrote it.
 
 
 def kv_put(key: str, value: bytes, namespace: str | None = None) -> None:
-    """Keep `value` under `key`, in place of what is there."""
+    """Store `value` under `key`; it replaces an earlier one."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key.encode(), value, overwrite=True, namespace=_bytes(namespace))
 
 
 def kv_get(key: str, namespace: str | None = None) -> bytes | None:
-    """What is kept under `key`; None where nothing is."""
+    """The value under `key`, or None."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     value: bytes | None = _internal_kv_get(key.encode(), namespace=_bytes(namespace))
@@ -66,7 +69,7 @@ def kv_get(key: str, namespace: str | None = None) -> bytes | None:
 
 
 def kv_delete(key: str, namespace: str | None = None) -> None:
-    """Keep nothing under `key` any more."""
+    """Delete the value under `key`."""
     from ray.experimental.internal_kv import _internal_kv_del
 
     _internal_kv_del(key.encode(), namespace=_bytes(namespace))
@@ -77,7 +80,7 @@ def _bytes(namespace: str | None) -> bytes | None:
 
 
 def end_half_started(error: Exception) -> None:
-    """End the processes of a Ray that did not start, given what `ray.init` raised: Ray leaves them as long as this process lives."""
+    """End the processes of a Ray that did not start, given the error of `ray.init`: Ray leaves them running until this process ends."""
     from ray._private.node import Node
 
     for frame, _ in walk_tb(error.__traceback__):
@@ -86,9 +89,9 @@ def end_half_started(error: Exception) -> None:
 
 
 def only_on_loopback(address: str) -> bool:
-    """Whether `address` is of a Ray that listens at the loopback alone, as the embedded one of another process does.
+    """Whether the Ray at `address` listens only at the loopback, as the embedded Ray of another process does.
 
-    Ray would look for it at the machine's own address, for ever.
+    Ray would look for it at the machine's own address, without end.
     """
     from ray._private.services import get_node_ip_address, is_localhost, parse_address
 
@@ -104,30 +107,122 @@ def only_on_loopback(address: str) -> bool:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """A Ray that is started inside is this machine's alone: it listens at 127.0.0.1, as Ray itself does it on a laptop.
+    """A Ray that starts in the block listens at 127.0.0.1, as Ray itself does on a laptop.
 
-    Ray takes no address of the loopback from its caller, and would listen at all of the machine's addresses.
+    Ray accepts no loopback address from its caller, and would listen at all addresses of the machine.
     """
     from ray._private import ray_constants
 
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before, enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    enabled = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+
+
+@contextmanager
+def quiet_driver() -> Iterator[None]:
+    """A driver that `ray.init` connects in the block prints no lines of Ray that need no action.
+
+    These are a note on the authentication token; the driver's own C++ log, which for every actor pool of Ray Data warns that constructor
+    arguments end with the driver (so does the pool); and retries of calls that Ray repeats without limit, as Serve makes them while it
+    shuts down. Other errors go to standard error: Ray prints them to standard output, which is for results.
+    """
+    from ray import _raylet
+
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    _filter_errors()
+    module: Any = _raylet
+    core_worker = module.CoreWorker
+    module.CoreWorker = partial(_quiet_core_worker, core_worker)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        module.CoreWorker = core_worker
+
+
+def _quiet_core_worker(core_worker: Any, *args: Any) -> Any:
+    """Ray's C++ part reads the level of its log once, here, and prints that it did; the cluster's own processes keep their level."""
+    if _LOG_LEVEL in os.environ:
+        return core_worker(*args)
+    with _environment(_LOG_LEVEL, "fatal"), _without_stderr():
+        return core_worker(*args)
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discard what this process writes to standard error in the block, from C++ too."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+@cache
+def _filter_errors() -> None:
+    """Once in a process: the thread that prints the errors of a cluster looks its printer up at each."""
+    from ray._private import worker
+
+    show = worker.print_to_stdstream
+
+    def show_error(data: Any, ignore_prefix: bool) -> None:
+        if data.get("pid") != "raylet" or not any("infinite retries remaining" in line for line in data["lines"]):
+            show({**data, "is_err": True}, ignore_prefix)
+
+    worker.print_to_stdstream = show_error
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """The environment of this process with one variable set, in the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
         os.environ.pop(name)
         os.environ.update({name: before} if before is not None else {})
 
 
-def quiet_token_notes() -> None:
-    """Keep Ray's note on its authentication token, which every start would log, out of the output."""
-    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+def simulated_head() -> str:
+    """The node id that a head of Ray's simulated nodes has: their provider knows it by this id alone."""
+    from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
+    return str(FAKE_HEAD_NODE_ID)
+
+
+def simulated_nodes() -> type:
+    """A node provider for Ray's autoscaler whose nodes are raylets on this machine, each with the memory of its node type.
+
+    Ray's own provider, which has no public counterpart, drops the memory.
+    """
+    from ray._private import parameter
+    from ray.autoscaler._private.fake_multi_node.node_provider import FakeMultiNodeProvider
+
+    class LocalNodes(FakeMultiNodeProvider):
+        def _create_node_with_resources_and_labels(
+            self, node_config: dict[str, Any], tags: dict[str, str], count: int, resources: dict[str, float], labels: dict[str, str]
+        ) -> None:
+            others = {name: amount for name, amount in resources.items() if name != "memory"}
+            params = parameter.RayParams
+            module: Any = parameter
+            module.RayParams = partial(params, memory=resources["memory"])  # the method that calls it passes no memory
+            try:
+                super()._create_node_with_resources_and_labels(node_config, tags, count, others, labels)
+            finally:
+                module.RayParams = params
+
+    return LocalNodes
 
 
 def serve_http_config() -> Any:
-    """How Ray Serve of this cluster listens; None where it does not run. The public status leaves host and port out."""
+    """The HTTP options of this cluster's Ray Serve; None if it does not run. The public status lacks host and port."""
     from ray.serve.context import _get_global_client
 
     client = _get_global_client(raise_if_no_controller_running=False)
@@ -135,9 +230,9 @@ def serve_http_config() -> Any:
 
 
 def keep_serve_port_inside() -> None:
-    """Have the port that this Serve replica will open listen at the loopback: it unpickles what comes, and Serve would open it to all.
+    """Make the port that this Serve replica opens listen at the loopback: it unpickles its input, and Serve opens it to the network.
 
-    It is for traffic between deployments by gRPC, which is off unless Serve is set up otherwise; its address cannot be set.
+    It is for gRPC between deployments, which is off by default; no setting changes its address.
     """
     from ray.serve._private import constants, replica
 

@@ -1,4 +1,4 @@
-"""Says that a stage waits for room on the cluster: Ray itself waits without a word, and for as long as it takes."""
+"""Reports that a stage waits for resources of the cluster: Ray itself waits silently, and without limit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Self
 from raydense.runtime.progress import say
 
 _WAITS_S, _LOOK_S = 30.0, 5.0
-_LEAVES_S = 5.0  # for a look that is under way: nothing is to ask a Ray that is being ended
+_LEAVES_S = 5.0  # for a check in progress: none may reach a Ray that is shutting down
 
 
 class Waiting:
-    """`with Waiting("train", waits):` says so once `waits()` has held for half a minute, and again after it did not.
+    """`with Waiting("train", waits):` prints a line once `waits()` has been true for half a minute, and once more for each later wait.
 
-    It looks from a thread of its own, which stands still as long as the cluster's head is away; a look that fails counts for nothing.
-    `waits` must not start a Ray, as much of Ray's interface does where there is none any more.
+    A thread of its own checks; it pauses while the cluster's head is away, and a check that fails is ignored.
+    `waits` must not start a Ray, as much of Ray's interface does after a shutdown.
     """
 
     def __init__(self, stage: str, waits: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ class Waiting:
         self._left = threading.Event()
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._watch, name="room", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
         self._thread.start()
         return self
 
@@ -35,14 +35,14 @@ class Waiting:
 
     def _watch(self) -> None:
         since: float | None = None
-        said = False
+        reported = False
         while not self._left.wait(_LOOK_S):
             now = time.monotonic()
             try:
                 since = (since or now) if self._waits() else None
-            except Exception:  # of any class, as the head is away or this Ray ends: what fails is a message, not the stage
+            except Exception:  # of any class, while the head is away or this Ray shuts down: only a message is lost
                 continue
             late = since is not None and now - since > _WAITS_S
-            if late and not said:
-                say(f"{self._stage}: waits for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)")
-            said = late
+            if late and not reported:
+                say(f"{self._stage}: waits for CPUs or GPUs in use by others, or for new nodes (see `ray status`)")
+            reported = late

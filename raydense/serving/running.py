@@ -1,8 +1,7 @@
-"""Starts the app, and takes it down again: on a Ray of this machine alone, or on a cluster, where other apps may run beside it."""
+"""Starts the app, and takes it down again: on a local Ray, or on a cluster, where other apps may run next to it."""
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from raydense.retrieval.search import check_model
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
+from raydense.runtime.verbosity import limit_logs
 from raydense.serving.answering import connect, own_pool
 from raydense.serving.app import application
 from raydense.serving.settings import ServeSettings
@@ -41,18 +41,18 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     if not joins_cluster():
         _check_port(host, port)
     ensure_ray()
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    limit_logs("ray.serve")
     if (listens := serve_http_config()) is not None:
         _check_listens(listens, host, port)
-    connect(settings, name)  # so that what is wrong is said here, in one line, and nothing that runs is touched
+    connect(settings, name)  # an error is raised here, as one line, before a running app is touched
     serve.start(http_options={"host": host, "port": port})
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    limit_logs("ray.serve")
     stays = False
     try:
         serve.run(application(settings), name=name, route_prefix=route)
         yield f"http://{host}:{port}{route.rstrip('/')}"
     except RayServeException as error:
-        stays = name in serve.status().applications  # as it was before
+        stays = name in serve.status().applications  # unchanged
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
         if not stays:
@@ -60,7 +60,7 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
 
 
 def _end(settings: ServeSettings, name: str) -> None:
-    """Take the app down; those that others asked for stay."""
+    """Take the app down; other apps stay."""
     apps = serve.status().applications
     if name in apps:
         serve.delete(name)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raydense.errors import InputError
-from raydense.runtime.progress import Progress, quiet, say
+from raydense.runtime.progress import Progress, muted, say
 from raydense.storage.artifact import WORK, File
 from raydense.storage.digest import as_json, write_json
 from raydense.storage.files import sha256_of
@@ -122,7 +122,7 @@ class Commits:
     def _changed(self, files: list[File]) -> list[File]:
         """Those files whose bytes are not what was committed; all are read."""
         large = sum(file.bytes for file in files) >= _SHOWN_FROM
-        with nullcontext() if large else quiet(), Progress("check committed files", len(files), "files") as progress:
+        with nullcontext() if large else muted(), Progress("check committed files", len(files), "files") as progress:
             changed = []
             for file, same in zip(files, streamed(self._is_same, files), strict=True):
                 progress.add(1)

@@ -8,7 +8,6 @@ it; `step` follows the last.
 from __future__ import annotations
 
 import io
-import logging
 import os
 from abc import ABC, abstractmethod
 from contextlib import redirect_stdout
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
+from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
 from raydense.training.loop_settings import LoopSettings
 
@@ -182,7 +182,7 @@ class DeepSpeedEngine(Engine):
         if device.type == "cpu":
             # else it compiles a collective of its own at the first start, half a minute or more, and needs a compiler; gloo does
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        limit_logs("DeepSpeed", "ERROR")
         self.device, self.precision, self.zero, self._pieces = device, precision, settings.engine.zero, pieces
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from raydense.errors import StorageError
-from raydense.runtime.progress import quiet, say
+from raydense.runtime.progress import muted, say
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
@@ -63,7 +63,7 @@ class GenerationBuilder:
     def _work(self) -> None:
         while not self._left.wait(self._generations.look_every_s):
             try:
-                with quiet():
+                with muted():
                     self.make_open()
             except StorageError as error:  # the workers wait, or end where the store is gone for them too
                 say(f"train: new negatives are tried again: {error}")

@@ -1,5 +1,6 @@
 """`make cluster-local` for real: encoding, generating and a search pool make the cluster grow to three nodes and leave it at one; Ctrl-C leaves nothing."""
 
+import json
 import os
 import re
 import signal
@@ -87,38 +88,40 @@ PASSAGES = 1_200
 @pytest.fixture
 def started():
     """The script as `make cluster-local` runs it, and its output once the cluster is up."""
-    kept = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    kept = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | {"PATH": "/usr/bin:/bin"}
     command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.7", "--idle", "2"]
     process = subprocess.Popen(command, cwd=ROOT, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = []
+    lines = []
     for line in process.stdout:
-        said.append(line)
+        lines.append(line)
         if line.startswith("Ctrl-C"):
             break
-    yield process, "".join(said)
+    yield process, "".join(lines)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.wait(60)
 
 
 def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(started, tmp_path):
-    process, said = started
+    process, printed = started
     texts, model = make_corpus(tmp_path / "corpus", PASSAGES, 60), slow_retriever(tmp_path / "model")
-    assert process.poll() is None, said
-    told = dict(re.findall(r"(RAY_\w+)=(\S+)", said))
+    assert process.poll() is None, printed
+    url, address, access = given(printed)
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{told['RAY_ADDRESS']}/api/jobs/")
-    printed = submitted(told, tmp_path, ENCODE_AND_SEARCH)
-    assert "nodes: 1, 3, 1" in printed, printed
-    assert "pool: 3 nodes, True" in printed, printed
-    assert "refused: search: the cluster's autoscaler has no node for an actor of" in printed, printed
+        urllib.request.urlopen(f"{url}/api/jobs/")
+    status = [sys.executable, "-m", "raydense", "pool", "status", "--address", address, "--json"]
+    assert json.loads(subprocess.run(status, env=os.environ | access, capture_output=True, text=True, check=True).stdout) == []
+    logs = submitted(url, access, tmp_path, ENCODE_AND_SEARCH)
+    assert "nodes: 1, 3, 1" in logs, logs
+    assert "pool: 3 nodes, True" in logs, logs
+    assert "refused: search: the cluster's autoscaler has no node for an actor of" in logs, logs
     vectors, wanted = Vectors(tmp_path / "made"), np.arange(0, PASSAGES, 100)
     assert vectors.rows == PASSAGES  # and each in its place, or `take` says so
     with torch.no_grad():
         tokens = model.tokenize_passages([texts[row] for row in wanted]).pad(model.tokenizer.pad_id, "cpu")
         np.testing.assert_allclose(vectors.take(wanted), model.encode_passages(tokens).numpy(), atol=1e-5)
 
-    folder = str(Path(told["RAY_AUTH_TOKEN_PATH"]).parent)
+    folder = str(Path(access["RAY_AUTH_TOKEN_PATH"]).parent)
     assert _processes_of(folder)
     assert _addresses(folder) == {"127.0.0.1"}
     process.send_signal(signal.SIGINT)
@@ -129,22 +132,30 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
 
 @pytest.mark.long
 def test_generating_makes_it_grow_too_and_writes_what_one_machine_writes(started, tmp_path):
-    _, said = started
+    _, printed = started
     texts = make_corpus(tmp_path / "corpus", PASSAGES, 60)
     make_tiny_generator(texts, tmp_path / "model", seed=3)
-    printed = submitted(dict(re.findall(r"(RAY_\w+)=(\S+)", said)), tmp_path, GENERATE)
-    assert "nodes: 1, 3, 1" in printed, printed
+    url, _, access = given(printed)
+    logs = submitted(url, access, tmp_path, GENERATE)
+    assert "nodes: 1, 3, 1" in logs, logs
     alone = generate(GenerateSettings(model=str(tmp_path / "model"), corpus=str(tmp_path / "corpus"), output=str(tmp_path / "alone")))
     assert [(file.path, file.sha256) for file in Artifact.open(tmp_path / "made").files] == [
         (file.path, file.sha256) for file in alone.files
     ]
 
 
-def submitted(told, folder, job):
-    """What a job prints that is submitted to the cluster, with the model, the corpus and the output in `folder`."""
+def given(printed):
+    """What the script prints: the dashboard's URL, the address to join, and the environment variables that both need."""
+    (url,), (address,) = re.findall(r"`ray job`: (\S+)", printed), re.findall(r"every other command: (\S+)", printed)
+    return url, address, dict(re.findall(r"(RAY_AUTH\w+)=(\S+)", printed))
+
+
+def submitted(url, access, folder, job):
+    """The logs of a job that is submitted to the cluster, with the model, the corpus and the output in `folder`; its `python` has raydense."""
     (folder / "job.py").write_text(WATCH + job)
-    submit = [RAY, "job", "submit", "--", sys.executable, *(f"{folder}/{name}" for name in ("job.py", "model", "corpus", "made"))]
-    done = subprocess.run(submit, env=os.environ | told, capture_output=True, text=True, timeout=300)
+    words = ["python", *(f"{folder}/{name}" for name in ("job.py", "model", "corpus", "made"))]
+    submit = [RAY, "job", "submit", "--address", url, "--", *words]
+    done = subprocess.run(submit, env=os.environ | access, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

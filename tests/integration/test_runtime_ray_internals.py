@@ -49,7 +49,7 @@ def test_the_key_value_store(namespace: str | None) -> None:
 
 
 def test_what_starting_and_serving_need() -> None:
-    from ray._private import ray_constants
+    from ray._private import ray_constants, worker
     from ray._private.node import Node
     from ray.serve._private import constants, replica
 
@@ -61,6 +61,37 @@ def test_what_starting_and_serving_need() -> None:
     assert before == ray_constants.ENABLE_RAY_CLUSTER
     assert not ray_internals.only_on_loopback("10.0.0.1:6379")
     assert ray_internals.serve_http_config() is None
+    assert {"data", "ignore_prefix"} == inspect.signature(worker.print_to_stdstream).parameters.keys()
+    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages)
+    assert "ray._raylet.CoreWorker(" in inspect.getsource(worker.connect)
     assert importlib.import_module("ray._private.authentication.authentication_token_setup").logger
     assert callable(replica.add_port_to_grpc_server)
     assert not constants.RAY_SERVE_USE_GRPC_BY_DEFAULT
+
+
+def test_errors_of_the_cluster_go_to_standard_error_without_endless_retries(capsys: pytest.CaptureFixture[str]) -> None:
+    from ray._private import worker
+    from ray._raylet import CoreWorker
+
+    with ray_internals.quiet_driver():
+        assert ray._raylet.CoreWorker is not CoreWorker
+    assert ray._raylet.CoreWorker is CoreWorker
+    for line in ("a call failed, with infinite retries remaining", "a node is out of memory"):
+        worker.print_to_stdstream({"lines": [line], "pid": "raylet", "is_err": False}, ignore_prefix=True)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "a node is out of memory\n")
+
+
+def test_simulated_nodes_have_the_memory_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = ray_internals.simulated_nodes()
+    seen = {}
+
+    def create(self: object, config: dict, tags: dict, count: int, resources: dict, labels: dict) -> None:
+        from ray._private import parameter
+
+        seen.update(resources, memory=parameter.RayParams().memory)
+
+    monkeypatch.setattr(provider.__base__, "_create_node_with_resources_and_labels", create)
+    provider._create_node_with_resources_and_labels(object.__new__(provider), {}, {}, 1, {"CPU": 1.0, "memory": 7e8}, {})
+    assert seen == {"CPU": 1.0, "memory": 7e8}
+    assert len(ray_internals.simulated_head()) == 56

@@ -16,7 +16,7 @@ from tests.inference_world import make_corpus, make_retriever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-LINE = ": waits for CPUs or GPUs that others hold, or for nodes that are to come (`ray status` tells)"
+LINE = ": waits for CPUs or GPUs in use by others, or for new nodes (see `ray status`)"
 
 
 @ray.remote

@@ -1,4 +1,4 @@
-"""A Ray that raydense starts by itself is reached from this machine alone."""
+"""A Ray that raydense starts by itself: only this machine reaches it, its workers are as nice as the driver, and its logs are not shown unless verbose."""
 
 from __future__ import annotations
 
@@ -19,31 +19,50 @@ from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
 from tests.s3_server import with_environment
 
-LOOK = """
-import json, os, psutil, ray, subprocess, sys
+# An actor as those of a Ray Data pool: Ray warns that it cannot restart once the driver and the argument have gone.
+WORK = """
+import os, ray, sys
 from raydense.runtime.session import ensure_ray
 
+class Actor:
+    def __init__(self, argument): print("a line of the actor", flush=True)
+    def nice(self): return os.nice(0)
+
 ensure_ray()
+actor = ray.remote(max_restarts=1)(Actor).remote(ray.put(1))
+nice = ray.get(actor.nice.remote())
+"""
+LOOK = """
+import json, psutil, subprocess
 ray.get([ray.remote(lambda: None).remote() for _ in range(2)])
 processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 found = []
 for process in processes:
     found += [[process.name(), of.laddr.ip] for of in process.net_connections("inet") if of.status == psutil.CONN_LISTEN]
-join = "from raydense.runtime.session import ensure_ray; ensure_ray(); import ray; print(ray.nodes()[0]['NodeID'])"
-at = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-joined = subprocess.run([sys.executable, "-c", join], env=at, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-print(json.dumps({"found": found, "node": ray.nodes()[0]["NodeID"], "joined": joined.stdout.strip()}))
+at = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAYDENSE_VERBOSITY": "verbose"}
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+joined, lines = subprocess.Popen([sys.executable, "-uc", sys.argv[1] + "sys.stdin.read()"], env=at, **pipes), []
+for line in joined.stdout:
+    lines.append(line)
+    if "a line of the actor" in line:
+        joined.stdin.close()
+print(json.dumps({"found": found, "nice": [os.nice(0), nice], "joined": "".join(lines), "code": joined.wait()}))
 """
 
 
 def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() -> None:
-    said = subprocess.run([sys.executable, "-c", LOOK], env=with_environment({}), capture_output=True, text=True, timeout=300)
-    assert said.returncode == 0, said.stderr
-    told = json.loads(said.stdout.splitlines()[-1])
-    found = told["found"]
+    command = ["nice", "-n", "2", sys.executable, "-c", WORK + LOOK, WORK]
+    done = subprocess.run(command, env=with_environment({}), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    found = result["found"]
     assert {name for name, _ in found} & {"raylet", "gcs_server"}
     assert [one for one in found if one[1].removeprefix("::ffff:") not in ("127.0.0.1", "::1")] == []
-    assert told["joined"] == told["node"]
+    assert result["nice"][0] == result["nice"][1]
+    assert done.stderr == ""
+    assert result["code"] == 0, result["joined"]
+    assert "a line of the actor" in result["joined"]
+    assert "constructor arguments in the object store" in result["joined"]
 
 
 def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: Path) -> None:
@@ -58,6 +77,7 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     try:
         line = server.stdout.readline()
         assert line == f"serve: http://127.0.0.1:{port}/search  (Ctrl-C ends it)\n", server.stderr
+        assert server.stdout.readline().startswith(f"curl http://127.0.0.1:{port}/search -d ")
         asked = urllib.request.Request(f"http://127.0.0.1:{port}/search", data=b'{"query": "bridge", "k": 1}')
         with urllib.request.urlopen(asked, timeout=120) as answer:
             assert [one["id"] for one in json.loads(answer.read())["results"][0]] == ["p1"]
@@ -67,9 +87,11 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
         assert {name for name, _ in found if name.startswith(("ray::ServeRep", "ray::ServeCon", "ray::ProxyAct", "ray::ShardAct"))}
         assert [one for one in found if not ipaddress.ip_address(one[1].ip.removeprefix("::ffff:")).is_loopback] == []
         server.send_signal(signal.SIGINT)
-        _, said = server.communicate(timeout=120)
+        printed, logged = server.communicate(timeout=120)
     finally:
         server.kill()
-    assert server.returncode == 0, said
-    assert said.endswith("serve: ended\n")
+    assert server.returncode == 0, logged
+    assert printed == ""
+    assert logged.endswith("serve: ended\n")
+    assert "infinite retries" not in logged
     assert [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydense.cli.submit import verb_work
+from raydense.cli.work import verb_work
 from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings

@@ -1,6 +1,7 @@
 """The command line: light imports, flags from settings, one line and an exit code for every fault."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from click.shell_completion import ShellComplete
 
 from raydense.cli import app, main
 from raydense.recipes.stage import VERBS
+from raydense.runtime.verbosity import limit_logs
 from raydense.storage import Draft
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,27 @@ def test_flags_override_the_file_and_its_unknown_keys_are_named(tmp_path, capsys
     code, _, err = call("index", "--config", str(config), "--corpus", "elsewhere", "--output", str(tmp_path / "o"), capsys=capsys)
     assert code == 2
     assert "elsewhere: no such folder" in err
+
+
+def test_quiet_prints_results_and_errors_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RAYDENSE_VERBOSITY", "")
+    sizes = ["--passages", "200", "--train-queries", "50", "--dev-queries", "10", "--test-queries", "10"]
+    code, out, err = call("sample", *sizes, "--output", str(tmp_path / "d"), "--quiet", capsys=capsys)
+    assert (code, out, err) == (0, f"sample: {tmp_path}/d (dataset, 203 rows)\n", "")
+    code, out, err = call("sample", "--quiet", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "--output: missing" in err
+    code, _, err = call("pool", "status", "--verbose", "--quiet", capsys=capsys)
+    assert code == 2
+    assert "--quiet and --verbose exclude each other" in err
+
+
+def test_verbose_leaves_the_logs_of_libraries_on(capsys, monkeypatch):
+    for verbosity, level in (("verbose", logging.INFO), ("", logging.ERROR)):
+        monkeypatch.setenv("RAYDENSE_VERBOSITY", verbosity)
+        logging.getLogger("library").setLevel(logging.INFO)
+        limit_logs("library", "ERROR")
+        assert logging.getLogger("library").level == level
 
 
 def test_plan_as_json(tmp_path, capsys):

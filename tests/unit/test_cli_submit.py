@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 import raydense
-from raydense.cli import main, submit
+from raydense.cli import jobs, main
+from raydense.cli.visibility import refuse_local, refuse_unseen
+from raydense.cli.work import code_digest, entrypoint, needed, packed, recipe_work, submission_name, verb_work, words_of
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings
@@ -25,20 +27,20 @@ RECIPES = PACKAGE.parent / "jobs" / "recipes"
 
 
 def index(**values):
-    return submit.verb_work("index", IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", **values}))
+    return verb_work("index", IndexSettings.read({"kind": "bm25", "corpus": "c", "output": "o", **values}))
 
 
 def test_the_name_is_that_of_what_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = submit.submission_name(index())
-    assert name == submit.submission_name(index(corpus=str(tmp_path / "c"), output="./o"))
+    name = submission_name(index())
+    assert name == submission_name(index(corpus=str(tmp_path / "c"), output="./o"))
     assert name.startswith("raydense-index-")
     assert len(name) == len("raydense-index-") + 12
     others = [index(shards=2), index(corpus="d"), index(output="p")]
-    assert len({name, *(submit.submission_name(work) for work in others)}) == 4
+    assert len({name, *(submission_name(work) for work in others)}) == 4
     train = {"objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "x", "output": "o"}
-    alone, spread = (submit.verb_work("train", TrainSettings.read({**train, "workers": workers})) for workers in (1, 8))
-    assert submit.submission_name(alone) == submit.submission_name(spread)
+    alone, spread = (verb_work("train", TrainSettings.read({**train, "workers": workers})) for workers in (1, 8))
+    assert submission_name(alone) == submission_name(spread)
     assert alone.words != spread.words
 
 
@@ -47,9 +49,9 @@ def test_other_code_has_another_digest(tmp_path):
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "cli.pyc").write_bytes(b"kept by Python")
-    assert submit.code_digest(copy) == submit.code_digest()
+    assert code_digest(copy) == code_digest()
     (copy / "settings.py").write_text((copy / "settings.py").read_text() + "\n")
-    assert submit.code_digest(copy) != submit.code_digest()
+    assert code_digest(copy) != code_digest()
 
 
 def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
@@ -59,29 +61,29 @@ def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
     settings = EvaluateSettings.read(
         {"run": ["one=runs/a", "runs/b"], "qrels": "q", "answers": {"k": [1, 5]}, "title": "a b", "output": "o"}
     )
-    work = submit.verb_work("evaluate", settings)
-    assert shlex.split(submit.entrypoint(work, "python")) == [
+    work = verb_work("evaluate", settings)
+    assert shlex.split(entrypoint(work, "python")) == [
         *("python", "-m", "raydense", "evaluate", "--output", f"{folder}/o", "--run", f"one={folder}/runs/a", "--run", f"{folder}/runs/b"),
         *("--qrels", f"{folder}/q", "--answers.k", "1", "--answers.k", "5", "--title", "a b"),
     ]
-    dataset = submit.verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
+    dataset = verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
     assert "beir/scifact" in dataset.words
-    assert submit.needed(dataset.stages) == []
+    assert needed(dataset.stages) == []
 
 
 def test_a_recipe_travels_with_its_base(tmp_path):
     sweep = Sweep.read(RECIPES / "quickstart-sweep.yaml", tmp_path / "out")
     stages = [stage for trial in sweep.trials for stage in trial.recipe.stages]
-    work = submit.recipe_work(str(RECIPES / "quickstart-sweep.yaml"), str(tmp_path / "out"), stages, ["--set", "data.passages=700"])
+    work = recipe_work(str(RECIPES / "quickstart-sweep.yaml"), str(tmp_path / "out"), stages, ["--set", "data.passages=700"])
     assert len(work.stages) < len(stages)
-    assert submit.needed(work.stages) == []
-    with submit.packed(work) as folder:
+    assert needed(work.stages) == []
+    with packed(work) as folder:
         there = sorted(path.name for path in folder.iterdir())
         assert there == ["quickstart-sweep.yaml", "raydense"]
         assert "base" not in yaml.safe_load((folder / "quickstart-sweep.yaml").read_text())
         again = Sweep.read(folder / "quickstart-sweep.yaml", tmp_path / "out")
         assert [trial.recipe.stages for trial in again.trials] == [trial.recipe.stages for trial in sweep.trials]
-        assert submit.code_digest(folder / "raydense") == submit.code_digest()
+        assert code_digest(folder / "raydense") == code_digest()
         assert sum(path.stat().st_size for path in folder.rglob("*")) < 4 * 2**20
 
 
@@ -89,9 +91,9 @@ def test_a_relative_input_of_a_recipe_is_refused(tmp_path):
     file = RECIPES / "scifact.yaml"
     recipe = Recipe.read(file, tmp_path, ("encoder=/shared/e",))
     with pytest.raises(InputError, match=r"scifact.yaml: stages.data.input: '../shared/data/scifact' is a relative path"):
-        submit.recipe_work(str(file), str(tmp_path), recipe.stages, [])
+        recipe_work(str(file), str(tmp_path), recipe.stages, [])
     recipe = Recipe.read(file, tmp_path, ("encoder=/shared/e", "source=/shared/s"))
-    assert sorted(submit.needed(recipe.stages)) == ["/shared/e", "/shared/s"]
+    assert sorted(needed(recipe.stages)) == ["/shared/e", "/shared/s"]
 
 
 @pytest.mark.parametrize(
@@ -121,11 +123,11 @@ def test_bad_input_is_refused_before_anything_is_sent(words, said, capsys, tmp_p
 
 def test_ray_address_is_the_default_where_it_is_a_dashboard(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265/")
-    assert submit.dashboard(None) == "http://head:8265"
-    assert submit.dashboard("https://other:443") == "https://other:443"
+    assert jobs.dashboard(None) == "http://head:8265"
+    assert jobs.dashboard("https://other:443") == "https://other:443"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(InputError, match=r"RAY_ADDRESS 10.0.0.1:6379: is no http address"):
-        submit.dashboard(None)
+        jobs.dashboard(None)
 
 
 def test_a_proxy_gets_the_headers_of_the_environment(monkeypatch):
@@ -145,27 +147,27 @@ def test_a_proxy_gets_the_headers_of_the_environment(monkeypatch):
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("RAY_JOB_HEADERS", '{"Authorization": "Basic abc"}')
     with pytest.raises(InputError, match=address):
-        submit.connect(address)
+        jobs.connect(address)
     server.shutdown()
     assert set(asked) == {"Basic abc"}
     monkeypatch.setenv("RAY_JOB_HEADERS", "Basic abc")
     with pytest.raises(InputError, match="RAY_JOB_HEADERS: is no JSON object") as refused:
-        submit.connect(address)
+        jobs.connect(address)
     assert "abc" not in str(refused.value)
 
 
-def test_nothing_is_looked_at_outside_a_submission(monkeypatch):
+def test_paths_are_checked_only_in_a_submission(monkeypatch):
     monkeypatch.delenv("RAYDENSE_SUBMISSION", raising=False)
-    submit.refuse_unseen([Stage("index", "index", IndexSettings.read({"kind": "bm25", "corpus": "/nowhere", "output": "o"}), ())])
+    refuse_unseen([Stage("index", "index", IndexSettings.read({"kind": "bm25", "corpus": "/nowhere", "output": "o"}), ())])
 
 
-def test_a_log_that_is_read_again_is_handed_on_once():
-    unread = submit.Unread()
-    said = []
+def test_a_log_that_is_read_again_is_printed_once():
+    unread = jobs.Unread()
+    printed = []
     for pieces in (["one\ntw"], ["one\n", "two\n", "three\n"], [], ["one\ntwo\nthree\n", "four\n"]):
         unread.again()
-        said += [unread.of(piece) for piece in pieces]
-    assert "".join(said) == "one\ntwo\nthree\nfour\n"
+        printed += [unread.of(piece) for piece in pieces]
+    assert "".join(printed) == "one\ntwo\nthree\nfour\n"
 
 
 def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
@@ -178,8 +180,8 @@ def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
 
 def test_what_lies_in_a_bucket_is_seen_by_every_node():
     settings = SearchSettings(index="s3://b/ix", queries="gs://b/q", output="s3://b/run")
-    work = submit.verb_work("search", settings)
-    assert work.words == ("search", *submit.words_of(settings))
+    work = verb_work("search", settings)
+    assert work.words == ("search", *words_of(settings))
     assert {"s3://b/ix", "gs://b/q", "s3://b/run"} <= set(work.words)
-    assert submit.needed(work.stages) == []
-    submit.refuse_local(work, "http://head.example:8265")
+    assert needed(work.stages) == []
+    refuse_local(work, "http://head.example:8265")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pydantic import model_validator
 
 from raydense.cli.flags import Command, read
-from raydense.cli.submit import verb_work
+from raydense.cli.work import verb_work
 from raydense.errors import InputError
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import VERBS, Verb

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from raydense.cli.flags import read
-from raydense.cli.submit import needed, verb_work
+from raydense.cli.work import needed, verb_work
 from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
