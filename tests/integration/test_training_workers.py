@@ -133,8 +133,24 @@ def leg(rank: int, number: int, folder: str) -> None:
             found["undisturbed"] = train(engine, range(EACH, STEPS), rank, workers, s)
         if rank == 0:
             torch.save(found, f"{after}.pt")
+    if number == 1:
+        tied(rank, workers, Path(folder))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def tied(rank: int, workers: int, folder: Path) -> None:
+    """The same with ZeRO 3, by the same workers: the losses and weights of a run that stops after two steps, and of one that does not."""
+    s = settings(workers, engine={"zero": 3})
+    engine, again = (make_engine(Model(), s, CPU, "fp32") for _ in range(2))
+    train(engine, range(2), rank, workers, s)
+    (folder / "tied").mkdir(exist_ok=True)
+    engine.save(folder / "tied")
+    dist.barrier()
+    again.load(folder / "tied", workers)
+    found = [(train(one, range(2, 5), rank, workers, s), one.weights()) for one in (engine, again)]
+    if rank == 0:
+        torch.save(found, folder / "tied.pt")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +161,8 @@ def legs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
         there = digests(folder)
         run_ranks(leg, (number, str(folder)), workers)
         assert there.items() <= digests(folder).items(), "a checkpoint was written to by those who read it"
-    return {way: [torch.load(folder / f"{way} {number}.pt") for number in range(len(WORKERS))] for way in WAYS}
+    found = {way: [torch.load(folder / f"{way} {number}.pt") for number in range(len(WORKERS))] for way in WAYS}
+    return {**found, "zero 3": torch.load(folder / "tied.pt")}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -160,6 +177,12 @@ def test_losses_are_those_of_the_run_that_nobody_stopped(legs: dict[str, list[di
 def test_a_checkpoint_has_no_frozen_weights(legs: dict[str, list[dict[str, Any]]], way: str) -> None:
     learned = {name for name, weight in Model().named_parameters() if weight.requires_grad}
     assert all(one["saved"] == learned for one in legs[way])
+
+
+def test_zero_3_goes_on_exactly_without_the_frozen_weights(legs: dict[str, list[Any]]) -> None:
+    (losses, weights), (resumed, theirs) = legs["zero 3"]
+    assert resumed == losses
+    assert all(torch.equal(weights[name], theirs[name]) for name in weights)
 
 
 @pytest.mark.parametrize("way", WAYS)
