@@ -1,4 +1,4 @@
-"""How a caller asks a pool: one version of the index for a whole block, another replica where one is away, and again until answered."""
+"""Calls of a pool: a block of queries is answered by one version of the index; a call goes to another replica if one is away, until it is answered."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import is_started
 
 Queries = Scores | list[str]
-_LOOK_S = 5.0  # between two questions for replicas that were not there yet
-_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # how long a caller asks other replicas first, after one was away; twice as long each time
+_LOOK_S = 5.0  # between two requests for missing replicas
+_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # for which other replicas are preferred after one was away; doubled each time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _SAY_AFTER_S = 30.0
-_FEW = 64  # queries of a block whose hits every shard rescores itself: all its hits then, but in one call
-_INLINE = 65_536  # bytes that a call carries itself: quicker than to put them, and less than what Ray puts by itself
+_FEW = 64  # queries of a block up to which every shard rescores all its hits itself, in the same call
+_INLINE = 65_536  # bytes up to which a call carries its arguments: faster than to put them, and below what Ray puts itself
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Answer:
 
 
 class Moved(Exception):
-    """The pool has gone on to another version: what was begun with the one before is begun anew."""
+    """The pool has switched to another version: a block that was started with the earlier one starts again."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a pool's keeper says of it: the version that is current, its plan, and of each shard the actors that are loaded and answer."""
+    """A pool as its controller reports it: the current version, its plan, and of each shard the actors that are loaded and answer."""
 
     number: int
     plan: PoolPlan
@@ -75,28 +75,28 @@ class Version:
         self.is_bm25 = self.index.summary["kind"] == "bm25"
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
-        self.told = False  # that its actors are waited for
-        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and for how long
+        self.reported = False  # that a caller waits for its actors
+        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and the length
 
     @property
     def incomplete(self) -> bool:
         """Whether a shard has fewer actors than it should."""
         return any(len(replicas) < self.plan.replicas for replicas in self.actors)
 
-    def pick(self, shard: int, turn: int) -> Any:
-        """The actor of `shard` whose turn it is, or the next that was not away just now."""
+    def pick(self, shard: int, number: int) -> Any:
+        """The actor of `shard` for call `number`, in rotation, or the next that was not away recently."""
         replicas = self.actors[shard]
-        ordered = [replicas[(turn + i) % len(replicas)] for i in range(len(replicas))]
+        ordered = [replicas[(number + i) % len(replicas)] for i in range(len(replicas))]
         now = time.monotonic()
         return next((actor for actor in ordered if self._away.get(actor, (0.0, 0.0))[0] <= now), ordered[0])
 
     def set_away(self, actor: Any) -> None:
-        """Ask others first for a while: that an actor is still away takes Ray seconds to say."""
+        """Prefer others for a while: Ray takes seconds to report that an actor is still away."""
         length = min(2 * self._away[actor][1], _LONGEST_AWAY_S) if actor in self._away else _AWAY_S
         self._away[actor] = time.monotonic() + length, length
 
     def set_back(self, actor: Any) -> None:
-        """It has answered."""
+        """Record that an actor answered."""
         self._away.pop(actor, None)
 
     def prepare(self, queries: Queries) -> list[Any]:
@@ -124,10 +124,10 @@ class Version:
 
 
 class Versions:
-    """The version that a caller knows, renewed from the pool's keeper; safe to use from several threads.
+    """The version that a caller knows, renewed from the pool's controller; safe to use from several threads.
 
-    `look` gives the table as it is now, every shard with an actor at least, or raises InputError where there is no such pool; None is
-    a pool without a keeper, which never changes. With `pinned`, another index or other search parameters raise InputError.
+    `look` returns the current table, with at least one actor of every shard, or raises InputError if there is no such pool; None for
+    a pool without a controller, which never changes. With `pinned`, another index or other search parameters raise InputError.
     """
 
     def __init__(self, version: Version, look: Callable[[], Table] | None = None, pinned: bool = False) -> None:
@@ -136,25 +136,25 @@ class Versions:
 
     @property
     def changes(self) -> bool:
-        """Whether there is a keeper, which starts actors anew that are gone for good."""
+        """Whether the pool has a controller, which replaces actors that Ray does not restart."""
         return self._look is not None
 
     def current(self) -> Version:
-        """The version to ask; where a shard has fewer replicas than it should, the keeper is asked now and then for more."""
+        """The version to call; while a shard has fewer replicas than planned, it is renewed now and then."""
         version = self._version
         if version.incomplete and self.changes and time.monotonic() - self._looked > _LOOK_S:
             return self.renew(version)
         return version
 
     def renew(self, version: Version) -> Version:
-        """The version that is current now; the same object where only its actors are others."""
+        """The current version; the same object if only its actors changed."""
         with self._renewing:
             if self._look is None or self._version is not version:
                 return self._version
             table = self._look()
             self._looked = time.monotonic()
             if table.number <= version.number and _answers_from(table.plan) != _answers_from(version.plan):
-                what = "the pool was closed, and started anew with another index"
+                what = "the pool was closed, and started again with another index"
                 raise InputError(what, table.plan.index, "connect to it again")
             if table.number == version.number:
                 version.actors = table.actors
@@ -165,7 +165,7 @@ class Versions:
 
     def _refuse_other(self, here: PoolPlan, there: PoolPlan) -> None:
         if self._pinned and _answers_from(here) != _answers_from(there):
-            what = f"the pool has gone on to another index ({here.fingerprint[:12]} -> {there.fingerprint[:12]})"
+            what = f"the pool has switched to another index ({here.fingerprint[:12]} -> {there.fingerprint[:12]})"
             raise InputError(what, there.index, "run again for a run of that one, with another --output")
 
 
@@ -174,20 +174,20 @@ def _answers_from(plan: PoolPlan) -> tuple[str, str]:
 
 
 class _Ask:
-    """One question to one shard, asked of another replica where one is away or busy, and again until there is an answer."""
+    """One call of one shard; sent to another replica while one is away or busy, until there is an answer."""
 
-    def __init__(self, versions: Versions, version: Version, shard: int, turn: int, method: str, *args: Any) -> None:
+    def __init__(self, versions: Versions, version: Version, shard: int, number: int, method: str, *args: Any) -> None:
         self._versions, self._version = versions, version
-        self._shard, self._turn, self._method, self._args = shard, turn, method, args
+        self._shard, self._number, self._method, self._args = shard, number, method, args
         self._send()
 
     def _send(self) -> None:
-        self._actor = self._version.pick(self._shard, self._turn)
+        self._actor = self._version.pick(self._shard, self._number)
         self._ref = getattr(self._actor, self._method).remote(*self._args)
 
     def answer(self) -> Any:
-        """What the shard says; Moved where the pool has gone on to another version meanwhile."""
-        pause, begun, said = _FIRST_PAUSE_S, time.monotonic(), False
+        """The shard's answer; Moved if the pool has switched to another version meanwhile."""
+        pause, begun, reported = _FIRST_PAUSE_S, time.monotonic(), False
         while True:
             try:
                 answer = self._got()
@@ -202,26 +202,26 @@ class _Ask:
                 if answer == RETIRED:
                     self._version.set_away(self._actor)
                     self._renew()
-            said = said or self._say(begun)
+            reported = reported or self._report(begun)
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-            self._turn += 1
+            self._number += 1
             self._send()
 
     def _got(self) -> Any:
-        """What the actor says; after a line, once for all shards, where it is not there for long, as when no node has room for it.
+        """The actor's answer; prints a line, once for all shards, if the actor does not start, as when no node has memory for it.
 
-        A pool with a keeper gives only actors that were there.
+        A pool with a controller lists only actors that have started.
         """
         version = self._version
-        waits = not (self._versions.changes or version.told) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
+        waits = not (self._versions.changes or version.reported) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
         if waits and not is_started(self._actor):
-            version.told = True
-            say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` says whether a node has room")
+            version.reported = True
+            say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` shows what each node has free")
         return ray.get(self._ref)
 
     def _left(self, error: RayError) -> None:
-        """The actor is away: Ray brings it back, or it is gone for good, and the pool's keeper knows of others."""
+        """The actor is away: Ray restarts it; or it has ended, and the pool's controller lists others."""
         self._version.set_away(self._actor)
         if isinstance(error, ActorDiedError):
             if not self._versions.changes:
@@ -232,7 +232,7 @@ class _Ask:
         if self._versions.renew(self._version) is not self._version:
             raise Moved
 
-    def _say(self, begun: float) -> bool:
+    def _report(self, begun: float) -> bool:
         late = time.monotonic() - begun > _SAY_AFTER_S
         if late:
             say(f"search: waits for shard {self._shard} of {self._version.plan.index}: all its actors are away or busy")
@@ -240,10 +240,10 @@ class _Ask:
 
 
 class Block:
-    """One block of queries on its way through the shards of one version; begun anew where the pool goes on to another."""
+    """One block of queries, answered by all shards of one version; started again if the pool switches to another."""
 
-    def __init__(self, versions: Versions, queries: Queries, k: int, turn: int) -> None:
-        self.versions, self.queries, self.wanted, self.turn = versions, queries, k, turn
+    def __init__(self, versions: Versions, queries: Queries, k: int, number: int) -> None:
+        self.versions, self.queries, self.wanted, self.number = versions, queries, k, number
         self._begin()
 
     def _begin(self) -> None:
@@ -266,7 +266,7 @@ class Block:
                 self._begin()
 
     def _ask(self, shard: int, method: str, *args: Any) -> _Ask:
-        return _Ask(self.versions, self.version, shard, self.turn, method, *args)
+        return _Ask(self.versions, self.version, shard, self.number, method, *args)
 
     def _settle(self, method: str, *args: Any) -> list[Any]:
         asks = [self._ask(shard, "settle", method, *args) for shard in range(len(self.version.shard_rows))]

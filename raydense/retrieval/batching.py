@@ -1,7 +1,7 @@
-"""Puts small searches of several callers together into one, on one thread; pure NumPy and threads, nothing of Ray.
+"""Merges small searches of several callers into one, on one thread; NumPy and threads, without Ray.
 
 Only where a query's hits do not depend on what else is in its batch: exact indexes, whose scores are made exact as well, and
-BM25. Others are searched call by call, so that an answer never depends on who else asked.
+BM25. Others are searched call by call, so that an answer never depends on other callers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Parts = tuple[Any, ...]
 
 @dataclass
 class Call:
-    """One call that waits: the queries as a shard takes them, how many they are, and what else `nearest` takes: k first."""
+    """A waiting call: the queries as a shard takes them, their number, and the other arguments of `nearest`: k first."""
 
     parts: Parts
     queries: int
@@ -55,7 +55,7 @@ def next_batch(waiting: deque[Call], most: int) -> list[Call]:
 
 
 class Batching:
-    """Answers calls from many threads by one `nearest`, one at a time; what waits meanwhile is then searched together.
+    """Answers calls from many threads by one `nearest`, one at a time; calls that wait meanwhile are then searched together.
 
     `join` makes the queries of several calls those of one; None searches each call alone.
     """

@@ -8,7 +8,7 @@ from raydense.storage import Artifact, Draft, provenance
 
 
 def index(settings: IndexSettings) -> Artifact:
-    """Make the index, one committed file (bm25: three) per shard; a second run after a kill goes on where it stopped.
+    """Make the index, one committed file (bm25: three) per shard; a second run after a kill continues where it stopped.
 
     The artifact's summary holds kind, shards ([start, stop) rows of each), rows, corpus, and for faiss factory, dimension,
     model and, where the index is exact, the largest norm of a vector. Raises InputError on settings that FAISS or bm25s

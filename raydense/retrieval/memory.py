@@ -29,39 +29,42 @@ class MemoryPlan:
         actors = len(self.actor_bytes) * self.replicas
         return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {size(max(self.actor_bytes))} each, {size(self.total)} in all"
 
-    def check(self, node_bytes: list[int], factory: str | None, beside: Sequence[int] = (), free: list[int] | None = None) -> None:
-        """Place every actor on the node with most room left; InputError if one finds none.
+    def check(self, node_bytes: list[int], factory: str | None, staying: Sequence[int] = (), free: list[int] | None = None) -> None:
+        """Place every actor on the node with the most free memory; InputError if one fits nowhere.
 
-        `node_bytes` is each node's memory, `beside` what each actor holds that stays while these load; `free`, where given, is what
-        nobody has reserved of each node, those that stay included.
+        `node_bytes` is each node's memory, `staying` the memory of each actor that stays while these load; `free`, if given, is the
+        unreserved memory of each node, where the actors that stay count as reserved.
         """
         own = self.actor_bytes * self.replicas
-        if not _placed([*own, *beside], node_bytes):
+        if not _placed([*own, *staying], node_bytes):
             have, fixes = "", ["give more shards or nodes"]
         elif free is not None and not _placed(own, free):
-            held = max(0, sum(node_bytes) - sum(free) - sum(beside))
-            have, fixes = f", of which others have reserved {size(held)}", ["close a pool that nobody needs", "give more shards or nodes"]
+            held = max(0, sum(node_bytes) - sum(free) - sum(staying))
+            have, fixes = (
+                f", of which others have reserved {size(held)}",
+                ["close a pool that is no longer needed", "give more shards or nodes"],
+            )
         else:
             return
         fixes += ["factory SQfp16"] if factory == "Flat" else []
         fixes += ["fewer replicas"] if self.replicas > 1 else []
         have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}{have}"
-        stays = f" beside {size(sum(beside))} of the actors that serve now" if beside else ""
+        stays = f" next to {size(sum(staying))} of the current actors" if staying else ""
         raise InputError(f"the index needs {self}{stays}, and there are {have}", "search", ", ".join(fixes))
 
 
 def _placed(sizes: Sequence[int], node_bytes: Sequence[int]) -> bool:
-    room = [-free for free in node_bytes]
-    heapq.heapify(room)
+    free = [-node for node in node_bytes]
+    heapq.heapify(free)
     for needed in sorted(sizes, reverse=True):
-        if not room or -room[0] < needed:
+        if not free or -free[0] < needed:
             return False
-        heapq.heapreplace(room, room[0] + needed)
+        heapq.heapreplace(free, free[0] + needed)
     return True
 
 
 def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:
-    """What each shard's actor will hold, from the sizes of its files; a mapped file counts whole, since a search reads it all."""
+    """The memory of each shard's actor, from the sizes of its files; a mapped file counts in full, since a search reads all of it."""
     sizes = []
     for shard in range(len(index.summary["shards"])):
         files = sum(f.bytes for f in index.files if f.path.startswith(f"shard-{shard:05d}."))

@@ -80,7 +80,7 @@ def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -
     """The rows that may be among the best k once their scores are exact, and the shards that may hold more for a query.
 
     `parts` holds each shard's hits in FAISS's order, with scores that are off by at most `bound` [n]: FAISS's own, or rescored
-    ones. `complete` tells whether a shard returned all its rows. Returns rows int64 [n, w], -1 where there is none, and bool
+    ones. `complete` says of each shard whether it returned all its rows. Returns rows int64 [n, w], -1 where there is none, and bool
     [shards, n]: true where a shard's last hit is so near the k-th place that rows it did not return contend too.
     """
     rows = np.concatenate([p[1] for p in parts], axis=1)

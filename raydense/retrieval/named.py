@@ -1,4 +1,4 @@
-"""Pools with a name as their callers find them: which there are, how they are, their table of actors, and their end."""
+"""Pools with a name from the caller's side: which exist, their status, their table of actors, and how to close them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from raydense.errors import InputError
 from raydense.retrieval.asking import Table, Version, Versions
-from raydense.retrieval.keeper import keeper_name
+from raydense.retrieval.controller import controller_name
 from raydense.retrieval.shard_actor import NAMESPACE
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray, joins_cluster
@@ -20,11 +20,11 @@ _LOOK_S = 0.1
 
 
 def pools() -> list[str]:
-    """The names of the pools that there are on the cluster."""
+    """The names of the pools on the cluster."""
     check_cluster("pools")
     ensure_ray()
-    there = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
-    return sorted(name.removesuffix("/keeper") for name in there if name.endswith("/keeper"))
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
+    return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix := controller_name("")))
 
 
 def pool_status(name: str) -> dict[str, Any]:
@@ -39,14 +39,14 @@ def close_pool(name: str) -> None:
     """As `SearchPool.close`, of the pool `name`, also while its actors are not loaded; InputError if there is none."""
     check_name(name)
     ensure_ray()
-    keeper = _keeper(name)
+    controller = _controller(name)
     asked(name, "close")
-    ray.kill(keeper, no_restart=True)
+    ray.kill(controller, no_restart=True)
 
 
-def _keeper(name: str) -> Any:
+def _controller(name: str) -> Any:
     try:
-        return ray.get_actor(keeper_name(name), namespace=NAMESPACE)
+        return ray.get_actor(controller_name(name), namespace=NAMESPACE)
     except ValueError:
         raise InputError(
             f"no search pool of the name {name!r}", "name", "start it with `raydense pool start`, or SearchPool.start"
@@ -54,9 +54,9 @@ def _keeper(name: str) -> Any:
 
 
 def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
-    """What the keeper of the pool `name` says, after `late` where it takes long; InputError where there is none, or it has ended meanwhile."""
+    """The result of a method of the pool's controller; prints `late` if it takes long. InputError if there is no such pool, or it ends meanwhile."""
     try:
-        answer = getattr(_keeper(name), method).remote(*args)
+        answer = getattr(_controller(name), method).remote(*args)
         if late and not ray.wait([answer], timeout=_SAY_AFTER_S)[0]:
             say(late)
         return ray.get(answer)
@@ -65,18 +65,18 @@ def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
 
 
 def versions_of(name: str, pinned: bool) -> Versions:
-    """The versions of the pool `name`, once each shard has an actor that is loaded; InputError where there is none, or none can load."""
+    """The versions of the pool `name`, once each shard has an actor that is loaded; InputError if there is no such pool, or a shard cannot load."""
 
     def look() -> Table:
-        begun, said = time.monotonic(), False
+        begun, reported = time.monotonic(), False
         while True:
             table: Table = asked(name, "table")
             if all(table.actors):
                 return table
             if table.fault:
                 raise InputError(table.fault, f"search pool {name!r}", "start it again")
-            if not said and time.monotonic() - begun > _SAY_AFTER_S:
-                said = True
+            if not reported and time.monotonic() - begun > _SAY_AFTER_S:
+                reported = True
                 say(f"search: waits for the actors of the pool {name!r} to start and load {table.plan.index}")
             time.sleep(_LOOK_S)
 
@@ -84,9 +84,9 @@ def versions_of(name: str, pinned: bool) -> Versions:
 
 
 def check_name(name: str) -> None:
-    """InputError where `name` is none for a pool, or there is no cluster for one."""
+    """InputError if `name` cannot name a pool, or there is no cluster for one."""
     if not name or "/" in name:
-        raise InputError(f"{name!r} is no name of a pool", "name", "give one without a slash")
+        raise InputError(f"{name!r} cannot name a pool", "name", "give one without a slash")
     check_cluster(name)
 
 

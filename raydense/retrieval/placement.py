@@ -1,17 +1,17 @@
-"""Where the actors of a pool should lie when nodes have come; pure, so that every case can be tried."""
+"""On which nodes the actors of a pool should be after nodes were added; pure, so that every case can be tested."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-Place = tuple[int, int]
+Slot = tuple[int, int]  # shard, replica
 
 
-def next_move(placed: dict[Place, str], nodes: list[str]) -> tuple[Place, str] | None:
-    """The replica to move next, as (shard, replica), and the node to move it to; None where they lie well.
+def next_move(placed: dict[Slot, str], nodes: list[str]) -> tuple[Slot, str] | None:
+    """The replica to move next, as (shard, replica), and the node to move it to; None if the spread is right.
 
-    `placed` is the node of each replica, `nodes` those that take one. Actors are to be spread evenly, to one; and two replicas of
-    a shard are not to share a node where a node with fewer actors has none of it. Each move brings that nearer, so that moves end.
+    `placed` is the node of each replica, `nodes` those that accept one. Nodes should differ by at most one actor; and two replicas of
+    a shard should not share a node while a node with fewer actors has none of it. Each move comes closer to that, so that moves end.
     """
     if not nodes:
         return None
@@ -20,12 +20,12 @@ def next_move(placed: dict[Place, str], nodes: list[str]) -> tuple[Place, str] |
     fullest = max(load, key=lambda node: (load[node], node), default=emptiest)
     held = {(shard, node) for (shard, _), node in placed.items()}
     if load[fullest] - load[emptiest] >= 2:
-        there = sorted(place for place, node in placed.items() if node == fullest)
-        return min(there, key=lambda place: ((place[0], emptiest) in held, place)), emptiest
+        there = sorted(slot for slot, node in placed.items() if node == fullest)
+        return min(there, key=lambda slot: ((slot[0], emptiest) in held, slot)), emptiest
     twice = Counter((shard, node) for (shard, _), node in placed.items())
-    for place, node in sorted(placed.items(), reverse=True):
-        if twice[place[0], node] > 1:
-            free = [other for other in nodes if load[other] < load[node] and (place[0], other) not in held]
+    for slot, node in sorted(placed.items(), reverse=True):
+        if twice[slot[0], node] > 1:
+            free = [other for other in nodes if load[other] < load[node] and (slot[0], other) not in held]
             if free:
-                return place, min(free)
+                return slot, min(free)
     return None

@@ -1,8 +1,8 @@
-"""A pool of shard actors: blocks of queries are fanned out to every shard, and the hits merged exactly.
+"""A pool of shard actors: every shard searches each block of queries, and the hits are merged exactly.
 
-One pool class stands before FAISS and BM25. An actor gets paths, loads in its constructor, and is restarted when it dies; a call
-that it had is asked again. A pool with a name outlives its job: other jobs connect to it, and turn it to another index while it is
-asked (`keeper`).
+One pool class serves FAISS and BM25. An actor gets paths, loads in its constructor, and is restarted when it dies; its
+calls are sent again. A pool with a name outlives its job: other jobs connect to it, and switch it to another index while it serves
+(`controller`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import ray
 from raydense.errors import InputError
 from raydense.retrieval.asking import Answer, Block, Queries, Table, Version, Versions
 from raydense.retrieval.autoscaler import await_nodes
-from raydense.retrieval.keeper import start_keeper
+from raydense.retrieval.controller import start_controller
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
@@ -36,7 +36,7 @@ from raydense.storage import Artifact
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0
-_RELEASE_S, _TURNED_S = 10.0, 40.0  # until what ended actors held is free again; and those that a swap retired, which end later
+_RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the memory of ended actors is free; and of those that a swap retired, which end later
 
 
 class SearchPool:
@@ -44,7 +44,7 @@ class SearchPool:
 
     def __init__(self, versions: Versions, name: str = "", ends: bool = True) -> None:
         self._versions, self.name, self._ends = versions, name, ends
-        self._turn = 0
+        self._blocks = 0
 
     @classmethod
     def start(
@@ -57,12 +57,12 @@ class SearchPool:
         search_params: str = "",
         idle_timeout: float = 0.0,
     ) -> SearchPool:
-        """Start `replicas` actors of every shard; returns at once, while they load, or when nodes have come that they wait for.
+        """Start `replicas` actors of every shard; returns at once, while they load, or when the nodes that they need have joined.
 
-        With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until nobody has asked
-        for `idle_timeout` seconds (0: for ever); it returns when each shard has an actor that is loaded. `threads` of an actor: 0
-        shares a machine's cores between its actors. Raises InputError when the memory plan fits neither the nodes nor those that Ray's
-        autoscaler would start, search parameters do not suit the index, GPUs are asked for and not there, or the name is taken.
+        With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until `idle_timeout`
+        seconds pass without a call (0: never); it returns when each shard has an actor that is loaded. `threads` of an actor: 0
+        shares a machine's cores between its actors. Raises InputError if the memory plan fits neither the nodes nor those that Ray's
+        autoscaler would start, search parameters do not suit the index, GPUs are requested and absent, or the name is taken.
         """
         if name:
             check_name(name)
@@ -75,7 +75,7 @@ class SearchPool:
         plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1)
         plan, fits = _fitting(artifact, memory, plan)
         if name:
-            return cls._keep(name, plan, memory.actor_bytes, idle_timeout, fits)
+            return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)
         actors = [[start_actor(plan, shard, size) for _ in range(replicas)] for shard, size in enumerate(memory.actor_bytes)]
         pool = cls(Versions(Version(Table(1, plan, actors))))
         if not fits:
@@ -88,9 +88,9 @@ class SearchPool:
         return pool
 
     @classmethod
-    def _keep(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float, fits: bool) -> SearchPool:
+    def _start_named(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float, fits: bool) -> SearchPool:
         try:
-            start_keeper(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
+            start_controller(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
         except ValueError as error:
             what = f"there is a search pool of the name {name!r} already"
             raise InputError(what, "name", "connect to it, close it, or take another name") from error
@@ -105,10 +105,10 @@ class SearchPool:
 
     @classmethod
     def connect(cls, name: str, pinned: bool = False) -> SearchPool:
-        """The pool that was started under `name`, perhaps by another job; leaving `with` lets it go on, `close` ends it.
+        """The pool that was started under `name`, perhaps by another job; it continues after `with`, `close` ends it.
 
         Waits until each shard has an actor that is loaded. Raises InputError if there is no such pool; with `pinned`, also any later
-        search does when the pool has gone on to another index, so that all answers come from one.
+        search does after the pool has switched to another index, so that all answers come from one.
         """
         check_name(name)
         ensure_ray()
@@ -117,10 +117,10 @@ class SearchPool:
     def swap(
         self, index: str | Path | Artifact, replicas: int | None = None, search_params: str | None = None, patience: float = _PATIENCE_S
     ) -> None:
-        """Turn a pool with a name to another index while it is asked: no call fails, and none is answered by two indexes.
+        """Switch a pool with a name to another index while it serves: no call fails, and none is answered by two indexes.
 
-        The new actors are started beside the old ones, and take over when all are loaded; after `patience` seconds, one of each shard
-        is enough. `replicas` and `search_params` stay what they are unless given. Raises InputError where there is no room beside the
+        The new actors start next to the old ones, and take over when all are loaded; after `patience` seconds, one of each shard
+        is enough. `replicas` and `search_params` stay as they are unless given. Raises InputError if memory is short next to the
         old actors, an actor cannot load, or the index takes other queries than the old one; the pool then stays as it is.
         """
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
@@ -130,22 +130,22 @@ class SearchPool:
         check_search_params(artifact, given)
         copies = replicas or version.plan.replicas
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
-        beside = plan_memory(version.index, version.plan.replicas)
+        staying = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
-        plan, _ = _fitting(artifact, memory, plan, beside.actor_bytes * beside.replicas)
-        late = f"search: waits for the actors of {artifact.place} to start and load, beside those that serve now"
-        hindrance: str = asked(self._kept_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience, late=late)
-        if hindrance:
+        plan, _ = _fitting(artifact, memory, plan, staying.actor_bytes * staying.replicas)
+        late = f"search: waits for the actors of {artifact.place} to start and load, next to those that serve now"
+        refusal: str = asked(self._required_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience, late=late)
+        if refusal:
             raise InputError(
-                f"could not turn to it ({hindrance})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
+                f"could not switch to it ({refusal})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
             )
         self._versions.renew(self._versions.current())
 
     def status(self) -> dict[str, Any]:
-        """A pool with a name as JSON: index, fingerprint, version, seconds without a call, and of each actor where it is and how."""
-        return pool_status(self._kept_name())
+        """A pool with a name as JSON: index, fingerprint, version, seconds without a call, and the node and state of each actor."""
+        return pool_status(self._required_name())
 
-    def _kept_name(self) -> str:
+    def _required_name(self) -> str:
         if not self.name:
             raise InputError("the pool has no name", "name", "give one to SearchPool.start")
         return self.name
@@ -158,7 +158,7 @@ class SearchPool:
             self.close()
 
     def close(self) -> None:
-        """End the actors, also those of a pool that was connected to."""
+        """End the actors, also those of a pool that this caller only connected to."""
         if self.name:
             close_pool(self.name)
             return
@@ -167,7 +167,7 @@ class SearchPool:
 
     @property
     def plan(self) -> PoolPlan:
-        """What the pool was started with, or turned to, as far as this caller knows."""
+        """What the pool was started with, or switched to, as far as this caller knows."""
         return self._versions.current().plan
 
     @property
@@ -189,7 +189,7 @@ class SearchPool:
         return self.answer(queries, k).hits
 
     def answer(self, queries: Queries, k: int) -> Answer:
-        """As `search`, with the fingerprint of the index that answered: blocks that an earlier version answered are asked again."""
+        """As `search`, with the fingerprint of the index that answered: blocks that an earlier version answered are searched again."""
         blocks = list(_cut(queries, _BLOCK))
         parts = list(self.answers(blocks, k))
         if not parts:
@@ -204,7 +204,7 @@ class SearchPool:
     def search_blocks(self, blocks: Iterable[Queries], k: int) -> Iterator[tuple[Queries, Hits]]:
         """As `search`, over a stream of blocks of queries of any length: each block with its hits, in order.
 
-        At most two blocks per replica are taken from the stream and not yet given back: that is what bounds the memory. Each block
+        At most two blocks per replica are taken from the stream before their hits are returned: that bounds the memory. Each block
         comes from one version of the index; `answers` says which.
         """
         return ((answer.queries, answer.hits) for answer in self.answers(blocks, k))
@@ -215,41 +215,41 @@ class SearchPool:
             raise InputError(f"k is {k}", "k", "give at least 1")
         waiting: deque[Block] = deque()
         for queries in blocks:
-            self._turn += 1
-            waiting.append(Block(self._versions, queries, k, self._turn))
+            self._blocks += 1
+            waiting.append(Block(self._versions, queries, k, self._blocks))
             if len(waiting) >= 2 * self.plan.replicas:
                 yield waiting.popleft().answer()
         for block in waiting:
             yield block.answer()
 
 
-def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, beside: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
-    """The plan with the actors that share a node, and whether the nodes that are up have room for them `beside` those that stay.
+def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
+    """The plan with the number of actors that share a node, and whether the present nodes have memory for them next to those `staying`.
 
-    InputError where they have none, also as others have reserved it, and no others come by themselves.
+    InputError if they do not, or others have reserved it, and the cluster adds no nodes.
     """
-    rooms = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
+    nodes = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
     announce(memory, index)
     actors = len(memory.actor_bytes) * memory.replicas
     try:
-        memory.check(list(rooms.values()), index.summary["factory"], beside)
-        _check_free(index, memory, rooms, beside)
+        memory.check(list(nodes.values()), index.summary["factory"], staying)
+        _check_free(index, memory, nodes, staying)
     except InputError:
         if not autoscales():
             raise
-        say("search: that is more than the nodes have free that are up: waits for others")
-        return replace(plan, neighbours=max(1, min(actors, max(rooms.values(), default=0) // max(memory.actor_bytes)))), False
-    return replace(plan, neighbours=-(-actors // len(rooms))), True
+        say("search: that is more than the present nodes have free: waiting for others")
+        return replace(plan, neighbours=max(1, min(actors, max(nodes.values(), default=0) // max(memory.actor_bytes)))), False
+    return replace(plan, neighbours=-(-actors // len(nodes))), True
 
 
-def _check_free(index: Artifact, memory: MemoryPlan, rooms: dict[str, int], beside: Sequence[int]) -> None:
-    """InputError where the plan does not fit into what nobody has reserved of the nodes, for longer than ended actors need to be gone."""
-    end = time.monotonic() + (_TURNED_S if beside else _RELEASE_S)
+def _check_free(index: Artifact, memory: MemoryPlan, nodes: dict[str, int], staying: Sequence[int]) -> None:
+    """InputError if the plan exceeds the unreserved memory of the nodes, for longer than ended actors take to release theirs."""
+    end = time.monotonic() + (_RETIRED_S if staying else _RELEASE_S)
     while True:
-        there = free_by_node()
-        free = [int(there.get(node, {}).get("memory", 0)) for node in rooms]
+        unreserved = free_by_node()
+        free = [int(unreserved.get(node, {}).get("memory", 0)) for node in nodes]
         try:
-            return memory.check(list(rooms.values()), index.summary["factory"], beside, free)
+            return memory.check(list(nodes.values()), index.summary["factory"], staying, free)
         except InputError:
             if time.monotonic() > end:
                 raise
@@ -257,7 +257,7 @@ def _check_free(index: Artifact, memory: MemoryPlan, rooms: dict[str, int], besi
 
 
 def _check_alike(old: Artifact, new: Artifact) -> None:
-    """Callers go on as they are: the new index must take the queries that the old one takes."""
+    """The new index must take the queries that the old one takes: callers do not change."""
     for key in ("kind", "dimension"):
         if old.summary.get(key) != new.summary.get(key):
             what = f"its {key} is {new.summary.get(key)}, the pool's is {old.summary.get(key)}"

@@ -57,7 +57,7 @@ def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact,
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
     vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, settings.background)
-    return _cut_anew(zip(needed, vectors, strict=True), ranges)
+    return _recut(zip(needed, vectors, strict=True), ranges)
 
 
 def _texts(block: pa.Table) -> list[str]:
@@ -65,7 +65,7 @@ def _texts(block: pa.Table) -> list[str]:
     return found
 
 
-def _cut_anew(parts: Iterator[tuple[int, Block]], ranges: list[tuple[int, int]]) -> Generator[Block, None, None]:
+def _recut(parts: Iterator[tuple[int, Block]], ranges: list[tuple[int, int]]) -> Generator[Block, None, None]:
     """The rows of each range [start, stop), rising, from parts with the row that each begins at."""
     first, part = next(parts)
     for at, stop in ranges:

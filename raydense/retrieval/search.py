@@ -30,7 +30,7 @@ def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
     Queries are encoded by a pool of actors while earlier blocks are searched, or their vectors are given. A second run after a kill
-    goes on with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
+    continues with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
     more. Raises InputError where model, vectors, queries and index do not belong together, qrels name an unknown query, the pool
     does not fit the cluster, or the pool that is asked answers from another index, or switches to one meanwhile.
     """
@@ -145,7 +145,7 @@ def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
 
 
 def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
-    """The first k of each query in a run, its ranks anew, without passages of the query's own id; those of the queries `but` stay."""
+    """The first k of each query in a run, its ranks counted again, without passages of the query's own id; those of the queries `but` stay."""
     same = pc.and_(pc.equal(run["query_id"], run["passage_id"]), pc.invert(pc.is_in(run["query_id"], value_set=but)))
     run = run.filter(pc.invert(same))
     starts = query_starts(run["query_id"])

@@ -35,7 +35,7 @@ class IndexSettings(Settings):
     bm25: BM25Settings = group("how words are made of texts, and weighed", BM25Settings)
     seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
     concurrency: int = resource(
-        0, "shards made at once; 0 means as many as there is room for, on a cluster all that are left: it may grow", ge=0
+        0, "shards made at once; 0 means as many as the machine has CPUs, on a cluster all that are left: it may grow", ge=0
     )
 
     @model_validator(mode="after")

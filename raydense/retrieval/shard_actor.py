@@ -1,4 +1,4 @@
-"""The actor that holds one shard of one index, for as long as it lives; small searches of several callers are put together in it."""
+"""The actor that holds one shard of one index for its whole life; it batches small searches of several callers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from raydense.storage import Artifact
 
 NAMESPACE = "raydense"
 BUSY, RETIRED = "busy", "retired"
-_WAITING = 32  # searches that wait in an actor; whoever comes then is told that it is busy, and comes again
+_WAITING = 32  # searches that may wait in an actor; it answers BUSY to more, whose callers try again
 _SLIVER = 0.001
 _GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What every actor of a pool knows of it, so that a name is enough to connect."""
+    """What every actor knows of its pool, so that a name is enough to connect."""
 
     index: str
     fingerprint: str
@@ -40,10 +40,10 @@ class PoolPlan:
     neighbours: int
 
     def open(self) -> Artifact:
-        """The index; InputError where another one lies in its folder by now."""
+        """The index; InputError if its folder holds another one by now."""
         index = Artifact.open(self.index, "index")
         if index.fingerprint != self.fingerprint:
-            what = f"was made anew (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
+            what = f"was made again (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
             raise InputError(what, self.index, "close the pool and start it again")
         return index
 
@@ -67,7 +67,7 @@ class ShardActor:
             from raydense.retrieval.faiss_shard import FaissShard
 
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-            index.file("empty.faiss")  # which tells how a shard is opened, next to it
+            index.file("empty.faiss")  # read when the shard is opened, next to it
             self.shard = FaissShard(str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, plan.search_params)
             join = join_vectors if index.summary.get("largest_norm") is not None else None
         self._batching = Batching(self.shard.nearest, join)
@@ -76,7 +76,7 @@ class ShardActor:
     def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
         """The shard's hits, searched as `how` says: k, and whether they are rescored.
 
-        Or BUSY where too many wait already, or RETIRED where the pool has gone on to other actors.
+        Or BUSY if too many wait already, or RETIRED if the pool has switched to other actors.
         """
         with self._counted():
             if self._retired:
@@ -102,12 +102,12 @@ class ShardActor:
 
     @ray.method(concurrency_group="state")
     def retire(self) -> None:
-        """Answer no new search; those at work are ended, and settled."""
+        """Refuse new searches; those in progress are finished, and settled."""
         self._retired = True
 
     @ray.method(concurrency_group="state")
     def health(self) -> dict[str, Any]:
-        """Where this actor is, the calls at work in it, the searches that it answered, and the seconds since the last call."""
+        """The node and process of this actor, its calls in progress, the searches that it answered, and the seconds since the last call."""
         node = ray.get_runtime_context().get_node_id()
         idle = 0.0 if self._inside else time.monotonic() - self._last
         return {"node": node, "pid": os.getpid(), "at_work": self._inside, "answered": self._answered, "idle_s": round(idle, 1)}
@@ -128,7 +128,7 @@ class ShardActor:
 
 
 def shard_nodes(gpu: bool) -> list[dict[str, Any]]:
-    """The nodes that take shard actors, as Ray knows them."""
+    """The nodes that take shard actors, as Ray lists them."""
     return [node for node in ray.nodes() if _takes(node, gpu)]
 
 
@@ -138,18 +138,18 @@ def _takes(node: dict[str, Any], gpu: bool) -> bool:
 
 
 def claims(gpu: bool, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What an actor claims beside memory: of a CPU only a sliver, and only where a node has none, which is to be kept free.
+    """The CPUs and GPUs that an actor claims: a sliver of a CPU if a node has none, so that the actor avoids that node.
 
-    Elsewhere none: others that have claimed all CPUs may be the very ones that wait for the pool.
+    Otherwise no CPU: whatever has claimed all CPUs may itself wait for the pool.
     """
     kept_free = any(node["Alive"] and not _takes(node, False) for node in nodes)
     return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": 1 if gpu else 0}
 
 
 def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
-    """Start the actor of a shard: detached where it has a `name`, on `node` where one is given and has room, else spread.
+    """Start the actor of a shard: detached where it has a `name`, on `node` if one is given and has memory, else spread.
 
-    A call is tried once: who asks tries again elsewhere, which is quicker than to wait for an actor to come back.
+    Ray tries a call once: its caller tries another actor, which is faster than waiting for a restart.
     """
     options: dict[str, Any] = {
         **claims(plan.gpu, ray.nodes()),

@@ -1,4 +1,4 @@
-"""Runs one Ray task per shard, a bounded number at once, and says where the first of them wait for room."""
+"""Runs one Ray task per shard, a bounded number at once, and reports that none can start."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
 
 
 def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0) -> Iterator[Any]:
-    """Call `function` with each tuple of arguments as a Ray task of one CPU, for `stage`; yields results as they come, in no order.
+    """Call `function` with each tuple of arguments as a Ray task of one CPU, for `stage`; yields results in the order of completion.
 
-    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. What a task raises is
+    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. An error of a task is
     raised here.
     """
     limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
@@ -40,7 +40,7 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
                 done, running = ray.wait(running, num_returns=1)
                 yield ray.get(done[0])
     finally:
-        with suppress(Exception):  # the head is away: a few bytes are left there
+        with suppress(Exception):  # the head is away: a few bytes stay there
             kv_delete(begun)
 
 
@@ -50,5 +50,5 @@ def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
-    """How many tasks are submitted at once: a cluster grows only for those that wait, and its head may have no CPU itself."""
+    """The number of tasks submitted at once: a cluster grows only for waiting tasks, and its head may have no CPU itself."""
     return at_once or max(1, calls if joined else cpus)

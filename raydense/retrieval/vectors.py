@@ -59,7 +59,7 @@ class Vectors:
             column = batch.column("embedding")
             vectors = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), self.dimension)
             if not np.array_equal(batch.column("row").to_numpy(), np.arange(row, row + len(vectors))):
-                raise InputError(f"its rows do not go on from {row}", path, "delete the embeddings and make them again")
+                raise InputError(f"its rows do not continue from {row}", path, "delete the embeddings and make them again")
             yield row, vectors
             row += len(vectors)
 

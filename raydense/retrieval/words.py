@@ -1,4 +1,4 @@
-"""Turns texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems.
+"""Splits texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems.
 
 Chinese, Japanese and Korean set no blanks between words, or not between all: of a run of their characters each two neighbours are a
 word, and a character that stands alone, as Lucene's CJKAnalyzer has it.

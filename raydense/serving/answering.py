@@ -1,7 +1,7 @@
-"""Answers questions by a search pool: encodes them together, asks, and names passages by the index that answered. Nothing of HTTP.
+"""Answers questions by a search pool: encodes them in batches, searches, and names passages by the index that answered. Independent of HTTP.
 
-An app asks a pool that is there, or one of its own, which any of its processes starts where it is not there. The pool may be turned to
-another index at any time: each answer is of one index, whose ids it has, and an index of another model's vectors is refused.
+An app calls a running pool, or one of its own, which any of its processes starts if it does not run. The pool may be switched to
+another index at any time: each answer comes from one index, with its ids, and an index of another model's vectors is refused.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
 
-_IDLE_S = 600.0  # after which a pool ends that was started for an app whose processes are all gone
-_AWAKE_S = 60.0  # between two calls that tell a pool that its app is there
+_IDLE_S = 600.0  # after which the pool of an app ends, once all processes of the app have ended
+_AWAKE_S = 60.0  # between two calls that keep the pool of an app from ending
 Reply = dict[str, Any]
 
 
 class Unavailable(Exception):
-    """A question that is all right and cannot be answered now; its text is one line that says why."""
+    """A valid question that cannot be answered now; the text is one line with the reason."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """An index that answers, looked over: its ids, and why its passages have no texts here (or "")."""
+    """An index that was checked: its ids, and why the texts of its passages are not available (or "")."""
 
     ids: PassageIds
     without_texts: str
 
 
 def own_pool(settings: ServeSettings, app: str) -> str:
-    """The name of the pool that the app `app` starts for itself: another one for another index, so that nobody is answered by the wrong one."""
+    """The name of the pool that the app `app` starts for itself: another name for another index, so that no caller gets answers of the wrong one."""
     index = Artifact.open(str(settings.index), "index")
     made_of = json.dumps([index.fingerprint, settings.search_params, settings.shard_replicas])
     return f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
 
 
 def connect(settings: ServeSettings, app: str) -> SearchPool:
-    """The pool that an app asks, its own started where it is not there. InputError where there is none, or model and index do not fit."""
+    """The pool that an app calls; its own pool is started if it does not run. InputError if there is none, or model and index do not fit."""
     if settings.pool:
         return SearchPool.connect(settings.pool)
     name = own_pool(settings, app)
@@ -66,13 +66,13 @@ def connect(settings: ServeSettings, app: str) -> SearchPool:
         try:
             SearchPool.start(index, settings.shard_replicas, name, search_params=settings.search_params, idle_timeout=_IDLE_S)
         except InputError:
-            if name not in pools():  # else another process of the app was quicker
+            if name not in pools():  # else another process of the app started it first
                 raise
     return SearchPool.connect(name)
 
 
 class Answering:
-    """Holds the query encoder and the pool; safe to use from several threads. InputError where it cannot begin."""
+    """Holds the query encoder and the pool; safe to use from several threads. InputError if it cannot start."""
 
     def __init__(self, settings: ServeSettings, app: str) -> None:
         self.settings, self.app = settings, app
@@ -80,7 +80,7 @@ class Answering:
         self._pool = connect(settings, app)
         self._known: dict[str, Known | InputError] = {}
         self._connecting, self._encoding = threading.Lock(), threading.Lock()
-        first = self._look_over(self._pool.index)
+        first = self._check(self._pool.index)
         if first.without_texts and self._corpus:
             raise InputError(first.without_texts, settings.corpus, "give the corpus that the index was made of")
         summary = self._pool.index.summary
@@ -90,9 +90,9 @@ class Answering:
         threading.Thread(target=self._keep_awake, daemon=True).start()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
-        """A reply to each question, in order: all are encoded together, and those that ask for as many passages searched together.
+        """A reply to each question, in order: all are encoded together, and those with the same k are searched together.
 
-        Unavailable in place of one that wants texts where there are none; raised where there is no pool, or one of another model.
+        Unavailable in place of the reply to a question for texts that are not available; raised if there is no pool, or it has another model.
         """
         order = sorted(range(len(questions)), key=lambda i: questions[i].k)
         queries = self._encoded([text for i in order for text in questions[i].asked])
@@ -109,10 +109,10 @@ class Answering:
         return [replies[i] for i in range(len(questions))]
 
     def health(self) -> Reply:
-        """Whether questions are answered now, by which index; else why not."""
+        """Whether questions are answered now, and by which index; else the reason."""
         try:
             status = pool_status(self._pool.name)
-            known = self._known.get(status["fingerprint"]) or self._look_over(Artifact.open(status["index"], "index"))
+            known = self._known.get(status["fingerprint"]) or self._check(Artifact.open(status["index"], "index"))
             if isinstance(known, InputError):
                 raise known
         except InputError as error:
@@ -134,12 +134,12 @@ class Answering:
                 pool = self._pool
                 try:
                     answer = pool.answer(queries, k)
-                except InputError:  # it was closed, or has ended: perhaps there is one again
+                except InputError:  # it was closed, or has ended: a new one may run
                     pool = self._reconnected(pool)
                     answer = pool.answer(queries, k)
                 known = self._known.get(answer.index)
-                if known is None and pool.index.fingerprint == answer.index:  # else it has gone on to a third one meanwhile
-                    known = self._look_over(pool.index)
+                if known is None and pool.index.fingerprint == answer.index:  # else it has switched to a third one meanwhile
+                    known = self._check(pool.index)
                 if isinstance(known, InputError):
                     raise known
                 if known is not None:
@@ -153,15 +153,15 @@ class Answering:
                 self._pool = connect(self.settings, self.app)
             return self._pool
 
-    def _look_over(self, index: Artifact) -> Known:
-        """What is to know of an index; InputError, then and ever after, where it is not of this model's vectors."""
+    def _check(self, index: Artifact) -> Known:
+        """Check an index, once; InputError, now and at each later call, if it does not hold this model's vectors."""
         known: Known | InputError
         try:
             check_model(self.settings.model, index)
             known = Known(PassageIds(index), self._without_texts(index))
         except InputError as error:
             known = error
-        last = dict(list(self._known.items())[-1:])  # those that answers under way may still come from
+        last = dict(list(self._known.items())[-1:])  # answers in progress may still come from it
         self._known = {**last, index.fingerprint: known}
         if isinstance(known, InputError):
             raise known
@@ -189,5 +189,5 @@ class Answering:
     def _keep_awake(self) -> None:
         while True:
             time.sleep(_AWAKE_S)
-            with suppress(Exception):  # whoever asks next is told
+            with suppress(Exception):  # the next caller gets the error
                 self._ask(self._encoded(["awake"]), 1)

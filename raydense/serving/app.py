@@ -1,4 +1,4 @@
-"""The Ray Serve application: HTTP in front of `answering`, many callers' queries in one batch, and no more of them than can wait.
+"""The Ray Serve application: HTTP in front of `answering`, with the queries of many callers in one batch, and a limit on waiting requests.
 
 No `from __future__ import annotations` here: FastAPI reads the annotations in each process, where the class has come by pickle.
 `build` is what Serve's configuration files name: `import_path: raydense.serving.app:build`, with ServeSettings as `args`.
@@ -21,7 +21,7 @@ from raydense.serving.settings import ServeSettings
 
 _BATCH = 64  # requests whose queries are encoded together
 _AT_ONCE = 2  # batches: one is encoded while the other is searched
-_WAITING = 256  # requests that may wait for a process, of each proxy: more are told 503
+_WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
 
 api = FastAPI(title="raydense", docs_url=None, redoc_url=None, openapi_url=None)
@@ -62,12 +62,12 @@ class Search:
 
     @api.get("/health")
     async def health(self) -> JSONResponse:
-        """Whether it answers now, from which index."""
+        """Whether it answers now, and from which index."""
         loop = asyncio.get_running_loop()
         try:
             found = await asyncio.wait_for(loop.run_in_executor(self._looking, self._answering.health), _HEALTH_S)
         except TimeoutError:
-            found = {"ready": False, "why": "the search pool does not say how it is"}
+            found = {"ready": False, "why": "the search pool does not report its state"}
         return JSONResponse(found, 200 if found["ready"] else 503)
 
     @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=_AT_ONCE)

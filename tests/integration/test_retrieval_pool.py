@@ -227,7 +227,7 @@ def test_a_pool_that_another_leaves_no_room_for_is_refused_and_one_that_waits_sa
     artifact = make_index(vectors, "Flat", 2)
     holder = another_holds_the_memory()
     monkeypatch.setattr("raydense.retrieval.pool._RELEASE_S", 0.5)
-    with pytest.raises(InputError, match=r"of which others have reserved .* close a pool that nobody needs"):
+    with pytest.raises(InputError, match=r"of which others have reserved .* close a pool that is no longer needed"):
         SearchPool.start(artifact)
     monkeypatch.setattr("raydense.retrieval.asking._SAY_AFTER_S", 0.2)
     plan = PoolPlan(artifact.located, artifact.fingerprint, 1, 1, False, "", 1)

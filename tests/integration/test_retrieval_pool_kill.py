@@ -1,4 +1,4 @@
-"""A pool with a name while its actors, its keeper and the job that turns it are killed: no call fails, none is mixed."""
+"""A pool with a name while its actors, its controller and the job that switches it are killed: no call fails, none is mixed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SWAP = "import sys; from raydense.retrieval.pool import SearchPool; SearchPool.c
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
-def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
+def test_actors_killed_and_the_index_switched_under_calls(tmp_path: Path) -> None:
     """Three shard actors are killed, the index is switched twice here, and once by a job that is killed while it waits for that."""
     ensure_ray()
     versions = make_versions(tmp_path)
@@ -31,7 +31,7 @@ def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
     with SearchPool.start(first, name="killed") as pool:
         callers = start_callers("killed", versions, 2)
 
-        def turned_by_a_job_that_dies() -> None:
+        def switched_by_a_job_that_dies() -> None:
             environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
             job = subprocess.Popen([sys.executable, "-c", SWAP, str(second.path)], env=environment, stderr=subprocess.DEVNULL)
             while not pool.status()["swapping"]:
@@ -41,7 +41,7 @@ def test_actors_killed_and_the_index_turned_under_calls(tmp_path: Path) -> None:
             assert job.wait() == -signal.SIGKILL
 
         faults = [partial(kill_one, pool, 0), lambda: pool.swap(second), partial(kill_one, pool, 1)]
-        faults += [lambda: pool.swap(first), turned_by_a_job_that_dies, partial(kill_one, pool, 0)]
+        faults += [lambda: pool.swap(first), switched_by_a_job_that_dies, partial(kill_one, pool, 0)]
         asked = ask_at_once(callers, CALLS, faults)
         assert len(asked.seconds) == CALLS
         assert asked.failed == []

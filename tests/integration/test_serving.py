@@ -56,13 +56,13 @@ class World:
     def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         """The status and the JSON of the answer to a request."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return _told(urllib.request.Request(f"{self.url}{path}", data=data))
+        return _response(urllib.request.Request(f"{self.url}{path}", data=data))
 
     def health(self, app: str) -> tuple[int, dict[str, Any]]:
-        return _told(urllib.request.Request(f"{self.url}/{app}/health"))
+        return _response(urllib.request.Request(f"{self.url}/{app}/health"))
 
 
-def _told(request: urllib.request.Request) -> tuple[int, dict[str, Any]]:
+def _response(request: urllib.request.Request) -> tuple[int, dict[str, Any]]:
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.loads(answer.read())
@@ -118,7 +118,7 @@ class Truth:
             with SearchPool.start(one) as pool:
                 self.hits[one.fingerprint] = pool.search(self.queries, 2 * K)
 
-    def is_told(self, answer: dict[str, Any], asked: list[int], k: int) -> bool:
+    def is_response(self, answer: dict[str, Any], asked: list[int], k: int) -> bool:
         """Whether an answer is that of the index that it names, and of it alone: ids, their order, and scores but for their last digits."""
         scores, rows = self.hits[answer["index"]]
         for i, found in zip(asked, answer["results"], strict=True):
@@ -138,10 +138,10 @@ def test_answers_are_those_of_a_search(world: World, truth: Truth) -> None:
     assert status == 200
     assert answer.keys() == {"results", "index", "version"}
     assert (answer["index"], answer["version"]) == (world.indexes[0].fingerprint, 1)
-    assert truth.is_told(answer, list(range(3, 8)), K)
+    assert truth.is_response(answer, list(range(3, 8)), K)
     status, one = world.post("/dense/search", {"query": TEXTS[5], "k": K})
     assert status == 200
-    assert truth.is_told(one, [5], K)
+    assert truth.is_response(one, [5], K)
     assert world.health("dense") == (200, {"ready": True, "index": world.indexes[0].fingerprint, "version": 1})
 
 
@@ -151,10 +151,10 @@ def test_texts_come_with_the_passages(world: World) -> None:
     assert status == 200
     with SearchPool.start(world.words) as pool:
         scores, rows = pool.search([TEXTS[30]], 3)
-    told = [
+    passages = [
         {"id": f"p{row}", "score": float(s), "title": f"title {row}", "text": TEXTS[row]} for s, row in zip(scores[0], rows[0], strict=True)
     ]
-    assert answer["results"] == [told, []]
+    assert answer["results"] == [passages, []]
 
 
 def test_many_callers_at_once(world: World, truth: Truth) -> None:
@@ -162,11 +162,11 @@ def test_many_callers_at_once(world: World, truth: Truth) -> None:
     wrong: list[Any] = []
 
     def ask(caller: int) -> None:
-        for turn in range(4):
-            at, k = caller * 4 + turn, K * (1 + caller % 2)
+        for round_ in range(4):
+            at, k = caller * 4 + round_, K * (1 + caller % 2)
             asked = list(range(at, at + 1 + caller % 3))
             status, answer = world.post("/dense/search", {"queries": [TEXTS[i] for i in asked], "k": k})
-            if status != 200 or not truth.is_told(answer, asked, k):
+            if status != 200 or not truth.is_response(answer, asked, k):
                 wrong.append((asked, status, answer))
 
     callers = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
@@ -198,7 +198,7 @@ def test_bad_input_is_one_line(world: World, body: Any, line: str) -> None:
     assert "\n" not in answer["error"]
 
 
-def test_a_pool_that_is_turned_while_it_is_asked(world: World, truth: Truth) -> None:
+def test_a_pool_that_switches_its_index_while_it_serves(world: World, truth: Truth) -> None:
     """No request fails, and each answer is of one index; an index of another model's vectors is refused until there is a right one again."""
     old, new = world.indexes
     answered: list[str] = []
@@ -210,7 +210,7 @@ def test_a_pool_that_is_turned_while_it_is_asked(world: World, truth: Truth) -> 
         while not stop.is_set():
             at = (at + 7) % (len(TEXTS) - 3)
             status, answer = world.post("/dense/search", {"queries": TEXTS[at : at + 3], "k": K})
-            if status != 200 or not truth.is_told(answer, [at, at + 1, at + 2], K):
+            if status != 200 or not truth.is_response(answer, [at, at + 1, at + 2], K):
                 wrong.append((status, answer))
             else:
                 answered.append(answer["index"])
@@ -236,7 +236,7 @@ def test_a_pool_that_is_turned_while_it_is_asked(world: World, truth: Truth) -> 
     world.pool.swap(old)
     status, answer = world.post("/dense/search", {"query": TEXTS[0], "k": K})
     assert (status, answer["index"]) == (200, old.fingerprint)
-    assert truth.is_told(answer, [0], K)
+    assert truth.is_response(answer, [0], K)
 
 
 def _replicas() -> list[psutil.Process]:
@@ -256,34 +256,34 @@ def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
         status, answer = world.post("/dense/search", {"query": TEXTS[9], "k": K})
         assert status in (200, 500, 503), answer
         if status == 200:
-            assert truth.is_told(answer, [9], K)
+            assert truth.is_response(answer, [9], K)
             answers += 1
         return answers >= 20 and len({one.pid for one in _replicas()} - {min(before)}) == 2
 
     until(asked, "the app does not go on as it was")
 
 
-def test_more_than_can_wait_are_told_so(world: World) -> None:
-    """503 at once beyond what the process and the proxy hold (about 4 and 4 here); the others are answered in turn."""
+def test_more_than_can_wait_get_503(world: World) -> None:
+    """503 at once beyond what the process and the proxy hold (about 4 and 4 here); the others are answered one after another."""
     status = pool_status(own_pool(ServeSettings(index=str(world.words.path)), "words"))
-    told: list[int] = []
+    statuses: list[int] = []
     callers: list[threading.Thread] = []
 
     def enough() -> bool:  # one caller after the other: Serve looks at how many wait before it counts one in, so all of a burst may get in
-        callers.append(threading.Thread(target=lambda: told.append(world.post("/words/search", {"query": TEXTS[30]})[0])))
+        callers.append(threading.Thread(target=lambda: statuses.append(world.post("/words/search", {"query": TEXTS[30]})[0])))
         callers[-1].start()
-        return len(told) >= 4
+        return len(statuses) >= 4
 
     os.kill(status["actors"][0]["pid"], signal.SIGSTOP)
     try:
         until(enough, "more wait than may")
-        assert set(told) == {503}
+        assert set(statuses) == {503}
     finally:
         os.kill(status["actors"][0]["pid"], signal.SIGCONT)
         for caller in callers:
             caller.join()
-    assert set(told) == {200, 503}
-    assert len(told) == len(callers)
+    assert set(statuses) == {200, 503}
+    assert len(statuses) == len(callers)
 
 
 def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> None:

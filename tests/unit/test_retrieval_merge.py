@@ -141,9 +141,9 @@ def test_memory_that_others_have_reserved_is_no_room() -> None:
     plan = MemoryPlan([3 * gib, 3 * gib], replicas=1)
     plan.check([8 * gib, 8 * gib], "Flat", free=[3 * gib, 3 * gib])
     with pytest.raises(
-        InputError, match=r"2 nodes with 16.0 GiB, of which others have reserved 11.0 GiB; close a pool that nobody needs, give"
+        InputError, match=r"2 nodes with 16.0 GiB, of which others have reserved 11.0 GiB; close a pool that is no longer needed, give"
     ):
         plan.check([8 * gib, 8 * gib], "Flat", free=[5 * gib, 0])
-    plan.check([8 * gib, 8 * gib], "Flat", beside=[4 * gib, 4 * gib], free=[4 * gib, 4 * gib])
-    with pytest.raises(InputError, match=r"beside 8.0 GiB of the actors that serve now, .* others have reserved 3.0 GiB"):
-        plan.check([8 * gib, 8 * gib], "Flat", beside=[4 * gib, 4 * gib], free=[1 * gib, 4 * gib])
+    plan.check([8 * gib, 8 * gib], "Flat", staying=[4 * gib, 4 * gib], free=[4 * gib, 4 * gib])
+    with pytest.raises(InputError, match=r"next to 8.0 GiB of the current actors, .* others have reserved 3.0 GiB"):
+        plan.check([8 * gib, 8 * gib], "Flat", staying=[4 * gib, 4 * gib], free=[1 * gib, 4 * gib])

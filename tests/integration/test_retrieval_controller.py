@@ -20,8 +20,8 @@ from search_versions import DIMENSION, K, Versions, make_versions, until
 from raydense.cli import main
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
+from raydense.retrieval.controller import controller_name
 from raydense.retrieval.index import index
-from raydense.retrieval.keeper import keeper_name
 from raydense.retrieval.named import pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
@@ -45,7 +45,7 @@ def pool(versions: Versions, request: pytest.FixtureRequest) -> Iterator[SearchP
 
 def shard_actors(name: str) -> list[str]:
     there = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in there if actor["name"].startswith(f"{name}/") and actor["name"] != keeper_name(name)]
+    return [actor["name"] for actor in there if actor["name"].startswith(f"{name}/") and actor["name"] != controller_name(name)]
 
 
 def test_a_swap_while_callers_ask(pool: SearchPool, versions: Versions) -> None:
@@ -72,14 +72,14 @@ def test_a_swap_while_callers_ask(pool: SearchPool, versions: Versions) -> None:
     begun = [next(stream) for _ in range(3)]
     until(lambda: old.fingerprint in answered, "nobody asked before the swap")
     pool.swap(new)
-    turned = len(answered)
-    until(lambda: len(answered) > turned + 20, "nobody asks after the swap")
+    switched = len(answered)
+    until(lambda: len(answered) > switched + 20, "no call after the swap")
     stop.set()
     for caller in callers:
         caller.join()
     begun += stream
     assert not wrong
-    assert set(answered[turned + 10 :]) == {new.fingerprint}
+    assert set(answered[switched + 10 :]) == {new.fingerprint}
     assert [answer.index for answer in begun[:3]] == [old.fingerprint] * 3
     assert begun[-1].index == new.fingerprint
     assert all(versions.is_right(answer, slice(10 * i, 10 * i + 10)) for i, answer in enumerate(begun))
@@ -93,13 +93,13 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     words = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
     with pytest.raises(InputError, match="its kind is bm25, the pool's is faiss; start another pool"):
         pool.swap(words)
-    with pytest.raises(InputError, match=r"2 shards x 10000.* beside 628 MiB of the actors that serve now.* fewer replicas"):
+    with pytest.raises(InputError, match=r"2 shards x 10000.* next to 628 MiB of the current actors.* fewer replicas"):
         pool.swap(new, replicas=10_000)
     write_embeddings(tmp_path / "emb", np.eye(DIMENSION, dtype=np.float32))
     gone = index(IndexSettings(kind="faiss", embeddings=str(tmp_path / "emb"), output=str(tmp_path / "gone")))
     damaged = tmp_path / "gone" / "shard-00000.faiss"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    with pytest.raises(InputError, match=r"could not turn to it .*still answers from"):
+    with pytest.raises(InputError, match=r"could not switch to it .*still answers from"):
         pool.swap(gone)
     answer = pool.answer(versions.queries, K)
     assert answer.index == old.fingerprint
@@ -107,7 +107,7 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     assert len(shard_actors(pool.name)) == 2
 
 
-def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versions) -> None:
+def test_the_controller_dies_and_the_pool_continues(pool: SearchPool, versions: Versions) -> None:
     """Its next process knows the version that it was switched to, finds the actors, and ends one that a swap left behind."""
     pool.swap(versions.indexes[1])
     until(lambda: len(shard_actors(pool.name)) == 2, "the old actors have not ended")
@@ -115,7 +115,7 @@ def test_the_keeper_dies_and_the_pool_goes_on(pool: SearchPool, versions: Versio
     left = f"{pool.name}/0-3/0/0/0/left"
     ray.remote(num_cpus=0, name=left, namespace=NAMESPACE, lifetime="detached")(Witness).remote()
     until(lambda: left in shard_actors(pool.name), "no leftover")
-    ray.kill(ray.get_actor(keeper_name(pool.name), namespace=NAMESPACE), no_restart=False)
+    ray.kill(ray.get_actor(controller_name(pool.name), namespace=NAMESPACE), no_restart=False)
     assert versions.is_right(pool.answer(versions.queries, K), slice(None))
     assert SearchPool.connect(pool.name).answer(versions.queries[:5], K).index == versions.indexes[1].fingerprint
     assert pool.status()["version"] == 2
@@ -128,10 +128,10 @@ def _pids(pool: SearchPool) -> set[int]:
 
 
 class Witness:
-    """Stands for an actor that no keeper maintains."""
+    """Stands for an actor that no controller watches."""
 
 
-def test_an_actor_that_was_ended_for_good_is_started_anew(pool: SearchPool, versions: Versions) -> None:
+def test_an_actor_that_was_ended_for_good_is_replaced(pool: SearchPool, versions: Versions) -> None:
     before = {actor["pid"] for actor in pool.status()["actors"]}
     ray.kill(pool.actors[1][0], no_restart=True)
     assert versions.is_right(pool.answer(versions.queries, K), slice(None))
@@ -149,26 +149,26 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
         assert again.status()["idle_timeout"] == 0.0
 
 
-def test_a_pool_that_is_being_turned_is_not_idle(versions: Versions) -> None:
+def test_a_pool_that_is_being_switched_is_not_idle(versions: Versions) -> None:
     """The new actors take longer to load than the pool may be idle: one of them stands still for so long."""
     old, new = versions.indexes
-    turned: list[str] = []
+    switched: list[str] = []
 
-    def turn() -> None:
+    def switch() -> None:
         pool.swap(new)
-        turned.append(new.fingerprint)
+        switched.append(new.fingerprint)
 
     pool = SearchPool.start(old, name="slow", idle_timeout=6.0)
     before, found = set(_shard_processes()), list[psutil.Process]()
-    turning = threading.Thread(target=turn)
-    turning.start()
+    switching = threading.Thread(target=switch)
+    switching.start()
     until(lambda: bool(found.extend(set(_shard_processes()) - before) or found), "no new actor")
     found[0].suspend()
     held = time.monotonic()
     until(lambda: time.monotonic() > held + 9, "the time stands still")
     found[0].resume()
-    turning.join()
-    assert turned == [new.fingerprint]
+    switching.join()
+    assert switched == [new.fingerprint]
     until(lambda: "slow" not in pools() and not shard_actors("slow"), "the pool has not ended")
 
 
@@ -177,13 +177,13 @@ def _shard_processes() -> list[psutil.Process]:
     return [one for one in psutil.Process().children(recursive=True) if "ShardActor" in "".join(one.cmdline()[:1])]
 
 
-def test_a_pool_that_was_started_anew_with_another_index_is_another_pool(versions: Versions) -> None:
+def test_a_pool_that_was_started_again_with_another_index_is_another_pool(versions: Versions) -> None:
     """Who asked the one before, of the same name and version, does not take the hits of one index for those of the other."""
     old, new = versions.indexes
     with SearchPool.start(old, name="again") as pool:
         assert pool.answer(versions.queries[:5], K).index == old.fingerprint
     with SearchPool.start(new, name="again") as other:
-        with pytest.raises(InputError, match="was closed, and started anew with another index; connect to it again"):
+        with pytest.raises(InputError, match="was closed, and started again with another index; connect to it again"):
             pool.answer(versions.queries[:5], K)
         assert versions.is_right(other.answer(versions.queries[:5], K), slice(0, 5))
 
@@ -222,19 +222,19 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
         search(SearchSettings(pool=pool.name, index=str(new.path), output=str(tmp_path / "other"), **common))
     blocks = SearchPool.search_blocks
 
-    def turned(one: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
+    def switched(one: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
         for number, answer in enumerate(blocks(one, stream, k)):
             yield answer
             if number == 1:
                 pool.swap(new)
 
-    monkeypatch.setattr(SearchPool, "search_blocks", turned)
+    monkeypatch.setattr(SearchPool, "search_blocks", switched)
     with pytest.raises(
-        InputError, match=r"the pool has gone on to another index .* run again for a run of that one, with another --output"
+        InputError, match=r"the pool has switched to another index .* run again for a run of that one, with another --output"
     ):
-        search(SearchSettings(pool=pool.name, output=str(tmp_path / "turned"), **common))
+        search(SearchSettings(pool=pool.name, output=str(tmp_path / "switched"), **common))
     with pytest.raises(InputError, match=r"was made from something else \(inputs\.index"):
-        search(SearchSettings(pool=pool.name, output=str(tmp_path / "turned"), **common))
+        search(SearchSettings(pool=pool.name, output=str(tmp_path / "switched"), **common))
 
 
 def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
