@@ -1,0 +1,177 @@
+"""Ray workers forked from one process that has imported what takes seconds; `warm_workers` gives them to the Rays that a test process starts.
+
+The imports of a worker that computes (torch, transformers, DeepSpeed, Ray) take 5 to 8 CPU seconds, and the tests start hundreds of workers. A process
+imports them once and serves a socket. Ray starts this file where it would start its own `setup_worker.py`: it asks that process to fork, hands over
+its streams, folder, environment and arguments, and lives as long as the worker. What the command line and jobs start, Ray starts in its own way.
+"""
+
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_SOCKET = "RAYDENSE_TEST_WARM_WORKERS"
+_LARGEST = 1 << 18
+_SLOW = [
+    "ray.train.torch",
+    "ray.train.v2._internal.execution.controller",
+    "ray.data",
+    "transformers.models.bert.modeling_bert",
+    "deepspeed",
+]
+_SLOW += ["raydense.training.loop", "raydense.training.shards", "raydense.inference.pipeline", "raydense.retrieval.pool", "faiss"]
+
+
+@contextmanager
+def warm_workers(folder: Path) -> Iterator[None]:
+    """While it is open, workers of a Ray that this process starts are forked from a process whose socket is in `folder`."""
+    from ray._private import ray_constants
+
+    from raydense.runtime.allocator import cpu_worker_env
+
+    address, own = str(folder / "socket"), ray_constants.SETUP_WORKER_FILENAME
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(address)
+    listening.listen(64)
+    os.environ[_SOCKET] = address
+    command = [sys.executable, __file__, "--serve", str(listening.fileno())]
+    # what Ray reads once, as it is imported: no job yet, and the process whose end ends a worker
+    fixed = {"RAY_JOB_ID": "ffffffff", "RAY_RAYLET_PID": str(os.getpid())}
+    with subprocess.Popen(
+        command, env=os.environ | cpu_worker_env() | fixed, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL
+    ) as server:
+        listening.close()
+        ray_constants.SETUP_WORKER_FILENAME = __file__  # joined to the folder of Ray's own, which an absolute path replaces
+        try:
+            yield
+        finally:
+            ray_constants.SETUP_WORKER_FILENAME = own
+            server.terminate()
+
+
+def ask(arguments: list[str]) -> int:
+    """Have the worker forked whose arguments Ray gives here; the exit status of this process, once the worker has ended."""
+    context: dict[str, Any] = {}
+    own = [one for one in arguments if one.startswith(("--serialized-runtime-env-context=", "--language="))]
+    for one in own:
+        if one.startswith("--serialized"):
+            context = json.loads(one.partition("=")[2])
+    wanted = {
+        "arguments": [one for one in arguments if one not in own],
+        "environment": os.environ | context.get("env_vars", {}),
+        "folder": os.getcwd(),
+        "nice": os.nice(0),
+    }
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.environ[_SOCKET])
+    socket.send_fds(connection, [json.dumps(wanted).encode()], [0, 1, 2])
+    worker = int(connection.recv(64))
+
+    def end(*_: Any) -> None:
+        os.kill(worker, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    return int(connection.recv(64) or b"1")
+
+
+class Server:
+    """Forks a worker for each connection, sends its process id, and its exit status once it has ended."""
+
+    def __init__(self, listening: socket.socket):
+        self.listening = listening
+        self.workers: dict[int, socket.socket] = {}
+        self.waiting = selectors.DefaultSelector()
+        self.waiting.register(listening, selectors.EVENT_READ, self.fork)
+        ended, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.waiting.register(ended, selectors.EVENT_READ, self.reap)
+
+    def serve(self) -> None:
+        while True:
+            for key, _ in self.waiting.select():
+                key.data(key.fileobj)
+
+    def fork(self, _: Any) -> None:
+        connection, _address = self.listening.accept()
+        request, streams, *_rest = socket.recv_fds(connection, _LARGEST, 3)
+        if not streams:
+            return connection.close()
+        if not (worker := os.fork()):
+            self.become(json.loads(request), streams)
+        for stream in streams:
+            os.close(stream)
+        self.workers[worker] = connection
+        connection.send(str(worker).encode())
+        self.waiting.register(connection, selectors.EVENT_READ, self.asker_ended)
+        return None
+
+    def become(self, wanted: dict[str, Any], streams: list[int]) -> None:
+        """In the forked process: be the worker, and never return."""
+        from ray._raylet import Config
+
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            os.closerange(3, 256)
+            os.setpgid(0, 0)  # Ray ends a worker with its process group
+            os.environ.clear()
+            os.environ.update(wanted["environment"])
+            os.chdir(wanted["folder"])
+            os.nice(wanted["nice"] - os.nice(0))
+            random.seed()
+            Config.initialize("")  # Ray's own, which it reads from the environment once
+            sys.argv = wanted["arguments"]
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as ended:
+            os._exit(ended.code if isinstance(ended.code, int) else bool(ended.code))
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+
+    def reap(self, ended: int) -> None:
+        os.read(ended, 4096)
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if connection := self.workers.pop(found[0], None):
+                    self.waiting.unregister(connection)
+                    with suppress(OSError):
+                        connection.send(str(os.waitstatus_to_exitcode(found[1]) & 255).encode())
+                    connection.close()
+
+    def asker_ended(self, connection: socket.socket) -> None:
+        """Ray has ended what it started: the worker ends too."""
+        for worker, its in self.workers.items():
+            if its is connection:
+                os.kill(worker, signal.SIGKILL)
+        self.waiting.unregister(connection)
+        connection.close()
+
+
+def main() -> None:
+    if sys.argv[1] != "--serve":
+        sys.exit(ask(sys.argv[1:]))
+    listening = socket.socket(fileno=int(sys.argv[2]))
+    for name in _SLOW:
+        import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Server(listening).serve()
+
+
+if __name__ == "__main__":
+    main()
