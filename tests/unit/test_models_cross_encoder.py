@@ -117,9 +117,9 @@ def test_missing_layers_are_refused_for_an_encoder_too(tiny_folder, tmp_path):
         CrossEncoder.load(tmp_path / "m")
 
 
-def test_a_re_ranker_is_no_retriever_and_a_name_is_not_downloaded(tiny_folder, tmp_path):
+def test_a_re_ranker_is_no_retriever_and_a_word_is_no_name_of_the_hub(tiny_folder, tmp_path):
     fresh(tiny_folder).save(tmp_path)
     with pytest.raises(InputError, match="not what this raydense writes for an encoder"):
         DualEncoder.load(tmp_path)
     with pytest.raises(InputError, match="no such model folder"):
-        CrossEncoder.load("cross-encoder/ms-marco-MiniLM-L6-v2")
+        CrossEncoder.load("ms-marco-MiniLM-L6-v2")

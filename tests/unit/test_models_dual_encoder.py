@@ -238,7 +238,7 @@ def edit(path: Path, **values) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_a_name_is_never_downloaded():
+def test_a_word_without_an_owner_is_never_downloaded():
     with pytest.raises(InputError, match="bert-base-uncased: no such model folder; give its folder, or hf://owner/name"):
         DualEncoder.load("bert-base-uncased")
 
