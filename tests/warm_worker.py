@@ -22,6 +22,8 @@ from typing import Any
 
 _SOCKET = "RAYDENSE_TEST_WARM_WORKERS"
 _LARGEST = 1 << 18
+# Ray's generator of random ids is seeded as Ray is imported: each worker takes up where this many ids were drawn after the one before.
+_IDS = 10_000
 _SLOW = [
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller",
@@ -88,7 +90,9 @@ class Server:
     """Forks a worker for each connection, sends its process id, and its exit status once it has ended."""
 
     def __init__(self, listening: socket.socket):
-        self.listening = listening
+        from ray._raylet import ObjectRef
+
+        self.listening, self.draw = listening, ObjectRef.from_random
         self.workers: dict[int, socket.socket] = {}
         self.waiting = selectors.DefaultSelector()
         self.waiting.register(listening, selectors.EVENT_READ, self.fork)
@@ -108,6 +112,8 @@ class Server:
         request, streams, *_rest = socket.recv_fds(connection, _LARGEST, 3)
         if not streams:
             return connection.close()
+        for _ in range(_IDS):
+            self.draw()
         if not (worker := os.fork()):
             self.become(json.loads(request), streams)
         for stream in streams:
