@@ -22,7 +22,7 @@ from typing import Any
 
 _SOCKET = "RAYDENSE_TEST_WARM_WORKERS"
 _LARGEST = 1 << 18
-# Ray's generator of random ids is seeded as Ray is imported: each worker takes up where this many ids were drawn after the one before.
+# Ray's generator of random ids is seeded as Ray is imported: a worker's begins this many ids after that of the worker before. A worker draws a few.
 _IDS = 10_000
 _SLOW = [
     "ray.train.torch",
@@ -155,18 +155,21 @@ class Server:
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if connection := self.workers.pop(found[0], None):
-                    self.waiting.unregister(connection)
                     with suppress(OSError):
                         connection.send(str(os.waitstatus_to_exitcode(found[1]) & 255).encode())
-                    connection.close()
+                    self.close(connection)
 
     def asker_ended(self, connection: socket.socket) -> None:
         """Ray has ended what it started: the worker ends too."""
-        for worker, its in self.workers.items():
-            if its is connection:
-                os.kill(worker, signal.SIGKILL)
-        self.waiting.unregister(connection)
-        connection.close()
+        for worker in [worker for worker, its in self.workers.items() if its is connection]:
+            del self.workers[worker]
+            os.kill(worker, signal.SIGKILL)
+        self.close(connection)
+
+    def close(self, connection: socket.socket) -> None:
+        if connection.fileno() >= 0:  # a worker and who asked for it may end at once
+            self.waiting.unregister(connection)
+            connection.close()
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     store_of.cache_clear()
     found: list[str] = []
     open_ = PassageStore.__init__
-    monkeypatch.setattr(PassageStore, "__init__", lambda self, path: found.append(str(path)) or open_(self, path))
+    monkeypatch.setattr(PassageStore, "__init__", lambda self, path, *given: found.append(str(path)) or open_(self, path, *given))
     return found
 
 
