@@ -30,9 +30,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two processes take one test file after another, each with one Ray for all of them; files that start Ray take longest and come first.
-# Threads that wait for each other sleep: they would take the cores from the other process.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+# Three processes take one test file after another, each with one Ray for all of them; files that start Ray take longest and come first.
+# Threads that wait for each other sleep: they would take the cores from the other processes.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 TESTS := tests/integration tests/unit
 
 test test-long: export OMP_WAIT_POLICY := PASSIVE
