@@ -27,7 +27,7 @@ from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
-from raydense.retrieval.query_vectors import check_model
+from raydense.retrieval.query_vectors import check_model, takes_all_gpus
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, read_manifest
@@ -147,14 +147,8 @@ def _blocks(
     if not settings.model:
         return (_asked(generated, block["start"], block["stop"]).texts(block["at"]) for block in blocks)
     texts = partial(_block_texts, folder=generated.artifact.located, fingerprint=generated.artifact.fingerprint)
-    on_cpu = settings.gpu and _takes_all_gpus(index, settings.replicas)
+    on_cpu = settings.gpu and takes_all_gpus(index, settings.replicas)
     return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu)
-
-
-def _takes_all_gpus(index: Artifact, replicas: int) -> bool:
-    import ray
-
-    return len(index.summary["shards"]) * replicas >= ray.cluster_resources().get("GPU", 0)
 
 
 def _block_texts(block: pa.Table, folder: str, fingerprint: str) -> list[str]:
@@ -165,8 +159,7 @@ def _block_texts(block: pa.Table, folder: str, fingerprint: str) -> list[str]:
 @lru_cache(maxsize=1)
 def _opened(folder: str, fingerprint: str) -> Generated:
     """Kept by a worker process from block to block; InputError where the artifact is not that of the fingerprint."""
-    Artifact.open(folder, "generated", fingerprint)
-    return Generated(folder)
+    return Generated(folder, fingerprint=fingerprint)
 
 
 def _asked(generated: Generated, start: int, stop: int) -> Asked:

@@ -50,14 +50,23 @@ def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact,
     """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts`, rising, each as it is encoded.
 
     The parts that are encoded together are those of `encode --queries`, whatever the blocks of the search: so the vectors are the same.
+    They are encoded on the CPU with `background`, and where the pool takes all GPUs.
     """
     total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
     ranges = [(at, min(at + settings.block, total)) for at in starts]
     needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
-    vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, settings.background)
+    on_cpu = settings.background or (settings.gpu and takes_all_gpus(index, settings.replicas))
+    vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu)
     return _recut(zip(needed, vectors, strict=True), ranges)
+
+
+def takes_all_gpus(index: Artifact, replicas: int) -> bool:
+    """Whether a pool of `index` on GPUs, one for each of its actors, leaves none of the running cluster's to what encodes."""
+    import ray
+
+    return len(index.summary["shards"]) * replicas >= ray.cluster_resources().get("GPU", 0)
 
 
 def _texts(block: pa.Table) -> list[str]:

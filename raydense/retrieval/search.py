@@ -91,12 +91,9 @@ def _search_blocks(
     ids, block = PassageIds(index), settings.block
     # as many as asked, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
-    stream = _blocks(settings, index, queries, positions, starts)
-    if settings.gpu:
-        stream = (block for block in list(stream))  # the pool takes the GPUs that encode
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
-    with pool, closing(stream):
+    with pool, closing(_blocks(settings, index, queries, positions, starts)) as stream:
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):

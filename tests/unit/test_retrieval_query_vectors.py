@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 
 from raydense.retrieval import query_vectors
 from raydense.retrieval.settings import SearchSettings
@@ -19,7 +20,7 @@ TOTAL, PART = 47, 10
 
 @pytest.fixture
 def index(tmp_path: Path) -> Artifact:
-    return Draft.open(tmp_path / "index", "index", {}).finish(0, kind="faiss", dimension=1, model="print")
+    return Draft.open(tmp_path / "index", "index", {}).finish(0, kind="faiss", dimension=1, model="print", shards=[{}, {}])
 
 
 @pytest.mark.parametrize("block", [1, 7, 10, 16, 30, 100])
@@ -42,3 +43,30 @@ def test_blocks_are_the_rows_that_they_begin_at(index: Artifact, block: int, mon
         wanted = [list(range(at, min(at + block, TOTAL))) for at in starts]
         assert [vectors[:, 0].astype(int).tolist() for vectors in found] == wanted
         assert encoded == sorted({row // PART for rows in wanted for row in rows}), "no other part is encoded"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "on_cpu"),
+    [
+        (2, {}, False),
+        (2, {"background": True}, True),
+        (2, {"gpu": True}, True),
+        (3, {"gpu": True}, False),
+        (3, {"gpu": True, "replicas": 2}, True),
+    ],
+)
+def test_queries_are_encoded_on_the_cpu_where_the_pool_takes_all_gpus(
+    index: Artifact, gpus: int, given: dict[str, Any], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool holds them while it waits for the queries."""
+    asked: list[object] = []
+
+    def encode(*arguments: object) -> Iterator[Any]:
+        asked.append(arguments[-1])
+        return iter(())
+
+    monkeypatch.setattr(query_vectors, "encode_blocks", encode)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
+    settings = SearchSettings(index="i", queries="q", model="m", output="o", **given)
+    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0])
+    assert asked == [on_cpu]
