@@ -97,7 +97,10 @@ def said_in(path: Path) -> dict[str, Any]:
 
 
 def positions(inner: Path) -> int:
-    """The most tokens that the model and its tokenizer allow; of a folder of raydense the model alone, since its tokenizer has `passage_length`."""
+    """The most tokens that the model and its tokenizer allow.
+
+    Of a folder of raydense, the model alone: the length in its tokenizer is a setting, `passage_length` or `query_length`, whichever is more.
+    """
     config = read_json(inner / "config.json")
     positions = config.get("max_position_embeddings") or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
