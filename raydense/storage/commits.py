@@ -93,11 +93,9 @@ class Commits:
                     self.publish(file)
 
     def restore(self, files: list[File]) -> None:
-        """Record the files of a finished output, whose sizes were checked, so that work on it continues."""
-        found = self.place.stats([file.path for file in files])
-        for file, there in zip(files, found, strict=True):
-            version = there.version if there and self.place.durable else ""
-            (self._records / record_name(file.path)).write_text(as_json(Commit(file, version).as_record()))
+        """Record the files of a finished output, so that work on it continues; without a version, as nobody has read what they hold."""
+        for file in files:
+            (self._records / record_name(file.path)).write_text(as_json(Commit(file).as_record()))
 
     def drop_damaged(self) -> None:
         """Forget the files that are missing, or are not what was committed: they are made again, the others stay.

@@ -109,6 +109,7 @@ class Draft:
         self._begin()
         self._mark()
         self._commits.restore([file for file in there.files if file not in damaged])
+        self._commits.drop_damaged()
         (self.place / MANIFEST).delete()
 
     def close(self) -> None:

@@ -447,6 +447,23 @@ def test_a_damaged_file_alone_is_made_again(store: str, damage: str) -> None:
     assert place.files()["b.txt"] == before
 
 
+def test_what_was_replaced_is_found_where_another_file_is_gone(store: str) -> None:
+    draft, place = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out")
+    for name in ("same.txt", "other.txt", "gone.txt"):
+        _commit(draft, name)
+    made = draft.finish(3)
+    (place / "gone.txt").delete()
+    (place / "other.txt").write(b"CONTENT OF other.txt")  # of the same size
+    again = Draft.open(place, "report", {"x": 1})
+    again.close()
+    again = Draft.open(place, "report", {"x": 1})
+    assert list(again.committed()) == ["same.txt"]
+    _commit(again, "other.txt")
+    _commit(again, "gone.txt")
+    assert again.finish(3).fingerprint == made.fingerprint
+    assert verify(place) == []
+
+
 def test_a_replaced_file_of_unfinished_work_is_made_again_and_only_doubtful_ones_are_read(
     store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

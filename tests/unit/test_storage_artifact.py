@@ -165,6 +165,13 @@ def test_a_damaged_file_of_unfinished_work_is_made_again(tmp_path: Path, damage:
     assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["two.txt"]
 
 
+def test_an_altered_file_is_found_where_another_is_gone(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    (tmp_path / "x" / "one.txt").unlink()
+    (tmp_path / "x" / "deep" / "two.txt").write_text("TWO")
+    assert Draft.open(tmp_path / "x", "run", {"a": 1}).committed() == {}
+
+
 def test_reading_large_committed_files_again_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
