@@ -16,7 +16,7 @@ from raydense.cli.work import Work, announce, recipe_work, verb_work
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
 from raydense.recipes.stage import VERBS
-from raydense.runtime.progress import say
+from raydense.runtime.progress import say, say_error
 from raydense.storage import Place
 
 _DASHBOARD = "the address of the cluster's dashboard, as http://HEAD:8265; by default RAY_ADDRESS"
@@ -103,10 +103,11 @@ def _follow(client: Any, name: str, address: str, as_json: bool, out: TextIO) ->
     except KeyboardInterrupt:
         say(f"\n{jobs.wait_words(name, address)}")
         sys.exit(130)
-    say(f"{name}: {jobs.outcome(job)}")
+    code = jobs.exit_code(job)
+    (say_error if code else say)(f"{name}: {jobs.outcome(job)}")
     if as_json:
         print(json.dumps(jobs.record(job) | {"result": output.result()}, ensure_ascii=False))
-    sys.exit(jobs.exit_code(job))
+    sys.exit(code)
 
 
 class _Output:

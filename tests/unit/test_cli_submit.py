@@ -2,15 +2,19 @@
 
 import shlex
 import shutil
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
+from ray.dashboard.modules.job.pydantic_models import JobDetails, JobType
+from ray.job_submission import JobStatus
 
 import raydense
 from raydense.cli import jobs, main
+from raydense.cli.submit import _follow
 from raydense.cli.visibility import refuse_local, refuse_unseen
 from raydense.cli.work import code_digest, entrypoint, needed, packed, recipe_work, submission_name, verb_work, words_of
 from raydense.data.settings import ImportSettings
@@ -168,6 +172,17 @@ def test_a_log_that_is_read_again_is_printed_once():
         unread.again()
         printed += [unread.of(piece) for piece in pieces]
     assert "".join(printed) == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
+    monkeypatch.setenv("RAYDENSE_VERBOSITY", "quiet")
+    name, message = "raydense-index-1", "no runtime environment"
+    job = JobDetails(type=JobType.SUBMISSION, submission_id=name, entrypoint="x", status=JobStatus.FAILED, message=message)
+    monkeypatch.setattr(jobs.Follower, "follow", lambda follower: job)
+    with pytest.raises(SystemExit) as ended:
+        _follow(None, "raydense-index-1", "http://127.0.0.1:9", False, sys.stderr)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "raydense-index-1: failed: no runtime environment\n"
 
 
 def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
