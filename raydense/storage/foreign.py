@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import zlib
 
 from raydense.storage.place import Place
@@ -18,13 +20,13 @@ _LOOKS = [
     (r'\{.*"query_id":', "tevatron", "queries"),
     (r'\{.*"_id":', "beir", "queries"),
     (r'(\[|\{).*"positive_ctxs":', "dpr", "examples/SPLIT"),
-    (r'\[|\{.*"ctxs":', "dpr", "run"),
+    (r'(\[|\{).*"ctxs":', "dpr", "run"),
+    (r"[^\t]+\t\[.*\]$", "dpr", "queries"),
+    (r"[^\t]+\t[^\t]+$", "msmarco", "queries"),  # before those whose columns a query's words would fill
     (r"\S+\s+\S+\s+\S+\s+\d+\s+\S+\s+\S+$", "trec", "run"),
     (r"\S+\s+\S+\s+\S+\s+-?\d+$", "trec", "qrels/SPLIT"),
     (r"\S+\t\S+\t\d+$", "msmarco", "run"),
     (r"\S+\s+\S+\s+-?\d*\.\d\S*$", "tevatron", "run"),
-    (r"[^\t]+\t\[.*\]$", "dpr", "queries"),
-    (r"[^\t]+\t[^\t]+$", "msmarco", "queries"),
 ]
 
 
@@ -34,8 +36,9 @@ def how_to_import(file: Place, kind: str | None) -> str:
     found = next(((format, part) for look, format, part in _LOOKS if re.match(look, head)), None)
     if found is None:
         return "import it with `raydense import`, whose help lists the formats, and give what that makes"
-    (format, part), name = found, file.name
-    folder, rename = str(file).removesuffix(name), ""
+    format, part = found
+    folder, name = os.path.split(str(file))
+    rename = ""
     stem = name.removesuffix(".gz").rpartition(".")[0] or name
     if format == "beir" and name.startswith("corpus"):  # read with its queries
         name, part = "", "corpus"
@@ -47,13 +50,19 @@ def how_to_import(file: Place, kind: str | None) -> str:
     holds = part.partition("/")[0]
     if kind and holds not in kind.split(" or "):
         return f"it looks like {holds} of the format {format}; give {kind}"
-    command = f"raydense import --format {format} --input {folder}{name} --output data/{stem}"
-    return f"{rename}make one with `{command}`, and give data/{stem}/{part}"
+    source, output = os.path.join(folder, name) if name else folder or ".", f"data/{stem}"
+    command = shlex.join(["raydense", "import", "--format", format, "--input", source, "--output", output])
+    return f"{rename}make one with `{command}`, and give {shlex.quote(f'{output}/{part}')}"
 
 
 def _first_line(file: Place) -> str:
-    """The first line of a file, as far as some KB hold it, decompressed where it is a gzip file."""
+    """The first line of a file, as far as some KB hold it, decompressed where it is a gzip file; of an indented list, all that they hold, as one word."""
     head = file.head(_HEAD)
     if head.startswith(b"\x1f\x8b"):
-        head = zlib.decompressobj(31).decompress(head, _HEAD)
-    return head.decode("utf-8", "replace").lstrip("\ufeff \n").split("\n")[0].rstrip("\r")
+        try:
+            head = zlib.decompressobj(31).decompress(head, _HEAD)
+        except zlib.error:
+            return ""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \n")
+    first = text.split("\n")[0].rstrip("\r")
+    return "".join(text.split()) if first.strip() == "[" else first

@@ -29,6 +29,15 @@ FILES = [
     ("corpus.jsonl", '{"docid": "d1", "title": "", "text": "a bird"}', "corpus"),
     ("asked.json", '{"query_id": "q1", "query": "which?"}', "queries"),
     ("train.jsonl", '{"query_id": "1", "query": "w", "positive_passages": [{"docid": "d", "title": "", "text": "a"}]}', "examples"),
+    ("asked 2.tsv", "q1\twho won 1998", "queries"),
+    ("sport.tsv", "7\tis it 5 or six", "queries"),
+    ("it's.trec", "q1 Q0 d1 1 2.5 tag", "run"),
+    ("corpus.jsonl", '{"_id": "d1", "text": "a bird"}', "corpus"),
+    (
+        "nq.json",
+        '[\n  {\n    "question": "w",\n    "answers": [],\n    "ctxs": [{"id": "7", "title": "", "text": "a", "score": 1}]\n  }\n]',
+        "run",
+    ),
     ("minedHN.jsonl", '{"query": "which?", "pos": ["a bird"], "neg": ["a stone"]}', "examples"),
 ]
 
@@ -38,12 +47,12 @@ def test_the_command_imports_it(name: str, content: str, kind: str, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(f"{content}\n")
-    if name.startswith("in/"):
-        Path("in/queries.jsonl").write_text('{"_id": "q1", "text": "which?"}\n')
+    if Path(name).name == "corpus.jsonl":
+        Path(name).with_name("queries.jsonl").write_text('{"_id": "q1", "text": "which?"}\n')
     with pytest.raises(InputError) as caught:
         Artifact.open(name, kind)
     said = re.fullmatch(
-        r"(\S+): is a file, not an artifact of raydense; (rename it to (\S+), )?make one with `(.+)`, and give (\S+)", str(caught.value)
+        r"(.+): is a file, not an artifact of raydense; (rename it to (.+), )?make one with `(.+)`, and give (.+)", str(caught.value)
     )
     assert said, str(caught.value)
     if said[3]:
@@ -51,7 +60,7 @@ def test_the_command_imports_it(name: str, content: str, kind: str, tmp_path: Pa
     with pytest.raises(SystemExit) as ended:
         main(shlex.split(said[4])[1:])
     assert ended.value.code == 0
-    (made,) = Path().glob(said[5].replace("SPLIT", "*"))
+    (made,) = Path().glob(shlex.split(said[5])[0].replace("SPLIT", "*"))
     assert Artifact.open(made, kind).rows
 
 
@@ -62,6 +71,14 @@ def test_a_file_that_holds_something_else_is_not_imported(tmp_path: Path) -> Non
 
 
 def test_a_file_of_no_known_kind_names_the_verb(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"\x00\x01")
-    with pytest.raises(InputError, match="import it with `raydense import`, whose help lists the formats"):
-        Artifact.open(tmp_path / "x", "run")
+    for content in (b"\x00\x01", b"\x1f\x8brubbish", b'[\n  {\n    "name": 1\n  }\n]\n'):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(InputError, match="import it with `raydense import`, whose help lists the formats"):
+            Artifact.open(tmp_path / "x", "run")
+
+
+def test_a_link_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("q1 Q0 d1 1 2.5 tag\n")
+    (tmp_path / "bm25.trec").symlink_to("blob")
+    with pytest.raises(InputError, match=rf"--input {tmp_path}/bm25\.trec --output data/bm25`"):
+        Artifact.open(tmp_path / "bm25.trec", "run")
