@@ -272,6 +272,7 @@ def verify_command(folder: str) -> None:
             progress.add(1)
             if wrong:
                 damaged = True
+                progress.clear()
                 fix = "run" if wrong == "missing" else "delete it, and run"
                 print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
     if damaged:

@@ -122,9 +122,14 @@ class Progress:
         elif not self._silent:
             say(line)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def clear(self) -> None:
+        """Take the line off the terminal, before something else is printed; it is shown again when it is due."""
         if self._live:
             sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.clear()
         if kind is None and self.done > self.before:
             passed = time.monotonic() - self.start
             done = self.done - self.before

@@ -10,6 +10,7 @@ from click.shell_completion import ShellComplete
 
 from raydense.cli import app, main
 from raydense.recipes.stage import VERBS
+from raydense.runtime import progress
 from raydense.runtime.verbosity import limit_logs
 from raydense.storage import Draft
 
@@ -155,6 +156,20 @@ def test_a_shell_completes_verbs_flags_choices_and_recipes(words, offered):
 def test_a_shell_completes_paths():
     (found,) = ShellComplete(app, {}, "raydense", "_RAYDENSE_COMPLETE").get_completions(["encode", "--model"], "enc")
     assert (found.type, found.value) == ("file", "enc")
+
+
+def test_verify_prints_no_file_onto_the_line_of_its_progress(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", sys.stderr)  # one terminal
+    draft = Draft.open(tmp_path / "x", "run", {})
+    draft.commit("one.txt", lambda path: path.write_text("text"), 1)
+    draft.finish(1)
+    (tmp_path / "x" / "one.txt").write_text("TEXT")
+    code, _, shown = call("verify", str(tmp_path), capsys=capsys)
+    assert code == 1
+    assert "verify: 1 files" in shown
+    assert f"\r\x1b[2K{tmp_path}/x/one.txt: holds other bytes" in shown
 
 
 def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
