@@ -110,7 +110,8 @@ def _stage(
         )
     if shared:
         settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
-    return Stage(name, verb, settings, tuple(dict.fromkeys(needs)))
+    needed = tuple(dict.fromkeys(needs))
+    return Stage(name, verb, settings, needed, tuple(folders[need] for need in needed))
 
 
 def _inside(path: Any, folder: Place) -> bool:
@@ -171,6 +172,7 @@ def state(stage: Stage) -> tuple[str, str]:
     begun = None if manifest else begun_from(folder)
     there = manifest["made_from"] if manifest else begun or {}
     try:
+        _refuse_unmade(stage)
         made_from = json.loads(json.dumps(provenance_of(there, stage.verb, stage.settings)))
     except InputError as error:
         return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
@@ -185,6 +187,13 @@ def state(stage: Stage) -> tuple[str, str]:
             return "changed", f"begun from something else ({other}); delete {folder} to start over"
         return "begun", f"{commits_in(folder)} files committed"
     return "ready", ""
+
+
+def _refuse_unmade(stage: Stage) -> None:
+    """InputError where an earlier stage has not made what this one reads, whose folder may look like the name of a model on the Hub."""
+    for folder in stage.folders:
+        if read_manifest(folder) is None:
+            raise InputError("is not finished", folder, "run the stage that makes it")
 
 
 def open_stages(recipe: Recipe, name: str) -> list[Stage]:

@@ -60,6 +60,8 @@ class Stage:
     verb: str
     settings: Settings
     needs: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    """The outputs of the stages that it needs."""
 
     def run(self) -> Any:
         return VERBS[self.verb].run(self.settings)

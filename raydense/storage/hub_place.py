@@ -72,7 +72,13 @@ def is_hub_name(text: str) -> bool:
 def _fetched(repository: str, revision: str | None, given: str) -> Path:
     """The folder of a commit, whose name is the commit; fetched where the cache lacks a file of it. `given`: what the user wrote."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     folder = "" if given.startswith(f"{HUB}://") else "no such folder, and "
     try:
@@ -86,6 +92,9 @@ def _fetched(repository: str, revision: str | None, given: str) -> Path:
                 local_files_only=os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
             )
         )
+    except HFValidationError as error:
+        what = f"{folder or 'is '}no name of a model on the Hub"
+        raise InputError(what, given, "give the model's folder, or owner/name") from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         fix = "check owner, name and revision; a private model needs HF_TOKEN in the environment"
         raise InputError(f"{folder}no such model on the Hub", given, fix) from error

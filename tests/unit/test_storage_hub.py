@@ -19,12 +19,13 @@ from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.inputs import wrong_input
-from raydense.recipes.recipe import Recipe
+from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import Stage
 from raydense.storage import Artifact, Draft, Place, fingerprint_of, is_hub_name, model_place, provenance
 from tests.inference_world import make_corpus
 
 REPOSITORY = "owner/tiny-encoder"
+_REFUSED = ("models/retriever--v2", "models/x-", "models/x.git", f"models/{97 * 'x'}")
 COMMIT = hashlib.sha1(b"first").hexdigest()
 
 
@@ -35,6 +36,7 @@ class Hub:
         self.files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         self.files |= {"pytorch_model.bin": b"a pickle", "evil.py": b"raise SystemExit", "README.md": b"# hello"}
         self.fetched: list[str] = []
+        self.asked: list[str] = []
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +50,7 @@ class Hub:
 
             def _answer(self, body: bool) -> None:
                 path = unquote(urlsplit(self.path).path)
+                hub.asked.append(path)
                 if (
                     path in (f"/api/models/{REPOSITORY}/revision/{name}" for name in ("main", COMMIT))
                     or path == f"/api/models/{REPOSITORY}"
@@ -149,12 +152,25 @@ def test_what_is_not_on_the_hub_is_refused_in_one_line(hub: Hub) -> None:
         ("nobody/nothing", "^nobody/nothing: no such folder, and no such model on the Hub; check owner"),
         ("hf://one-word", "is no name of a model on the Hub"),
         ("one-word", "one-word: no such model folder; give its folder"),
+        *((name, f"^{name}: no such folder, and no name of a model on the Hub; give the model's folder") for name in _REFUSED),
+        *((f"hf://{name}", f"^hf://{name}: is no name of a model on the Hub; give the model's folder") for name in _REFUSED),
     ):
         with pytest.raises(InputError, match=message) as refused:
             DualEncoder.load(name)
         assert "\n" not in str(refused.value)
     settings = EncodeSettings(model="nobody/nothing", corpus="corpus", output="o")
     assert "no such folder, and no such model" in wrong_input(Stage("encode", "encode", settings, ()), [])
+
+
+def test_a_model_that_a_stage_is_to_make_is_not_asked_for(hub: Hub) -> None:
+    stages = {
+        "retriever-1": {"do": "train", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"},
+        "encode": {"do": "encode", "model": "$retriever-1", "corpus": "c"},
+    }
+    recipe = Recipe.build({"given": {}, "stages": stages}, "out", "here")
+    assert (plan(recipe)[1]["state"], hub.asked) == ("wrong", [])  # for its corpus
+    assert state(recipe.stages[1]) == ("waits", "for retriever-1")
+    assert hub.asked == []
 
 
 def test_a_folder_of_this_machine_comes_before_the_hub(hub: Hub, tiny_folder: Path, tmp_path: Path) -> None:
