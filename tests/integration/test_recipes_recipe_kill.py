@@ -28,7 +28,7 @@ stages:
   bm25: {do: search, index: $words, queries: $data/queries, k: 20, block: 32}
   negatives: {do: mine, run: $bm25, corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/train, negatives: 4}
   retriever: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $negatives,
-    engine: ddp, max_steps: 15, batch_size: 8, lr: 1.0e-3, checkpoint_every: 4, log_every: 1}
+    engine: {name: ddp}, max_steps: 15, batch_size: 8, lr: 1.0e-3, checkpoint_every: 4, log_every: 1}
   vectors: {do: encode, model: $retriever, corpus: $data/corpus}
   dense: {do: index, kind: faiss, embeddings: $vectors, shards: 2}
   found: {do: search, index: $dense, model: $retriever, queries: $data/queries, qrels: $data/qrels/test, k: 20, block: 8}

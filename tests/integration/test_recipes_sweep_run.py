@@ -30,7 +30,7 @@ stages:
   bm25: {do: search, index: $words, queries: $data/queries, k: 20}
   negatives: {do: mine, run: $bm25, corpus: $data/corpus, queries: $data/queries, qrels: $data/qrels/train, negatives: 4}
   reranker: {do: train, objective: reranker, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $negatives,
-    engine: ddp, max_steps: 3, batch_size: 8, lr: 1.0e-3}
+    engine: {name: ddp}, max_steps: 3, batch_size: 8, lr: 1.0e-3}
   reranked: {do: rerank, model: $reranker, run: $bm25, corpus: $data/corpus, queries: $data/queries, depth: 5}
   report: {do: evaluate, run: [BM25=$bm25, re-ranked=$reranked], qrels: $data/qrels/test, metrics: [RR@10, nDCG@10]}
 sweep:

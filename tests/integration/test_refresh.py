@@ -153,7 +153,7 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
     data: TrainingData, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its retriever finds them; the queries that were not drawn keep what they had. The model and its generations go to a store."""
-    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "refresh": {"every": 4, "fraction": 0.25}}
+    both = {"objective": "joint", "reranker": str(tmp_path / "reranker"), "max_steps": 6, "every": 4, "fraction": 0.25}
     train(settings_of(data, tmp_path / "reranker", objective="reranker", normalize=None, temperature=None, max_steps=2))
     for name, value in environment(port, tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
