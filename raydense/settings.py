@@ -151,6 +151,10 @@ class BaseSettings(BaseModel):
             own[name] = getattr(self, name).replaced(inner)
         return self.model_copy(update=own)
 
+    def left_open(self) -> set[str]:
+        """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
+        return set()
+
     def given_keys(self) -> set[str]:
         """The keys that were given a value, not left to their default."""
         found: set[str] = set()
@@ -197,10 +201,6 @@ class Settings(BaseSettings):
             if shapes and not (key in self.newer and given[key] == field.default):
                 shaping[key] = given[key]
         return shaping
-
-    def left_open(self) -> set[str]:
-        """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
-        return set()
 
 
 def group_of(field: FieldInfo) -> type[BaseSettings] | None:

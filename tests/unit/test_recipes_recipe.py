@@ -15,6 +15,8 @@ from raydense.recipes.stage import Stage
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Draft, provenance
+from raydense.training.method import method_of
+from raydense.training.settings import TrainSettings
 
 RECIPES = recipe_file("quickstart").parent
 RECIPE = """
@@ -192,6 +194,18 @@ def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path
     recipe = Recipe.read(file, tmp_path)
     assert [row["stage"] for row in plan(recipe)] == [stage.name for stage in recipe.stages]
     assert recipe.description
+
+
+def test_a_training_that_leaves_its_temperature_to_the_model_stays_done(tmp_path):
+    for kind in ("corpus", "queries", "examples"):
+        Draft.open(tmp_path / kind, kind, {}).finish(1)
+    inputs = {kind: str(tmp_path / kind) for kind in ("corpus", "queries", "examples")}
+    asked = TrainSettings(objective="retriever", model="tiny", output=str(tmp_path / "model"), **inputs)
+    completed = method_of(asked).completed(asked)
+    assert (asked.temperature, completed.temperature) == (None, 1.0)
+    Draft.open(tmp_path / "model", "model", provenance("train", completed)).finish(0)
+    assert state(Stage("retriever", "train", asked, ()))[0] == "done"
+    assert state(Stage("retriever", "train", asked.replaced({"lr": 0.5}), ()))[0] == "changed"
 
 
 def test_a_run_by_a_pool_is_known_by_what_the_pool_searched_with(tmp_path, monkeypatch):
