@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -22,8 +23,9 @@ from typing import Any
 
 _SOCKET = "RAYDENSE_TEST_WARM_WORKERS"
 _LARGEST = 1 << 18
-# Ray's generator of random ids is seeded as Ray is imported: a worker's begins this many ids after that of the worker before. A worker draws a few.
-_IDS = 10_000
+# Ray's generators of random ids, one a thread, are seeded from what a fork copies: between two forks so many ids and threads are used up, or
+# two workers would give the same ids to their objects. A worker uses a few of each.
+_IDS, _THREADS = 10_000, 200
 _SLOW = [
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller",
@@ -112,8 +114,7 @@ class Server:
         request, streams, *_rest = socket.recv_fds(connection, _LARGEST, 3)
         if not streams:
             return connection.close()
-        for _ in range(_IDS):
-            self.draw()
+        self.use_up_ids()
         if not (worker := os.fork()):
             self.become(json.loads(request), streams)
         for stream in streams:
@@ -122,6 +123,15 @@ class Server:
         connection.send(str(worker).encode())
         self.waiting.register(connection, selectors.EVENT_READ, self.asker_ended)
         return None
+
+    def use_up_ids(self) -> None:
+        for _ in range(_IDS):
+            self.draw()
+        threads = [threading.Thread(target=self.draw) for _ in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def become(self, wanted: dict[str, Any], streams: list[int]) -> None:
         """In the forked process: be the worker, and never return."""
