@@ -1,0 +1,160 @@
+"""`run`, `plan` and `demo`: the stages of a recipe, or of every trial of a sweep, on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from raydense.cli.flags import join, read_recipe, stages_of
+from raydense.cli.visibility import refuse_unseen
+from raydense.errors import why
+from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.table import comparison_table
+from raydense.recipes.content import recipe_file, recipe_named, recipe_names
+from raydense.recipes.recipe import Recipe, plan, run, seconds_behind
+from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
+from raydense.recipes.sweep_run import run_sweep
+from raydense.runtime.progress import duration, say, say_error
+from raydense.storage import named_folder
+
+
+def _recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
+
+
+_recipe_argument = click.argument("recipe", shell_complete=_recipes)
+
+
+def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option(
+        "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
+    )(command)
+    command = click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")(command)
+    return click.option("--output", required=True, metavar="PATH", help="the folder for the outputs of all stages")(command)
+
+
+@click.command("run")
+@_recipe_argument
+@_recipe_options
+@click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
+@click.option(
+    "--concurrent",
+    default=1,
+    metavar="INT",
+    type=click.IntRange(1),
+    help="trials at once, of a recipe with `sweep:`; on one machine trainings share its cores  [1]",
+)
+def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
+    """Run the stages of RECIPE, a file or the name of one that comes with raydense, in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
+    join(address)
+    recipe = recipe_named(recipe)
+    read = read_recipe(recipe, output, changes)
+    refuse_unseen(stages_of(read))
+    if isinstance(read, Recipe):
+        _run(read, as_json)
+    else:
+        _run_sweep(read, concurrent, as_json)
+
+
+def _run_sweep(sweep: Sweep, concurrent: int, as_json: bool) -> None:
+    failed = run_sweep(sweep, concurrent)
+    for name, error in failed.items():
+        say_error(f"{name}: failed: {why(error)}")
+    if len(failed) < len(sweep.trials):
+        summary, table = write_tables(sweep, failed)
+        print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
+        chart = sweep.output / "sweep.svg"
+        say(f"table: {sweep.output / 'sweep.md'}{f', chart: {chart}' if sweep.axis and chart.exists() else ''}")
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    made: list[dict[str, Any]] = []
+    for stage, artifact, seconds in run(recipe):
+        made.append({"stage": stage.name, "output": str(stage.settings.output), "seconds": round(seconds, 1)})
+        if isinstance(stage.settings, EvaluateSettings):
+            result = artifact.summary["result"]
+            report = {"result": result, "report": str(artifact.place / "report.html")}
+            if not as_json:
+                print(f"\n{comparison_table(artifact, _row_seconds(recipe, stage.settings.run))}\n", flush=True)
+                print(f"report: {report['report']}")
+    if as_json:
+        print(json.dumps({"stages": made, **report}, ensure_ascii=False))
+    return report
+
+
+def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
+    """For each run of a report, the seconds of all stages that it depends on."""
+    of_folder = {str(stage.settings.output): stage.name for stage in recipe.stages}
+    rows = {}
+    for item in runs:
+        name, folder = named_folder(item)
+        if folder in of_folder:
+            rows[name] = seconds_behind(recipe, of_folder[folder])
+    return rows
+
+
+@click.command("plan")
+@_recipe_argument
+@_recipe_options
+def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs."""
+    recipe = recipe_named(recipe)
+    sweep = Sweep.read(recipe, output, changes)
+    rows = plan(Recipe.read(recipe, output, changes)) if sweep is None else plan_sweep(sweep)
+    if as_json:
+        trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
+        print(json.dumps({**trials, "stages": rows}, ensure_ascii=False))
+    elif sweep is None:
+        _print_stages(rows)
+    else:
+        _print_trials(sweep, rows)
+
+
+def _print_stages(rows: list[dict[str, Any]]) -> None:
+    width = max(len(row["stage"]) for row in rows)
+    for row in rows:
+        took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
+        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
+        print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
+
+
+def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
+    """One line per trial, then one line per stage of the recipe: how many different ones the trials share, and their states."""
+    for number, trial in enumerate(sweep.trials, 1):
+        done = sum(row["state"] == "done" for row in rows if number in row["trials"])
+        print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
+    print(f"\n{len(rows)} stages for all {len(sweep.trials)} trials, where trials share those that are the same:\n")
+    names = list(dict.fromkeys(row["stage"] for row in rows))
+    for name in names:
+        of = [row for row in rows if row["stage"] == name]
+        states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
+        needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
+        print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
+
+
+@click.command("demo")
+@click.option("--output", default="demo", metavar="PATH", help="the folder for the outputs  [demo]")
+@click.option("--seed", default=1, metavar="INT", type=int, help="another seed, another sample data set  [1]")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")
+def demo_command(output: str, seed: int, as_json: bool) -> None:
+    """Make a sample data set and run the whole chain on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
+
+    Run it again and nothing is computed twice; stop it anywhere, run it again, and it continues.
+    """
+    file = recipe_file("quickstart")
+    report = _run(Recipe.read(file, output, (f"seed={seed}",)), as_json)
+    if not as_json:
+        print(f"\nOpen {report['report']} in a browser. What to try next:")
+        print(f"  raydense plan quickstart --output {output}      each stage, and what it took")
+        print(
+            f"  raydense search --index {output}/dense-2 --model {output}/retriever-2 --queries {output}/data/queries --k 10 --output {output}/my-run"
+        )
+        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Own data in five minutes")
