@@ -49,12 +49,13 @@ class BaseSettings(BaseModel):
     A field whose type is a class of settings, or that class or None, is a group. Its keys are written `dev: {every: 200}` in a
     file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` has the old keys that
     are refused with the new one. Where the value of one key (`chosen_by`) says which other keys there are, `chosen` gives the
-    class that has them.
+    class that has them. `scratch` has the keys of models that may be `tiny`, a small one from scratch.
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
     renamed: ClassVar[dict[str, str]] = {}
     chosen_by: ClassVar[str] = ""
+    scratch: ClassVar[tuple[str, ...]] = ()
 
     if not TYPE_CHECKING:
 
@@ -82,6 +83,8 @@ class BaseSettings(BaseModel):
         items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in (value if isinstance(value, list) else [value])]
         if info.field_name == "output" or info.field_name in cls.inputs():
             items = [_place(item) if isinstance(item, str) else item for item in items]
+        if items == ["tiny"] and cls.inputs().get(str(info.field_name)) == "model" and info.field_name not in cls.scratch:
+            raise ValueError("tiny is a small model from scratch, which only training starts from; write ./tiny for a folder of that name")
         return items if isinstance(value, list) else items[0]
 
     @classmethod

@@ -45,8 +45,6 @@ class SplitSettings(Settings):
             self._refuse_given(["model", "language"], "unit words")
         elif not self.model:
             raise ValueError("unit tokens needs model, the folder whose tokenizer counts them")
-        elif self.model == "tiny":  # which names no folder, and so has no fingerprint
-            raise ValueError("model tiny is what training starts from: write ./tiny for a folder of that name")
         if not self.length:
             self.__dict__["length"] = 144 if self.unit == "tokens" else 100
         return self

@@ -36,6 +36,7 @@ class LoopSettings(Settings):
     trains: ClassVar[type[Any] | None] = None
     verb: ClassVar[str]
     renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
+    scratch = ("model",)
 
     model: Folder = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"

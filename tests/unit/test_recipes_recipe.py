@@ -310,6 +310,13 @@ def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     assert recipe_named("quickstart") == "quickstart"
 
 
+@pytest.mark.parametrize("name", ["scifact", "medquad"])
+def test_tiny_is_refused_where_a_trained_model_is_read(name):
+    with pytest.raises(InputError, match=rf"{name}\.yaml: stages\.vectors-0\.model: tiny is a small model from scratch"):
+        Recipe.read(recipe_file(name), "out", ("encoder=tiny",))
+    assert Recipe.read(recipe_file(f"{name}-tiny"), "out").stages[4].settings.model == "tiny"
+
+
 @pytest.mark.parametrize(
     ("change", "stage", "note"),
     [

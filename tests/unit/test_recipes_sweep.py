@@ -21,7 +21,7 @@ from raydense.recipes.sweep import Sweep, plan_sweep
 from raydense.storage import Artifact, Draft
 
 RECIPE = """
-given: {tau: 0.05, base: tiny}
+given: {tau: 0.05, base: tiny, encoder: models/encoder}
 stages:
   data: {do: sample, passages: 200, seed: 1}
   train: {do: train, objective: pair, model: $base, corpus: $data/corpus, queries: $data/queries, examples: $data/qrels/train, temperature: $tau}
@@ -74,7 +74,7 @@ def test_variants_are_crossed_with_the_grid_and_seeds(tmp_path):
 
 def test_a_variant_leaves_a_key_out_and_names_other_stages(tmp_path):
     recipe = RECIPE.replace("temperature: $tau", "temperature: $tau, alpha: 0.2")
-    change = "without passage-centric: {train.objective: retriever, train.alpha: null}\n    zero-shot: {vectors.model: $base}"
+    change = "without passage-centric: {train.objective: retriever, train.alpha: null}\n    zero-shot: {vectors.model: $encoder}"
     trials = read(write(tmp_path, recipe.replace("without passage-centric: {train.alpha: 0}", change))).trials
     settings = [{stage.name: stage.settings for stage in trial.recipe.stages} for trial in trials]
     assert [(s["train"].objective, getattr(s["train"], "alpha", None)) for s in settings[::2]] == [
@@ -82,7 +82,7 @@ def test_a_variant_leaves_a_key_out_and_names_other_stages(tmp_path):
         ("retriever", None),
         ("pair", 0.2),
     ]
-    assert settings[4]["vectors"].model == "tiny"
+    assert settings[4]["vectors"].model == "models/encoder"
     assert settings[4]["train"] == settings[0]["train"]
 
 
