@@ -56,7 +56,7 @@ class Chaos:
         if not self._driver_killed and 2 * sum(self.killed.values()) >= self.least:
             self._driver_killed = True
             os.killpg(driver, signal.SIGKILL)
-            self._say("driver", "")
+            self._log("driver", "")
 
     def _node(self) -> None:
         self._after("node", *self.every)
@@ -65,11 +65,11 @@ class Chaos:
             return
         victim = self.rng.choice(alive)
         if self.rng.random() < 0.25:
-            self._say("node hangs", f"{victim.name}, for {_HANGS_S} s")
+            self._log("node hangs", f"{victim.name}, for {_HANGS_S} s")
             victim.freeze()
             self._after("thaw", _HANGS_S, _HANGS_S)
         else:
-            self._say("node", f"{victim.name} with {', '.join(map(name_of, victim.workers())) or 'no work'}")
+            self._log("node", f"{victim.name} with {', '.join(map(name_of, victim.workers())) or 'no work'}")
             victim.kill()
             self.cluster.nodes.remove(victim)
             self._after("join", 5, 15)
@@ -84,7 +84,7 @@ class Chaos:
             kind = self.rng.choice(sorted(by_kind))
             send(self.rng.choice(by_kind[kind]), signal.SIGKILL)
             self.workers[kind] += 1
-            self._say("worker", kind)
+            self._log("worker", kind)
 
     def _join(self) -> None:
         """Start nodes in place of lost ones, one at a time; one may fail to start on a very busy machine."""
@@ -102,7 +102,7 @@ class Chaos:
             if node.frozen:
                 node.thaw()
 
-    def _say(self, kind: str, what: str) -> None:
+    def _log(self, kind: str, what: str) -> None:
         self.killed[kind] += 1
         self._tell(f"{sum(self.killed.values())}: {kind} {what}")
 
@@ -199,13 +199,13 @@ def main() -> None:
         sys.exit(bool(differences(quiet, output / "chaos")))
 
 
-def show(quiet: Path, chaotic: Path, said: str, chaos: Chaos) -> None:
+def show(quiet: Path, chaotic: Path, log: str, chaos: Chaos) -> None:
     """The table of docs/benchmarks/faults.md."""
     print("\n| killed | times |\n| --- | --- |")
     for kind, times in chaos.killed.items():
         print(f"| {kind} | {times} |")
     print("workers:", ", ".join(f"{kind} {times}" for kind, times in chaos.workers.most_common()))
-    print("trainings gone on with by the driver:", said.count("its workers were lost"))
+    print("trainings that the driver continued:", log.count("its workers were lost"))
     print("\n| stage | files | equal |\n| --- | --- | --- |")
     for manifest in sorted(quiet.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime):
         wrong = _stage(manifest.parent, chaotic / manifest.parent.name)

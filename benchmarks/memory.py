@@ -232,9 +232,9 @@ def main() -> None:
             make_world(root)
         for name in asked.only:
             settings = settings_of(name, root)
-            told = Outline(settings, settings.model, torch.device("cpu")).memory(settings.micro_batch)
+            estimate = Outline(settings, settings.model, torch.device("cpu")).memory(settings.micro_batch)
             peak = (measure_in_ray if asked.ray else measure_alone)(name, root)
-            print(f"{name}: {told}, measured {peak / 2**30:.2f} GiB, told / measured {told.total / peak:.2f}", flush=True)
+            print(f"{name}: {estimate}, measured {peak / 2**30:.2f} GiB, estimated / measured {estimate.total / peak:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -53,12 +53,12 @@ def compare(options: argparse.Namespace, work: Path) -> None:
         **{name: os.path.abspath(getattr(options, name)) for name in ("corpus", "queries", "examples")},
     }
     fresh = {mode: {**static, "refresh": {"every": options.every, "depth": 50, "mode": mode}} for mode in ("async", "sync")}
-    alone = told("static, one core", train({**static, "output": str(work / "static")}, cores=[0]))
+    alone = measured("static, one core", train({**static, "output": str(work / "static")}, cores=[0]))
     with busy(work / "static", options.corpus):
-        beside = told("static, one core, the other one encoding", train({**static, "output": str(work / "beside")}, cores=[0]))
-    both = told("async, two cores", train({**fresh["async"], "output": str(work / "async")}))
-    told("sync, two cores", train({**fresh["sync"], "output": str(work / "sync")}))
-    print(f"async: {both / alone:.2f} of the rate alone, {both / beside:.2f} of the rate beside an encoding")
+        shared = measured("static, one core, the other one encoding", train({**static, "output": str(work / "shared")}, cores=[0]))
+    both = measured("async, two cores", train({**fresh["async"], "output": str(work / "async")}))
+    measured("sync, two cores", train({**fresh["sync"], "output": str(work / "sync")}))
+    print(f"async: {both / alone:.2f} of the rate alone, {both / shared:.2f} of the rate next to an encoding")
 
 
 def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def one(job: dict[str, Any]) -> None:
     stage(TrainSettings.read(job["settings"]))
 
 
-def told(name: str, summary: dict[str, Any]) -> float:
+def measured(name: str, summary: dict[str, Any]) -> float:
     rate = float(summary["queries_per_second"])
     waited = f", waited {summary['waited']:.1f} s" if "waited" in summary else ""
     print(f"{name}: {rate:.1f} queries/s{waited}; {summary['whole']:.1f} s in all, starting included", flush=True)

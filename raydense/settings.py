@@ -90,11 +90,11 @@ class BaseSettings(BaseModel):
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
         """Validate `values`; the first fault as an InputError that names the key and the fix."""
-        form = cls.chosen(values, where)
+        kind = cls.chosen(values, where)
         try:
-            return form.model_validate(values)
+            return kind.model_validate(values)
         except ValidationError as error:
-            raise _first_fault(form, error, where) from None
+            raise _first_fault(kind, error, where) from None
 
     @classmethod
     def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
@@ -249,9 +249,9 @@ def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) ->
     if fault["type"] == "extra_forbidden":
         return _unknown(cls, key, where)
     name, field = _named(key, where), _field(cls, fault["loc"])
-    says = field.description or "" if field else ""
+    meaning = field.description or "" if field else ""
     if fault["type"] == "missing":
-        return InputError("missing", name, f"give it: {says}")
+        return InputError("missing", name, f"give it: {meaning}")
     if field and (group := group_of(field)):
         if fault["type"] == "model_type":
             below = next(iter(group.all_fields()))
@@ -259,7 +259,7 @@ def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) ->
         key = ""  # what was given is the whole group
     message = fault["msg"].removeprefix("Value error, ")
     given = f" (given: {fault['input']!r})" if key else ""
-    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {says}" if key and says else "")
+    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {meaning}" if key and meaning else "")
 
 
 def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:

@@ -1,7 +1,7 @@
 """The fields that our Kubernetes files may use: of KubeRay 1.7's RayCluster, RayJob and RayService (ray.io/v1), and of the pods in them.
 
 Closed: what is not listed is refused, so that no misspelt field is silently ignored. It is narrower than the API: whoever needs another
-field adds it here, from KubeRay's and Kubernetes' API references. What an API server itself says, `kubectl apply --dry-run=server` tells.
+field adds it here, from KubeRay's and Kubernetes' API references. For the answer of an API server itself run `kubectl apply --dry-run=server`.
 """
 
 from typing import Any

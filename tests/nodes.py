@@ -40,12 +40,12 @@ class Node:
                 command, env=cluster.environment | own, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
-    def said(self) -> str:
+    def log(self) -> str:
         return self._log.read_text()
 
     def joined(self) -> bool:
         """Whether its raylet has joined."""
-        return "Ray runtime started" in self.said()
+        return "Ray runtime started" in self.log()
 
     def wait(self) -> bool:
         """Until its raylet has joined, or it has ended: on a very busy machine Ray gives up after 30 s."""
@@ -64,7 +64,7 @@ class Node:
 
     def kill(self) -> None:
         """kill -9 of the raylet with its workers, as when a machine is gone."""
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another's end and says goodbye
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another's end and deregisters
             for process in self.processes():
                 send(process, number)
         self.process.wait()
@@ -165,7 +165,7 @@ def _patiently(begin: Callable[[], Node]) -> Node:
         if (node := begin()).wait():
             return node
         node.kill()
-    raise AssertionError(f"{node.name} did not start:\n{node.said()}")
+    raise AssertionError(f"{node.name} did not start:\n{node.log()}")
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""A user's script: every public name of raydense, used as its documentation says. A test runs it, another one type-checks it.
+"""A user's script: every public name of raydense, used as documented. A test runs it, another one type-checks it.
 
 python user_script.py FOLDER
 """

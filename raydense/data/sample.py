@@ -191,7 +191,7 @@ class World:
 
     def _texts(self, passage: Ints, fact: Ints, note: Ints, names: list[str]) -> list[str]:
         """A sentence that states the fact, with an aside before or after it."""
-        ways = len(KINDS[0].relations[0].says)
+        ways = len(KINDS[0].relations[0].statements)
         # a note never words a fact as the article does
         other = 1 + self.draw(9, fact + np.maximum(note, 0) * _NEXT_NOTE, ways - 1)
         way = (self.draw(8, fact, ways) + np.where(note < 0, 0, other)) % ways
@@ -223,9 +223,9 @@ class World:
         queries = pa.table({"query_id": ids, "text": texts, "answers": pa.array(answers, pa.list_(pa.string()))})
         judged: list[tuple[str, str]] = []
         noted = self.noted(entities[:, None], np.arange(self.notes)).tolist()
-        for query, e, f, said in zip(ids, entities.tolist(), (facts % FACTS).tolist(), noted, strict=True):
+        for query, e, f, repeated in zip(ids, entities.tolist(), (facts % FACTS).tolist(), noted, strict=True):
             judged.append((query, f"article-{e}-{f}"))
-            judged.extend((query, f"note-{e}-{n}") for n in range(self.notes) if said[n] == f)
+            judged.extend((query, f"note-{e}-{n}") for n in range(self.notes) if repeated[n] == f)
         columns = {
             "query_id": [q for q, _ in judged],
             "passage_id": [p for _, p in judged],
@@ -236,9 +236,9 @@ class World:
 
 def _text(kind: int, relation: int, way: int, value: str, name: str, aside: str, shape: int) -> str:
     subject = name if shape else f"the {KINDS[kind].noun}"
-    said = KINDS[kind].relations[relation].says[way].format(n=subject, v=value)
-    said = f"{said[0].upper()}{said[1:]}."
-    return f"{aside} {said}" if shape % 2 else f"{said} {aside}"
+    sentence = KINDS[kind].relations[relation].statements[way].format(n=subject, v=value)
+    sentence = f"{sentence[0].upper()}{sentence[1:]}."
+    return f"{aside} {sentence}" if shape % 2 else f"{sentence} {aside}"
 
 
 def _question(kind: int, relation: int, way: int, name: str) -> str:

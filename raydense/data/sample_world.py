@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 
 class Relation(NamedTuple):
-    """A kind of fact: what it is about, the pool its values come from, ways to say it in a passage, ways to ask for it."""
+    """A kind of fact: what it is about, the pool its values come from, ways to state it in a passage, ways to ask for it."""
 
     topic: str
     pool: str
-    says: tuple[str, ...]
+    statements: tuple[str, ...]
     asks: tuple[str, ...]
 
 

@@ -108,18 +108,20 @@ def _answers(
     run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings
 ) -> tuple[dict[str, Any], Measured]:
     """Top-k answer accuracy over those queries asked that have answers, hits in the order of their ranks; and the same by query."""
-    told = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
-    unanswered = told.num_rows - pc.count_distinct(run["query_id"].filter(pc.is_in(run["query_id"], value_set=told["query_id"]))).as_py()
+    answered = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
+    unanswered = (
+        answered.num_rows - pc.count_distinct(run["query_id"].filter(pc.is_in(run["query_id"], value_set=answered["query_id"]))).as_py()
+    )
     run = run.filter(pc.less_equal(run["rank"], max(wanted.k)))
-    run = run.append_column("query", pc.index_in(run["query_id"], value_set=told["query_id"].combine_chunks()))
+    run = run.append_column("query", pc.index_in(run["query_id"], value_set=answered["query_id"].combine_chunks()))
     run = run.filter(pc.is_valid(run["query"])).sort_by([("query", "ascending"), ("rank", "ascending")])
     store = PassageStore(str(settings.corpus))
     rows, edges = store.known_rows(run["passage_id"], settings.run[0]), query_starts(run["query_id"])
-    hits = [rows[:0]] * told.num_rows
+    hits = [rows[:0]] * answered.num_rows
     for query, start, stop in zip(run["query"].to_numpy()[edges[:-1]], edges[:-1], edges[1:], strict=True):
         hits[query] = rows[start:stop]
-    ids = told["query_id"].to_pylist()
-    matchers, given_up = matchers_of(wanted.match, told["answers"].to_pylist(), ids, settings.queries)
+    ids = answered["query_id"].to_pylist()
+    matchers, given_up = matchers_of(wanted.match, answered["answers"].to_pylist(), ids, settings.queries)
     ranks = first_answer_ranks(hits, matchers, lambda some: store.take(some, ["text"])["text"].to_pylist())
     held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(wanted.k))}
     accuracy = {name: float(np.mean(values)) for name, values in held.items()}

@@ -43,7 +43,7 @@ class Layout:
         if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
             raise lacking
         low, high = spread.concurrency
-        most_there = room(alive, gpus, spread.cpus_per_actor)
+        most_there = capacity(alive, gpus, spread.cpus_per_actor)
         wanted = high or (pending if joined else max(most_there if gpus else nodes, low))
         # a pool without room for its fewest would wait for ever, and so would what tokenises where actors hold all CPUs
         most = max(1, min(wanted, pending) if joined else min(wanted, pending, most_there))
@@ -52,7 +52,7 @@ class Layout:
         return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
 
 
-def room(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
+def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
     """How many actors the nodes have room for, by the resources of each; on CPUs with room left on one of them for what tokenises."""
     kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
     has = [node.get(kind, 0.0) for node in nodes]

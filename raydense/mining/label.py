@@ -69,7 +69,7 @@ def label(settings: LabelSettings) -> Artifact:
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint}
     files = [draft.read(file.path) for file in parts]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
-    _say(settings, summary)
+    _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
 
 
@@ -213,7 +213,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
     }
 
 
-def _say(settings: LabelSettings, summary: dict[str, Any]) -> None:
+def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
     say(
         f"label: {summary['kept']:,} of {summary['queries']:,} queries kept, {summary['kept_labelled']:,} of them labelled;"
         f" dropped: {listed(summary['dropped'])}"

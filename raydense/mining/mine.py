@@ -50,7 +50,7 @@ def mine(settings: MineSettings) -> Artifact:
                 commit_table(draft, name, table, counts=counts)
             progress.add(block.num_rows)
     summary = _sum_up(settings, miner, [f.note["counts"] for f in draft.committed().values()])
-    _say(settings, summary)
+    _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
 
 
@@ -96,7 +96,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
     }
 
 
-def _say(settings: MineSettings, summary: dict[str, Any]) -> None:
+def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
     drawn = sum(size * queries for size, queries in enumerate(summary["negatives"]))
     show("negatives_kept", drawn, output=Path(settings.output).name)
     say(f"mine: {summary['kept']:,} of {summary['queries']:,} queries kept, {drawn:,} negatives; dropped: {listed(summary['dropped'])}")

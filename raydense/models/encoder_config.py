@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import OWN_FILE, encoder_folders, read_json, require_folder, said_in, weights_folder, write_json
+from raydense.models.encoder_folder import OWN_FILE, encoder_folders, optional_json, read_json, require_folder, weights_folder, write_json
 from raydense.models.modules import Part, parts_of
 from raydense.models.modules.module import InputModule
 from raydense.models.modules.pooling import check_mode, pooling_mode
@@ -96,7 +96,7 @@ def _own_config(folder: Path) -> EncoderConfig:
     known = {f.name for f in fields(EncoderConfig)}
     values = read_json(folder / OWN_FILE)
     if not known - set(_NEWER) <= set(values) <= known:
-        if said_in(weights_folder(folder) / "config.json").get("is_encoder_decoder"):
+        if optional_json(weights_folder(folder) / "config.json").get("is_encoder_decoder"):
             raise InputError("is a generator, not an encoder", folder, "give a retriever's folder, or any encoder")
         raise InputError("is not what this raydense writes for an encoder", folder / OWN_FILE, "give a retriever's folder")
     return EncoderConfig(**values)
@@ -119,7 +119,7 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
 
 def _prompts(folder: Path) -> tuple[str, str]:
     """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
-    found = said_in(folder / "config_sentence_transformers.json")
+    found = optional_json(folder / "config_sentence_transformers.json")
     prompts = found.get("prompts") or {}
     default = prompts.get(found.get("default_prompt_name")) or ""
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)

@@ -91,7 +91,7 @@ def module_entries(folder: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def said_in(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file that a folder may lack."""
     return read_json(path) if path.is_file() else {}
 
@@ -107,6 +107,6 @@ def positions(inner: Path) -> int:
         padding = config.get("pad_token_id")
         positions -= (1 if padding is None else int(padding)) + 1
     ours = (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
-    longest = 0 if ours else said_in(inner / "tokenizer_config.json").get("model_max_length") or 0
+    longest = 0 if ours else optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0
     limits = [int(n) for n in (positions, longest) if 0 < n < 1_000_000]
     return min(limits, default=512)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig
-from raydense.models.encoder_folder import OWN_FILE, positions, read_json, require_folder, said_in, weights_folder, write_json
+from raydense.models.encoder_folder import OWN_FILE, optional_json, positions, read_json, require_folder, weights_folder, write_json
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
@@ -52,7 +52,7 @@ class Generator(nn.Module):
         """
         inner, config = read_generator_config(folder, **overrides)
         model = load_writer(inner, dropout)
-        _say_start_and_end(model, folder)
+        _name_start_and_end(model, folder)
         return cls(model, generator_tokenizer(inner, config), config).eval()
 
     def save(self, folder: str | Path) -> None:
@@ -98,7 +98,7 @@ def changes(settings: BaseSettings) -> dict[str, Any]:
     return {f.name: getattr(settings, f.name) for f in fields(GeneratorConfig)}
 
 
-def _say_start_and_end(model: PreTrainedModel, folder: str | Path) -> None:
+def _name_start_and_end(model: PreTrainedModel, folder: str | Path) -> None:
     """Let the config name the tokens that a query begins and ends with, which training and sampling ask it for; InputError without them."""
     for name, does, of_t5 in (("decoder_start_token_id", "begins", "the padding"), ("eos_token_id", "ends", "</s>")):
         found = getattr(model.config, name, None)
@@ -120,7 +120,7 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
     inner = weights_folder(root)
     if not read_json(inner / "config.json").get("is_encoder_decoder"):
         raise InputError("is no sequence-to-sequence model", folder, "give one such as T5 or BART, or train one (--objective generator)")
-    found = said_in(root / OWN_FILE)
+    found = optional_json(root / OWN_FILE)
     known = {f.name for f in fields(GeneratorConfig)}
     if found and set(found) != known:
         raise InputError("is not what this raydense writes for a generator", root / OWN_FILE, "give a generator's folder")

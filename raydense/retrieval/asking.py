@@ -37,7 +37,7 @@ Queries = Scores | list[str]
 _LOOK_S = 5.0  # between two requests for missing replicas
 _AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # for which other replicas are preferred after one was away; doubled each time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
-_SAY_AFTER_S = 30.0
+_REPORT_AFTER_S = 30.0
 _FEW = 64  # queries of a block up to which every shard rescores all its hits itself, in the same call
 _INLINE = 65_536  # bytes up to which a call carries its arguments: faster than to put them, and below what Ray puts itself
 
@@ -214,7 +214,7 @@ class _Ask:
         A pool with a controller lists only actors that have started.
         """
         version = self._version
-        waits = not (self._versions.changes or version.reported) and not ray.wait([self._ref], timeout=_SAY_AFTER_S)[0]
+        waits = not (self._versions.changes or version.reported) and not ray.wait([self._ref], timeout=_REPORT_AFTER_S)[0]
         if waits and not is_started(self._actor):
             version.reported = True
             say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` shows what each node has free")
@@ -233,7 +233,7 @@ class _Ask:
             raise Moved
 
     def _report(self, begun: float) -> bool:
-        late = time.monotonic() - begun > _SAY_AFTER_S
+        late = time.monotonic() - begun > _REPORT_AFTER_S
         if late:
             say(f"search: waits for shard {self._shard} of {self._version.plan.index}: all its actors are away or busy")
         return late

@@ -15,7 +15,7 @@ from raydense.retrieval.shard_actor import NAMESPACE
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray, joins_cluster
 
-_SAY_AFTER_S = 30.0
+_REPORT_AFTER_S = 30.0
 _LOOK_S = 0.1
 
 
@@ -57,7 +57,7 @@ def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
     """The result of a method of the pool's controller; prints `late` if it takes long. InputError if there is no such pool, or it ends meanwhile."""
     try:
         answer = getattr(_controller(name), method).remote(*args)
-        if late and not ray.wait([answer], timeout=_SAY_AFTER_S)[0]:
+        if late and not ray.wait([answer], timeout=_REPORT_AFTER_S)[0]:
             say(late)
         return ray.get(answer)
     except RayActorError as error:
@@ -75,7 +75,7 @@ def versions_of(name: str, pinned: bool) -> Versions:
                 return table
             if table.fault:
                 raise InputError(table.fault, f"search pool {name!r}", "start it again")
-            if not reported and time.monotonic() - begun > _SAY_AFTER_S:
+            if not reported and time.monotonic() - begun > _REPORT_AFTER_S:
                 reported = True
                 say(f"search: waits for the actors of the pool {name!r} to start and load {table.plan.index}")
             time.sleep(_LOOK_S)

@@ -72,7 +72,7 @@ class Draft:
                 log_damaged(draft.place, damaged)
                 draft._reopen(there, damaged)
             else:
-                (draft.place / WORK).delete()  # where its maker was killed on its last lines
+                (draft.place / WORK).delete()  # where the stage was killed in its last lines
                 draft.done = Artifact.open(draft.place, kind)
             return draft
         begun = begun_from(draft.place)

@@ -53,7 +53,7 @@ def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> In
     fit = sum(min(int(node.get(name, 0.0) / amount) for name, amount in each.items()) for node in nodes)
     if fit < workers:
         claims = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-        what = f"{workers} workers, each with {claims} of one node: the {len(nodes)} here have room for {fit}"
+        what = f"{workers} workers, each with {claims} of one node: {fit} fit on the {len(nodes)} nodes here"
         return InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
     return None
 

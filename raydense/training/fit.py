@@ -128,7 +128,7 @@ class _Followed:
         self._shared, self._send, self._sent = job.shared, send, 0
         self._follower = Follower(job.shared / HISTORY)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
-        self._says_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
         self._output = Path(job.generations.output).name
 
     def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
@@ -176,9 +176,9 @@ class _Followed:
         if found is not None:
             say(f"train: {found}")
             self._asks_micro_batch = False
-        if self._says_start and (start := start_line(self._shared)):
+        if self._shows_start and (start := start_line(self._shared)):
             say(f"train: {start}")
-            self._says_start = False
+            self._shows_start = False
         self._at = max(self._at, steps_done(self._shared) or 0)
         progress.set(self._at or progress.done)  # also where nothing is new: a line comes by time
         for line in self._follower.new_lines():

@@ -1,4 +1,4 @@
-"""Experiment trackers of other makers, by name: what the history holds, sent there while training goes on."""
+"""Experiment trackers of third parties, by name: what the history holds, sent there while training goes on."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ JOBS = ["rayjob-encode.yaml", "rayjob-generate.yaml", "rayjob-joint.yaml"]
 GROWING = ["raycluster.yaml", *JOBS]
 SERVICE = "rayservice-search.yaml"
 KUBERAY = ["data.yaml", *GROWING, SERVICE]
-TELLING = [ROOT / "cluster" / "README.md", *(ROOT / "cluster").glob("*.yaml"), *(ROOT / "cluster" / "kuberay").glob("*.yaml")]
+WITH_COMMENTS = [ROOT / "cluster" / "README.md", *(ROOT / "cluster").glob("*.yaml"), *(ROOT / "cluster" / "kuberay").glob("*.yaml")]
 
 
 def _launcher(name):
@@ -96,7 +96,7 @@ def test_search_pools_make_a_cluster_on_google_cloud_grow():
 
 
 @pytest.mark.parametrize("name", LAUNCHER)
-def test_a_training_gets_the_machines_that_the_comment_says(name):
+def test_a_training_gets_the_machines_of_the_comment(name):
     config = _launcher(name)
     assert _started(config, {"GPU": 1, "CPU": 1}, 8) == {"v100-spot": 8}
     config["available_node_types"]["v100x4-spot"] |= {"max_workers": 2}
@@ -196,7 +196,7 @@ def test_a_misspelt_or_misplaced_field_is_found_at_any_depth():
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_rays_autoscaler_reads_the_pods_as_meant(name):
+def test_rays_autoscaler_reads_the_pods_that_the_file_describes(name):
     config = _autoscaled(name)
     kinds = config["available_node_types"]
     assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 16 * 2**30}
@@ -237,11 +237,11 @@ def test_entry_points_are_commands_that_exist(name):
     _check_command(_kubernetes(name)["spec"]["entrypoint"])
 
 
-@pytest.mark.parametrize("file", TELLING, ids=lambda file: file.name)
-def test_jobs_that_are_told_of_exist(file):
-    told = re.sub(r"\\\n#?\s*", "", file.read_text())
-    commands = re.findall(r"-- python -m (raydense [^\n`']*)", told)
-    assert bool(commands) == ("ray job submit" in told)
+@pytest.mark.parametrize("file", WITH_COMMENTS, ids=lambda file: file.name)
+def test_the_jobs_of_the_comments_exist(file):
+    text = re.sub(r"\\\n#?\s*", "", file.read_text())
+    commands = re.findall(r"-- python -m (raydense [^\n`']*)", text)
+    assert bool(commands) == ("ray job submit" in text)
     for command in commands:
         _check_command(command)
 
@@ -254,8 +254,8 @@ def _check_command(command):
     if verb == "run":
         assert Recipe.read(ROOT / given["recipe"], given["output"], given["changes"]).stages
     else:
-        form = VERBS[verb].settings.chosen(given)
-        form.read({key: value for key, value in given.items() if key in form.model_fields and value not in (None, ())})
+        kind = VERBS[verb].settings.chosen(given)
+        kind.read({key: value for key, value in given.items() if key in kind.model_fields and value not in (None, ())})
 
 
 def test_a_flag_that_went_away_is_found():

@@ -206,14 +206,14 @@ def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environ
         for process in both:
             _read_to(process.stderr, f"Running entrypoint for job {name}")
         both[0].send_signal(signal.SIGINT)
-        _, said = both[0].communicate(timeout=60)
+        _, printed = both[0].communicate(timeout=60)
         assert both[0].returncode == 130
-        assert f"{name} continues" in said
+        assert f"{name} continues" in printed
         assert json.loads(_call(environment, "status", name, "--json", *where)[1])["status"] == "RUNNING"
         assert _call(environment, "stop", name, *where)[1].startswith(f"{name}  stopped after ")
-        _, said = both[1].communicate(timeout=60)
+        _, printed = both[1].communicate(timeout=60)
         assert both[1].returncode == 1
-        assert f"{name}: stopped after " in said
+        assert f"{name}: stopped after " in printed
     finally:
         for process in both:
             process.kill()

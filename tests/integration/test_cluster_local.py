@@ -50,8 +50,8 @@ def nodes_while(work):
 ensure_ray()
 model, corpus, output = sys.argv[1:]
 """
-# Nothing says how many actors: an actor takes one CPU, the head has two and each node one, and there are more files than that. Then two
-# actors of the pool have room on a node, and five are asked for; and more than three nodes could hold.
+# No setting gives the number of actors: an actor takes one CPU, the head has two and each node one, and there are more files than that. Then two
+# actors of the pool fit on a node, and five are asked for; and more than three nodes could hold.
 ENCODE_AND_SEARCH = """
 import numpy as np
 from raydense.errors import InputError
@@ -116,7 +116,7 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
     assert "pool: 3 nodes, True" in logs, logs
     assert "refused: search: the cluster's autoscaler has no node for an actor of" in logs, logs
     vectors, wanted = Vectors(tmp_path / "made"), np.arange(0, PASSAGES, 100)
-    assert vectors.rows == PASSAGES  # and each in its place, or `take` says so
+    assert vectors.rows == PASSAGES  # and each in its place, or `take` raises
     with torch.no_grad():
         tokens = model.tokenize_passages([texts[row] for row in wanted]).pad(model.tokenizer.pad_id, "cpu")
         np.testing.assert_allclose(vectors.take(wanted), model.encode_passages(tokens).numpy(), atol=1e-5)

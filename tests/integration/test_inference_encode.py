@@ -97,7 +97,7 @@ def test_is_done_once_and_refused_when_the_model_changed(world: Path, embeddings
         encode(settings(world, world / "emb", dtype="float32"))
 
 
-def test_says_its_precision_and_does_not_go_on_in_another(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
+def test_records_its_precision_and_does_not_continue_in_another(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
     assert embeddings.summary["precision"] == embeddings.files[0].note["precision"] == "fp32"
     asked = settings(world, tmp_path / "out")
     draft = Draft.open(asked.output, "embeddings", provenance("encode", asked))

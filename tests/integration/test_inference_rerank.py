@@ -94,10 +94,10 @@ def test_blocks_hold_whole_queries_wherever_the_files_of_the_run_are_cut(world: 
     assert pa.concat_tables(tables).equals(read_table(world / "run", "run", ["query_id", "passage_id", "rank"]))
 
 
-@pytest.mark.parametrize(("query", "passage", "told"), [("q0", "nobody", "passage 'nobody'"), ("nobody", "p0", "query 'nobody'")])
-def test_an_unknown_id_is_named_with_the_run(world: Path, tmp_path: Path, query: str, passage: str, told: str) -> None:
+@pytest.mark.parametrize(("query", "passage", "message"), [("q0", "nobody", "passage 'nobody'"), ("nobody", "p0", "query 'nobody'")])
+def test_an_unknown_id_is_named_with_the_run(world: Path, tmp_path: Path, query: str, passage: str, message: str) -> None:
     write_table(tmp_path / "run", "run", pa.table({"query_id": [query], "passage_id": [passage], "rank": [1], "score": [1.0]}))
-    with pytest.raises(InputError, match=told) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         rerank(settings(world, tmp_path / "out", run=str(tmp_path / "run")))
     assert str(tmp_path / "run") in str(caught.value)
 

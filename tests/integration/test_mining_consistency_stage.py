@@ -131,11 +131,11 @@ def test_kept_is_what_search_finds(world: Path, tmp_path: Path, kind: str, k: in
         name: sum(rank in span for rank in flat)
         for name, span in {**{str(r): [r] for r in range(1, min(k, 10) + 1)}, **({"11 to 12": [11, 12]} if k == 12 else {})}.items()
     }
-    told = {"read": len(flat), "queries": sum(map(len, kept)), "without": sum(not line for line in kept), "without_before": 61, "k": k}
-    assert made.summary.items() >= told.items()
+    counts = {"read": len(flat), "queries": sum(map(len, kept)), "without": sum(not line for line in kept), "without_before": 61, "k": k}
+    assert made.summary.items() >= counts.items()
     assert (made.rows, made.summary["model"], made.summary["corpus"]) == (305, "the generator", fingerprint_of(world / "corpus"))
-    assert f"filter: {told['queries']} of {told['read']} queries kept" in capfd.readouterr().err
-    assert 0 < told["queries"] < told["read"]
+    assert f"filter: {counts['queries']} of {counts['read']} queries kept" in capfd.readouterr().err
+    assert 0 < counts["queries"] < counts["read"]
     if kind == "bm25":
         whole = [line for line in ranks if len(line) == 4]
         assert sum(line[0] > 0 for line in whole) > 0.9 * len(whole), "the own text finds the passage"
@@ -166,11 +166,11 @@ def test_the_same_however_the_input_is_cut(world: Path, tmp_path: Path, made: Ar
 
 
 def test_the_report_can_be_read(world: Path, made: Artifact) -> None:
-    page, told = (made.path / "report.md").read_text(), made.summary
+    page, summary = (made.path / "report.md").read_text(), made.summary
     lines = page.splitlines()
-    assert f"| queries read | {told['read']} |" in lines
-    assert f"| passages without a query now | {told['without']} |" in lines
-    longest = max(told["read"] - told["queries"], *told["ranks"].values())
+    assert f"| queries read | {summary['read']} |" in lines
+    assert f"| passages without a query now | {summary['without']} |" in lines
+    longest = max(summary["read"] - summary["queries"], *summary["ranks"].values())
     assert [line.split(" | ")[1] for line in lines if line.endswith(f"| {'█' * 40} |")] == [str(longest)]
     assert [page.count(f"\n### {what}: ") for what in ("Kept", "Dropped")] == [15, 15]
     store = PassageStore(world / "corpus")

@@ -71,9 +71,9 @@ def test_labels_follow_from_the_scores_of_rerank(world: Path) -> None:
     assert made.rows == len(examples) == QUERIES - made.summary["dropped"]["no positive"]
     for example in examples:
         of = [(row, probability.get((example["query_id"], row))) for row in example["positives"] + example["negatives"]]
-        told = example["positive_scores"] + example["negative_scores"]
+        scores = example["positive_scores"] + example["negative_scores"]
         expected = [logits.get((example["query_id"], row)) for row, _ in of]
-        assert told == expected
+        assert scores == expected
         sources = zip(of, example["positive_sources"] + example["negative_sources"], strict=True)
         assert all(source == "gold" or (p > s.s_pos if source == "pseudo" else p < s.s_neg) for (_, p), source in sources)
     labelled = {e["query_id"] for e in examples if "gold" in e["positive_sources"]}

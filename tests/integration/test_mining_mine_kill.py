@@ -80,7 +80,7 @@ def test_a_killed_mine_continues_and_equals_an_undisturbed_one(world: Path):
     whole = mine(MineSettings(output=str(world / "whole"), **folders))
 
     recorded = {f.path for f in continued.files}
-    assert len(recorded) >= 4, "several parts, or the test says nothing"
+    assert len(recorded) >= 4, "several parts, or the test proves nothing"
     after = {p.name: p.stat().st_mtime_ns for p in output.glob("examples-*.parquet")}
     kept = [name for name in before if after[name] == before[name]]
     assert len(kept) >= len(before) - 1, "only a file whose commit was not recorded may be made again"

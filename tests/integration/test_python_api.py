@@ -1,4 +1,4 @@
-"""The Python API: every exported name does what it says in a user's script, which a strict type check passes."""
+"""The Python API: every exported name works in a user's script, which a strict type check passes."""
 
 import ast
 import os
@@ -21,7 +21,7 @@ follow_imports = skip
 """
 
 
-def test_a_users_script_does_what_it_says(tmp_path: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_script_runs(tmp_path: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
     user_script.main(tmp_path)
     assert "modle: unknown key; did you mean 'model'?" in capsys.readouterr().out
 

@@ -172,12 +172,12 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
 
 
 @pytest.mark.long
-def test_what_goes_wrong_beside_the_training_ends_it(data: TrainingData, tmp_path: Path) -> None:
+def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="factory"):
         train(renewing(data, tmp_path / "model", mode="async", factory="Nonsense"))
     assert not (tmp_path / "model/manifest.json").exists()
 
 
-def test_a_training_that_leaves_no_room_for_what_finds_negatives_is_refused(data: TrainingData, tmp_path: Path) -> None:
+def test_a_training_that_leaves_no_cpus_for_its_refresh_is_refused(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
         train(renewing(data, tmp_path / "model", mode="async", workers=4))

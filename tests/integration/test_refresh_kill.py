@@ -26,8 +26,8 @@ def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said.decode()
+    _, printed = process.communicate(timeout=300)
+    assert process.returncode == 0, printed.decode()
 
 
 @pytest.mark.long

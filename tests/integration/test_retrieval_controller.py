@@ -240,7 +240,7 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
 def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Started, inspected, switched and closed from the command line."""
 
-    def said(*words: str) -> str:
+    def printed(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
             main(["pool", *words])
         assert ended.value.code == 0
@@ -248,12 +248,12 @@ def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsy
 
     old, new = (str(one.path) for one in versions.indexes)
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
-    assert f"commands: {old} (fingerprint" in said("start", "--name", "commands", "--index", old, "--idle-timeout", "3600")
-    assert "2 actors: " in said("status")
-    assert "version 2" in said("swap", "--name", "commands", "--index", new)
-    status = json.loads(said("status", "--name", "commands", "--json"))
+    assert f"commands: {old} (fingerprint" in printed("start", "--name", "commands", "--index", old, "--idle-timeout", "3600")
+    assert "2 actors: " in printed("status")
+    assert "version 2" in printed("swap", "--name", "commands", "--index", new)
+    status = json.loads(printed("status", "--name", "commands", "--json"))
     assert (status["fingerprint"], status["idle_timeout"]) == (versions.indexes[1].fingerprint, 3600)
-    assert said("close", "--name", "commands") == "commands: closed\n"
+    assert printed("close", "--name", "commands") == "commands: closed\n"
     assert "commands" not in pools()
 
 

@@ -210,7 +210,7 @@ def test_another_job_connects_by_name(make_index: MakeIndex, tmp_path: Path) -> 
 
 
 def another_holds_the_memory() -> ActorHandle:
-    """Stands for the actors of another pool: it has reserved all memory but for a little, once Ray says so."""
+    """Stands for the actors of another pool: it has reserved all memory but for a little, once Ray reports so."""
 
     class Holder:
         pass
@@ -220,7 +220,7 @@ def another_holds_the_memory() -> ActorHandle:
     return holder
 
 
-def test_a_pool_that_another_leaves_no_room_for_is_refused_and_one_that_waits_says_so(
+def test_a_pool_without_memory_next_to_another_is_refused_and_one_that_waits_reports_so(
     make_index: MakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vectors, _ = duplicated_vectors(37)
@@ -229,20 +229,20 @@ def test_a_pool_that_another_leaves_no_room_for_is_refused_and_one_that_waits_sa
     monkeypatch.setattr("raydense.retrieval.pool._RELEASE_S", 0.5)
     with pytest.raises(InputError, match=r"of which others have reserved .* close a pool that is no longer needed"):
         SearchPool.start(artifact)
-    monkeypatch.setattr("raydense.retrieval.asking._SAY_AFTER_S", 0.2)
+    monkeypatch.setattr("raydense.retrieval.asking._REPORT_AFTER_S", 0.2)
     plan = PoolPlan(artifact.located, artifact.fingerprint, 1, 1, False, "", 1)
     actors = [[start_actor(plan, shard, size)] for shard, size in enumerate(plan_memory(artifact, 1).actor_bytes)]
     capsys.readouterr()
     with SearchPool(Versions(Version(Table(1, plan, actors)))) as waiting, ThreadPoolExecutor(1) as other:
         found = other.submit(waiting.search, queries_of(37), K)
-        said = ""
-        while "waits" not in said:
+        printed = ""
+        while "waits" not in printed:
             assert not found.done()
-            said += capsys.readouterr().err
+            printed += capsys.readouterr().err
         ray.kill(holder)
         _, rows = found.result()
-        said += capsys.readouterr().err
-    assert said.count("search: waits for the actors of") == 1, said
+        printed += capsys.readouterr().err
+    assert printed.count("search: waits for the actors of") == 1, printed
     assert (rows >= 0).all()
     monkeypatch.setattr("raydense.retrieval.pool._RELEASE_S", 10.0)  # what the one before held is free a moment later
     holder = another_holds_the_memory()

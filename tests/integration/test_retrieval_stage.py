@@ -74,7 +74,7 @@ def test_run_names_the_nearest_passages_and_none_that_is_not_there(root: Path, t
     assert (np.diff(rows, axis=1)[np.diff(scores, axis=1) == 0] > 0).all()
 
 
-def test_qrels_say_which_queries(root: Path, tmp_path: Path) -> None:
+def test_qrels_choose_the_queries(root: Path, tmp_path: Path) -> None:
     search(settings(root, tmp_path / "run", k=2, qrels=str(root / "qrels")))
     assert read(tmp_path / "run")["query_id"].to_pylist() == ["q3", "q3", "q7", "q7", "q40", "q40"]
 

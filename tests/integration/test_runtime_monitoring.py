@@ -1,4 +1,4 @@
-"""What a Prometheus reads from the node's port while stages run, and what the logs of workers say."""
+"""What a Prometheus reads from the node's port while stages run, and what workers log."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_how_quick_a_shard_answers(tmp_path: Path) -> None:
             pool.search(vectors[at : at + 1], 5)
         mine = f'index="{made.fingerprint[:12]}"'
 
-        def told() -> list[float]:
+        def counts() -> list[float]:
             found = {name: value for name, value in scraped(mine).items() if mine in name}
             return [value for part in ("shard_seconds_count", "searches_waiting") for name, value in found.items() if part in name]
 
-        until(lambda: told() == [3, 0], "the shard does not tell of three searches that are done")
+        until(lambda: counts() == [3, 0], "the shard does not report three finished searches")
 
 
 def test_the_log_of_a_worker_has_job_stage_and_shard(tmp_path: Path) -> None:
@@ -78,5 +78,5 @@ def logged_shards() -> Counter[str]:
     """How often each shard stands in the logs of this job's workers."""
     job = ray.get_runtime_context().get_job_id()
     logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
-    said = "".join(log.read_text(errors="replace") for log in logs.glob("worker-*.err"))
-    return Counter(re.findall(rf"job {job}, encode: part (\d+)", said))
+    printed = "".join(log.read_text(errors="replace") for log in logs.glob("worker-*.err"))
+    return Counter(re.findall(rf"job {job}, encode: part (\d+)", printed))

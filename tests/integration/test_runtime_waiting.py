@@ -26,12 +26,12 @@ class Holder:
 
 
 def while_others_hold_all(stage: str, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`work` with all CPUs taken until it has said that it waits, which is all that `stage` says."""
+    """`work` with all CPUs taken until it has reported that it waits, which is all that `stage` prints."""
     heard = threading.Event()
-    said: list[str] = []
+    printed: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        printed.append(line)
         heard.set()
 
     monkeypatch.setattr(waiting, "say", say)
@@ -48,10 +48,10 @@ def while_others_hold_all(stage: str, work: Callable[[], object], monkeypatch: p
         ray.kill(holder)
     worker.join(240)
     assert not worker.is_alive()
-    assert said == [f"{stage}{LINE}"]
+    assert printed == [f"{stage}{LINE}"]
 
 
-def test_what_waits_for_others_says_so_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_waits_for_others_reports_so_once_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_retriever(tmp_path / "model")
     make_corpus(tmp_path / "corpus", 40, shard_rows=20)
     encoding = EncodeSettings.read({"output": str(tmp_path / "emb"), "model": str(tmp_path / "model"), "corpus": str(tmp_path / "corpus")})

@@ -14,7 +14,7 @@ def make(folder: Path) -> None:
     draft = Draft.open(folder, "run", {"a": 1})
     draft.commit("one.txt", lambda path: path.write_text("text"), rows=1)
     draft.commit("deep/two.txt", lambda path: path.write_text("two"), rows=1)
-    draft.finish(2, said="so")
+    draft.finish(2, note="so")
 
 
 def test_killed_before_any_touch_of_a_file_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:

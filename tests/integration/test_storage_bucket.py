@@ -170,7 +170,7 @@ def test_a_draft_goes_on_on_another_machine(store: str, port: int, tmp_path: Pat
     assert resumed.read("a.txt").read_text() == "content of a.txt"
     assert resumed.kept("other") is None
     _commit(resumed, "b.txt")
-    made = resumed.finish(2, said="so")
+    made = resumed.finish(2, note="so")
     assert (made.path / "a.txt").read_text() == "content of a.txt"
     assert set(Place.of(f"{store}/out").files()) == {"a.txt", "b.txt", "manifest.json"}
     again = Draft.open(f"{store}/out", "report", {"x": 1})
@@ -201,7 +201,7 @@ def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     assert list(Draft.open(f"{store}/out", "report", {"x": 1}).committed()) == ["a.txt"]
 
 
-def test_an_output_that_was_deleted_is_begun_anew(store: str) -> None:
+def test_an_output_that_was_deleted_starts_again(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
     draft.close()

@@ -74,10 +74,10 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
         for file in source.rglob("*.*"):
             Place.of(f"s3://{BUCKET}/beir/{file.relative_to(source)}").publish(file)
         words = ["run", str(recipe), "--output", f"s3://{BUCKET}/out", "--set", f"source=s3://{BUCKET}/beir"]
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
         )
-        assert said.returncode == 0, said.stderr
+        assert process.returncode == 0, process.stderr
         assert set(before.happened) == set(FAULTS.values())
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path / "b"))  # what another machine sees
@@ -87,7 +87,9 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
         assert not [left for left in Place.of(f"s3://{BUCKET}/out/{name}").files() if left.startswith(".work/")]
     assert Artifact.open(f"s3://{BUCKET}/out/report").summary["result"] == local["report"].summary["result"]
     whole = (
-        said.stdout + said.stderr + "".join(str(Place.of(f"s3://{BUCKET}/out/{name}").read()) for name in manifests(f"s3://{BUCKET}/out"))
+        process.stdout
+        + process.stderr
+        + "".join(str(Place.of(f"s3://{BUCKET}/out/{name}").read()) for name in manifests(f"s3://{BUCKET}/out"))
     )
     assert SECRET not in whole
     assert KEY not in whole
@@ -106,11 +108,11 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
         Place.of(f"s3://{BUCKET}/sets/things/{file.relative_to(source)}").publish(file)
     words = ["evaluate", "--suite", f"s3://{BUCKET}/sets", "--kind", "bm25", "--k", "10", "--metrics", "nDCG@10", "--output", output]
     for done in (0, 1):
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
         )
-        assert said.returncode == 0, said.stderr
-        assert f"1 test set, {done} done before" in said.stderr
+        assert process.returncode == 0, process.stderr
+        assert f"1 test set, {done} done before" in process.stderr
         found = json.loads(Place.of(f"{output}/suite.json").read() or b"")
         assert found["runs"]["BM25"]["means"] == summary["runs"]["BM25"]["means"]
         assert found["runs"]["BM25"]["sets"][0]["report"] == f"{output}/things/report-test"
@@ -128,9 +130,9 @@ def test_a_sweep_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
     summary, _ = write_sweep(local, {})
     words = ["run", str(recipe), "--output", output, "--concurrent", "2"]
     there = with_environment(environment(port, tmp_path / "a"))
-    said = subprocess.run([sys.executable, "-m", "raydense", *words], env=there, capture_output=True, text=True, timeout=400)
-    assert said.returncode == 0, said.stderr
-    assert f"table: {output}/sweep.md, chart: {output}/sweep.svg" in said.stderr
+    process = subprocess.run([sys.executable, "-m", "raydense", *words], env=there, capture_output=True, text=True, timeout=400)
+    assert process.returncode == 0, process.stderr
+    assert f"table: {output}/sweep.md, chart: {output}/sweep.svg" in process.stderr
     for name, value in environment(port, tmp_path / "b").items():
         monkeypatch.setenv(name, value)
     assert json.loads(Place.of(f"{output}/sweep.json").read() or b"")["runs"] == summary["runs"]

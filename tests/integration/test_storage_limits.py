@@ -10,7 +10,7 @@ from pathlib import Path
 from raydense.storage import Draft
 
 
-def test_read_only_folder_has_a_mend() -> None:
+def test_a_read_only_folder_is_an_error_with_a_fix() -> None:
     script = (
         "import os, sys\n"
         "from raydense.storage import Draft; from raydense.errors import fixable\n"
@@ -53,5 +53,5 @@ def test_a_file_over_the_limit_is_1_and_one_line(tmp_path):
         "except OSError as error: print(*fixable(error))\n"
     )
     run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "f")], capture_output=True, text=True, check=True)
-    said = "larger than a file may be here; raise the limit (ulimit -f) and run again, what was committed is kept"
-    assert run.stdout == f"1 output: {said}\n"
+    expected = "larger than a file may be here; raise the limit (ulimit -f) and run again, what was committed is kept"
+    assert run.stdout == f"1 output: {expected}\n"

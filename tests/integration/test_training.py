@@ -79,20 +79,20 @@ def losses(history: list[Line]) -> np.ndarray:
     return np.array([line["loss"] for line in history])
 
 
-def test_more_workers_than_a_cluster_has_room_for_are_refused(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_fit_on_a_cluster_are_refused(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cluster that others started too, where no node comes by itself."""
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     monkeypatch.setattr(ray_session, "_AUTOSCALER_S", 0.0)
     monkeypatch.setattr(capacity, "_COMES_BACK_S", 0.0)
-    for asked, said in (
+    for asked, message in (
         ({"workers": 8}, "8 workers x 1 CPU is more than the 4"),
         ({"gpus_per_worker": 1}, "1 workers x 1 GPU is more than the 0"),
     ):
-        with pytest.raises(InputError, match=f"{said} here"):
+        with pytest.raises(InputError, match=f"{message} here"):
             train(data.settings(tmp_path / "model", **asked))
 
 
-def test_workers_that_wait_for_room_are_told_of(
+def test_workers_that_wait_for_resources_are_reported(
     data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(waiting, "_WAITS_S", 0.5)
@@ -101,19 +101,19 @@ def test_workers_that_wait_for_room_are_told_of(
     ray.get(others.ready())
     training = threading.Thread(target=train, args=[data.settings(tmp_path / "model", max_steps=1)])
     training.start()
-    said = ""
+    printed = ""
 
-    def told() -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return "waits for CPUs or GPUs" in said
+    def is_reported() -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().err
+        return "waits for CPUs or GPUs" in printed
 
-    until(told, "nothing is said of workers that wait")
+    until(is_reported, "no line reports the workers that wait")
     ray.util.remove_placement_group(others)
     training.join()
-    told()
-    assert said.count("waits for CPUs or GPUs") == 1
-    assert re.search(r"train: 96 examples, 1 step of 8, 1 worker on cpu in fp32, about \d[\d,]+ tokens a step\n", said), said
+    is_reported()
+    assert printed.count("waits for CPUs or GPUs") == 1
+    assert re.search(r"train: 96 examples, 1 step of 8, 1 worker on cpu in fp32, about \d[\d,]+ tokens a step\n", printed), printed
     assert Artifact.open(tmp_path / "model").manifest["made_from"]["settings"]["temperature"] == 1.0  # as its vectors have any length
 
 
@@ -284,9 +284,9 @@ def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_
             go_on(workers)
         hunter.join()
     model = go_on(1)
-    said = re.findall(r"(\d+) steps were done with (\d) worker\(s\), the rest with (\d)", capsys.readouterr().err)
-    assert [change[1:] for change in said] == [("4", "2"), ("2", "1")]
-    assert 0 < int(said[0][0]) < int(said[1][0]) < STEPS
+    changes = re.findall(r"(\d+) steps were done with (\d) worker\(s\), the rest with (\d)", capsys.readouterr().err)
+    assert [change[1:] for change in changes] == [("4", "2"), ("2", "1")]
+    assert 0 < int(changes[0][0]) < int(changes[1][0]) < STEPS
     history = read_history(model.path / "history.jsonl")
     assert [line["step"] for line in history] == list(range(1, STEPS + 1))
     np.testing.assert_allclose(losses(history), losses(curve("ddp", 1)), rtol=1e-5)

@@ -96,7 +96,7 @@ def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_pa
         assert (shared / LISTED).read_text() == whole
     (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
     fix_registered(shared)
-    assert not (shared / LISTED).exists(), "with no list left that is true, it begins anew"
+    assert not (shared / LISTED).exists(), "without a valid list it starts from step 0"
 
 
 def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Place) -> None:

@@ -45,9 +45,9 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
 
     capfd.readouterr()
     again = train(wanted)
-    said = capfd.readouterr().err
-    continued = [line for line in said.splitlines() if "continues after" in line]
-    assert continued, said
+    printed = capfd.readouterr().err
+    continued = [line for line in printed.splitlines() if "continues after" in line]
+    assert continued, printed
     assert int(continued[0].split("continues after ")[1].split()[0]) >= 10
     assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]
     assert again.fingerprint == whole.fingerprint

@@ -44,12 +44,12 @@ def hold_half(rank: int, folder: str) -> None:
 
 def test_all_workers_refuse_what_one_of_them_holds(tmp_path: Path) -> None:
     run_ranks(hold_half, (str(tmp_path),), 2)
-    said = [(tmp_path / str(rank)).read_text() for rank in range(2)]
-    assert said[0] == said[1]
-    assert "not finite" in said[0]
+    faults = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert faults[0] == faults[1]
+    assert "not finite" in faults[0]
 
 
-def rank_with_room(rank: int, given: dict[str, Any], folder: str) -> None:
+def rank_with_memory(rank: int, given: dict[str, Any], folder: str) -> None:
     """Worker 1 shares its machine with so many others that nothing is left for it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -66,7 +66,7 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
     asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), micro_batch="auto", workers=2, batch_size=4, accumulation=1)
     given = asked.model_dump(exclude_unset=True)
-    run_ranks(rank_with_room, (given, str(tmp_path)), 2)
+    run_ranks(rank_with_memory, (given, str(tmp_path)), 2)
     refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
     assert refused[0] == refused[1]
 

@@ -61,7 +61,7 @@ def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path,
 
 @pytest.mark.long
 def test_two_workers_learn_what_one_does(data: TrainingData, tmp_path: Path) -> None:
-    """coCondenser, whose contrast is over everyone's texts: the same losses."""
+    """coCondenser, whose contrast is over the texts of all workers: the same losses."""
     losses = []
     for workers in (1, 2):
         made = pretrain(settings(data, tmp_path / str(workers), method="cocondenser", context="mixed", workers=workers))

@@ -194,7 +194,7 @@ def test_weights_and_moments_are_those_before_the_stop(legs: dict[str, list[dict
 
 
 @given(values=st.integers(0, 40), before=st.integers(1, 6), now=st.integers(1, 6), trimmed=st.booleans())
-def test_shards_are_cut_anew_without_loss(values: int, before: int, now: int, trimmed: bool) -> None:
+def test_shards_are_cut_again_without_loss(values: int, before: int, now: int, trimmed: bool) -> None:
     """Also of fewer values than workers, with the zeros at the end kept (as of moments) or not (as of ZeRO's weights)."""
     from raydense.training.shards import cut
 

@@ -98,12 +98,12 @@ def test_the_demo_begins_outside_the_checkout_and_ends_by_ctrl_c(installed, tmp_
         preexec_fn=heeds_ctrl_c,
     )
     try:
-        said = []
+        printed = []
         for line in process.stderr:
-            said.append(line)
+            printed.append(line)
             if "retriever-1" in line:
                 break
-        assert (tmp_path / "demo" / "data" / "manifest.json").exists(), "".join(said)
+        assert (tmp_path / "demo" / "data" / "manifest.json").exists(), "".join(printed)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
         assert process.returncode == 130

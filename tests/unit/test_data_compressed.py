@@ -70,7 +70,7 @@ def test_gzip_is_read_as_what_it_holds(tmp_path: Path, family: str) -> None:
     assert whole
     packed = write(tmp_path / "packed", family, packed=True)
     assert contents(imported(family, packed, tmp_path / "b")) == whole
-    assert contents(imported(family, write(packed, family), tmp_path / "c")) == whole, "NAME beside NAME.gz counts once"
+    assert contents(imported(family, write(packed, family), tmp_path / "c")) == whole, "NAME next to NAME.gz counts once"
 
 
 def test_one_file_alone(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_one_file_alone(tmp_path: Path) -> None:
 def test_a_fault_in_a_packed_file_has_its_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", "beir", packed=True)
     text = FAMILIES["beir"]["corpus.jsonl"]
-    for more, said in (('{"_id": "d1", "text": "again"}', r"corpus\.jsonl\.gz:3: passage_id 'd1' is repeated"), ("{", "gz:3: not JSON")):
+    for more, message in (('{"_id": "d1", "text": "again"}', r"corpus\.jsonl\.gz:3: passage_id 'd1' is repeated"), ("{", "gz:3: not JSON")):
         (folder / "corpus.jsonl.gz").write_bytes(gzip.compress((text + more).encode()))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             imported("beir", folder, tmp_path / "out")
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "d1", "text": "\xfc"}\n'))
     with pytest.raises(InputError, match=r"corpus\.jsonl\.gz:1: not UTF-8; convert the file"):
@@ -114,7 +114,7 @@ def zipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("pack", "said"),
+    ("pack", "message"),
     [
         (gzip.compress, r"corpus\.jsonl: packed with gzip; name it corpus\.jsonl\.gz, and it is decompressed while it is read"),
         (bz2.compress, r"corpus\.jsonl: packed with bzip2; bunzip2 \S*corpus\.jsonl"),
@@ -124,10 +124,10 @@ def zipped(data: bytes) -> bytes:
     ],
     ids=["gzip", "bzip2", "xz", "zstd", "zip"],
 )
-def test_another_packing_is_named_with_the_mend(tmp_path: Path, pack: Callable[[bytes], bytes], said: str) -> None:
+def test_another_compression_is_named_with_the_fix(tmp_path: Path, pack: Callable[[bytes], bytes], message: str) -> None:
     folder = write(tmp_path / "in", "beir")
     (folder / "corpus.jsonl").write_bytes(pack((folder / "corpus.jsonl").read_bytes() * 100))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         imported("beir", folder, tmp_path / "out")
 
 

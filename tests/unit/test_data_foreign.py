@@ -51,16 +51,16 @@ def test_the_command_imports_it(name: str, content: str, kind: str, tmp_path: Pa
         Path(name).with_name("queries.jsonl").write_text('{"_id": "q1", "text": "which?"}\n')
     with pytest.raises(InputError) as caught:
         Artifact.open(name, kind)
-    said = re.fullmatch(
+    message = re.fullmatch(
         r"(.+): is a file, not an artifact of raydense; (rename it to (.+), )?make one with `(.+)`, and give (.+)", str(caught.value)
     )
-    assert said, str(caught.value)
-    if said[3]:
-        Path(name).rename(said[3])
+    assert message, str(caught.value)
+    if message[3]:
+        Path(name).rename(message[3])
     with pytest.raises(SystemExit) as ended:
-        main(shlex.split(said[4])[1:])
+        main(shlex.split(message[4])[1:])
     assert ended.value.code == 0
-    (made,) = Path().glob(shlex.split(said[5])[0].replace("SPLIT", "*"))
+    (made,) = Path().glob(shlex.split(message[5])[0].replace("SPLIT", "*"))
     assert Artifact.open(made, kind).rows
 
 

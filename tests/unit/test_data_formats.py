@@ -38,12 +38,12 @@ def put_json(path: Path, *rows: dict[str, Any]) -> Path:
     return put(path, *(json.dumps(row, ensure_ascii=False) for row in rows))
 
 
-def imported(form: str, source: Path, output: Path, **more: Any) -> Path:
-    return import_dataset(ImportSettings(format=form, input=str(source), output=str(output), **more)).path  # type: ignore[arg-type]
+def imported(family: str, source: Path, output: Path, **more: Any) -> Path:
+    return import_dataset(ImportSettings(format=family, input=str(source), output=str(output), **more)).path  # type: ignore[arg-type]
 
 
-def exported(form: str, output: Path, **given: Any) -> Path:
-    return export(ExportSettings(format=form, output=str(output), **{k: str(v) for k, v in given.items()}))  # type: ignore[arg-type]
+def exported(family: str, output: Path, **given: Any) -> Path:
+    return export(ExportSettings(format=family, output=str(output), **{k: str(v) for k, v in given.items()}))  # type: ignore[arg-type]
 
 
 def table(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_small_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         import_corpus("beir", tmp_path / "in", tmp_path / "c")
 
 
-def test_a_malformed_object_is_told_before_the_rest_of_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_object_is_refused_before_the_rest_of_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line is not UTF-8: a reader that gets that far reports it instead."""
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
     path = put_json(tmp_path / "train.json", {"a": 1}, *({"text": "long " * 10} for _ in range(500)))
@@ -183,13 +183,13 @@ def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, ca
     with pytest.raises(InputError, match=r"corpus\.jsonl:6: no 'text'"):
         import_dataset(strict)
     assert import_dataset(loose).rows == 7
-    said = capfd.readouterr().err
-    assert "kept 4 passages without text" in said
-    assert "import qrels/test: judgements of passages that the corpus does not have: 1 kept" in said
+    printed = capfd.readouterr().err
+    assert "kept 4 passages without text" in printed
+    assert "import qrels/test: judgements of passages that the corpus does not have: 1 kept" in printed
     assert [p[0] for p in passages(tmp_path / "False/corpus")][-4:] == ["blank", "titled", "null", "without"]
     store = PassageStore(tmp_path / "False/corpus")
     assert store.passages(np.arange(4, 7)) == ["only a title", "another title", "a third"]
-    assert len(set(store.text_hash.tolist())) == 7, "those without text are told apart by their titles"
+    assert len(set(store.text_hash.tolist())) == 7, "those without text are distinguished by their titles"
     assert [row["passage_id"] for row in table(tmp_path / "False/qrels/test", "qrels")][-2:] == ["d9", "blank"]
     with open(folder / "qrels/test.tsv", "a") as qrels:
         qrels.write("q9\td1\t1\n")
@@ -584,15 +584,15 @@ def test_pyserini(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "lines"),
+    ("family", "name", "lines"),
     [("msmarco", "collection.{}.tsv", ["{}\ttext"]), ("dpr", "psgs_{}.tsv", ["id\ttext\ttitle", "{}\ttext\tTitle"])],
 )
-def test_several_corpus_files_are_refused(tmp_path: Path, form: str, name: str, lines: list[str]) -> None:
-    """One of them alone would be half the corpus, with nothing said."""
+def test_several_corpus_files_are_refused(tmp_path: Path, family: str, name: str, lines: list[str]) -> None:
+    """One of them alone would be half the corpus, without a message."""
     for part in "ab":
         put(tmp_path / "in" / name.format(part), *(line.format(part) for line in lines))
     with pytest.raises(InputError, match="holds 2 corpus files"):
-        imported(form, tmp_path / "in", tmp_path / "out")
+        imported(family, tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

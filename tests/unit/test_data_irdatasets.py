@@ -75,10 +75,10 @@ def test_a_download_that_fails_is_one_line() -> None:
     assert next(records) == 1
     with pytest.raises(InputError) as caught:
         next(records)
-    said = str(caught.value)
-    assert said.startswith("beir/scifact: ir_datasets could not read it (RuntimeError: ('All download sources failed'")
-    assert "\n" not in said
-    assert "check that this machine can download its files" in said
+    message = str(caught.value)
+    assert message.startswith("beir/scifact: ir_datasets could not read it (RuntimeError: ('All download sources failed'")
+    assert "\n" not in message
+    assert "check that this machine can download its files" in message
 
 
 def test_a_full_disk_while_downloading_stays_one() -> None:

@@ -1,4 +1,4 @@
-"""What the package exports: names that type checkers and the lazy import agree on, and settings that say what is wrong with them."""
+"""What the package exports: names that type checkers and the lazy import agree on, and settings that explain what is wrong with them."""
 
 import ast
 import pickle
@@ -21,7 +21,7 @@ def test_type_checkers_see_what_is_imported_when_used():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"modle": "m"}, "EncodeSettings.modle: unknown key; did you mean 'model'?"),
         ({"model": "m", "corpus": "c"}, "EncodeSettings.output: missing; give it: the folder to make; it appears whole or not at all"),
@@ -29,10 +29,10 @@ def test_type_checkers_see_what_is_imported_when_used():
         ({"model": 5, "corpus": "c", "output": "o"}, "EncodeSettings.model: input should be a valid string (given: 5)"),
     ],
 )
-def test_a_wrong_setting_is_one_line(given, said):
+def test_a_wrong_setting_is_one_line(given, message):
     with pytest.raises(InputError) as caught:
         EncodeSettings(**given)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raydense.inference.layout import lack, room
+from raydense.inference.layout import capacity, lack
 
 HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpus", "cpus", "said"),
+    ("nodes", "gpus", "cpus", "message"),
     [
         ([HEAD, WORKER], 1.0, 1.0, "an actor is to have 1 GPUs, and of 2 nodes none has more than 0"),
         ([V100, V100], 2.0, 1.0, "an actor is to have 2 GPUs, and of 2 nodes none has more than 1"),
@@ -19,10 +19,10 @@ HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
         ([HEAD], 0.0, 0.5, "an actor is to have 0.5 CPUs, and of 1 nodes none has more than 0"),
     ],
 )
-def test_what_no_node_has_is_said(nodes: list[dict[str, float]], gpus: float, cpus: float, said: str) -> None:
+def test_what_no_node_has_is_reported(nodes: list[dict[str, float]], gpus: float, cpus: float, message: str) -> None:
     fault = lack(nodes, gpus, cpus)
     assert fault is not None
-    assert said in str(fault)
+    assert message in str(fault)
     assert f"{'gpus' if gpus else 'cpus'}_per_actor" in str(fault)
 
 
@@ -44,5 +44,5 @@ def test_what_one_node_has_is_enough(gpus: float, cpus: float) -> None:
         ([HEAD, WORKER], 1.0, 1.0, 0),
     ],
 )
-def test_there_is_room_for_so_many_beside_what_tokenises(nodes: list[dict[str, float]], gpus: float, cpus: float, actors: int) -> None:
-    assert room(nodes, gpus, cpus) == actors
+def test_so_many_actors_fit_next_to_the_tokenise_tasks(nodes: list[dict[str, float]], gpus: float, cpus: float, actors: int) -> None:
+    assert capacity(nodes, gpus, cpus) == actors

@@ -49,7 +49,7 @@ def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: st
 
 @pytest.mark.parametrize("precision", ["fp32", None])
 @pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
-def test_it_goes_on_in_the_same_one_and_where_an_earlier_version_did_not_say(tmp_path: Path, verb: str, precision: str | None) -> None:
+def test_it_continues_in_the_same_one_and_where_an_earlier_version_recorded_none(tmp_path: Path, verb: str, precision: str | None) -> None:
     with pytest.raises(InputError, match="no such model folder"):  # so it came as far as the model
         actor_of(verb, begun(tmp_path / "x"), precision)(pa.table({}))
 

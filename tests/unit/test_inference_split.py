@@ -141,7 +141,7 @@ def test_any_folder_with_a_tokenizer_will_do(corpus: str, tiny_folder: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--corpus", "c"], "raydense: unit tokens needs model, the folder whose tokenizer counts them"),
         (["--corpus", "c", "--model", "tiny"], "write ./tiny for a folder of that name"),
@@ -157,7 +157,7 @@ def test_any_folder_with_a_tokenizer_will_do(corpus: str, tiny_folder: Path, tmp
     ],
 )
 def test_bad_input_is_one_line_and_2(
-    arguments: list[str], said: str, corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
@@ -168,6 +168,6 @@ def test_bad_input_is_one_line_and_2(
         main(["split", *arguments, "--output", "made"])
     error = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) == 1
     assert not list((tmp_path / "here").iterdir()), "nothing is left of the output"

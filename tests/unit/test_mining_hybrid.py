@@ -73,9 +73,9 @@ def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
         except InputError as error:
             if "no example is left" not in str(error) and "no query has a positive" not in str(error):
                 raise
-            found, told = {}, {}
+            found, summary = {}, {}
         else:
-            found, told = examples_of(artifact), artifact.summary
+            found, summary = examples_of(artifact), artifact.summary
         kept = []
         removed = {"positive by the labels": 0, "in the denoised part": 0}
         for query, hits in run.items():
@@ -126,9 +126,9 @@ def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
             if shortage == "drop":
                 assert len(example["negatives"]) == negatives
         assert list(found) == kept
-        if told:
-            assert told["removed"]["positive by the labels"] == removed["positive by the labels"]
-            assert shortage == "drop" or told["removed"]["in the denoised part"] == removed["in the denoised part"]
+        if summary:
+            assert summary["removed"]["positive by the labels"] == removed["positive by the labels"]
+            assert shortage == "drop" or summary["removed"]["in the denoised part"] == removed["in the denoised part"]
 
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -158,7 +158,7 @@ def test_half_of_each_by_default_and_all_counted(world: Path, capsys: pytest.Cap
         assert not {0, 1} & set(example["negatives"])
 
 
-def test_a_part_that_is_short_is_told_and_not_filled_from_the_other(world: Path) -> None:
+def test_a_part_that_is_short_is_reported_and_not_filled_from_the_other(world: Path) -> None:
     artifact = hybrid(world, negatives=24, denoised=12)
     assert artifact.summary["hybrid"]["queries short of denoised negatives"] == artifact.summary["short"] == 6
     assert artifact.summary["sources"]["negatives"] == {"bm25": 72, "denoised": 60}
@@ -166,7 +166,7 @@ def test_a_part_that_is_short_is_told_and_not_filled_from_the_other(world: Path)
         hybrid(world, "failed", negatives=24, denoised=12, shortage="fail")
 
 
-def test_the_parts_are_drawn_by_lots_of_their_own(world: Path) -> None:
+def test_each_part_is_drawn_by_its_own_random_numbers(world: Path) -> None:
     """With random numbers in common, the denoised part would leave the undenoised one those confident negatives with the highest numbers."""
     texts = [f"text {i}" for i in range(100)]
     run: Run = {f"q{i}": [(f"p{r}", 100.0 - r) for r in range(100)] for i in range(400)}

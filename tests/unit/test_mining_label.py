@@ -98,23 +98,23 @@ def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shor
                 pytest.approx(e["scores"][r], abs=1e-7) for r in example["negatives"]
             ]
             assert example["negative_sources"] == ["denoised"] * len(example["negatives"])
-        told = artifact.summary
+        summary = artifact.summary
         unmet = {q for q, _, r in qrels if judged and r >= 1} - set(run)
-        assert told["dropped"] == {
+        assert summary["dropped"] == {
             "no positive": len(expected) - len(some),
             "not in the run": len(unmet),
             "too few negatives": len(short) if shortage == "drop" else 0,
         }
-        assert told["queries"] == told["labelled"] + told["unlabelled"] == told["kept"] + sum(told["dropped"].values())
-        assert told["unlabelled"] == sum(not e["gold"] for e in expected.values())
-        assert told["short"] == len(short)
-        assert told["candidates"]["pseudo-positives"] == sum(len(e["pseudo"]) for e in expected.values())
-        assert told["candidates"]["confident negatives"] == sum(len(e["negatives"]) for e in expected.values())
+        assert summary["queries"] == summary["labelled"] + summary["unlabelled"] == summary["kept"] + sum(summary["dropped"].values())
+        assert summary["unlabelled"] == sum(not e["gold"] for e in expected.values())
+        assert summary["short"] == len(short)
+        assert summary["candidates"]["pseudo-positives"] == sum(len(e["pseudo"]) for e in expected.values())
+        assert summary["candidates"]["confident negatives"] == sum(len(e["negatives"]) for e in expected.values())
         scored = [(q, row, p) for q, e in expected.items() for row, p in e["scores"].items()]
-        assert sum(told["candidates"].values()) == len(scored) == sum(map(sum, told["scores"].values()))
+        assert sum(summary["candidates"].values()) == len(scored) == sum(map(sum, summary["scores"].values()))
         bins = Counter((row in expected[q]["gold"], min(int(p * 20), 19)) for q, row, p in scored)
-        assert told["scores"] == {"gold": [bins[True, i] for i in range(20)], "other": [bins[False, i] for i in range(20)]}
-        assert told["gold_below_s_neg"] == sum(p < s.s_neg for q, row, p in scored if row in expected[q]["gold"])
+        assert summary["scores"] == {"gold": [bins[True, i] for i in range(20)], "other": [bins[False, i] for i in range(20)]}
+        assert summary["gold_below_s_neg"] == sum(p < s.s_neg for q, row, p in scored if row in expected[q]["gold"])
 
 
 TEXTS = ["gold", "silver", "gold", "lead", "tin", "lead", "iron", "zinc"]
@@ -123,7 +123,7 @@ RUN: Run = {"q": [("p1", 5.0), ("p2", 4.0), ("p6", 0.0), ("p3", -3.0), ("p5", -4
 FREE: Run = {"free": [("p3", 3.0), ("p5", 2.5), ("p4", -9.0)], "unsure": [("p6", 1.0), ("p4", -9.0)]}
 
 
-def test_gold_stays_whatever_the_teacher_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gold_stays_whatever_the_score_of_the_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", model="m")
     artifact = label_world(tmp_path, negatives=2)
     example = examples_of(artifact)["q"]
@@ -221,11 +221,11 @@ def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch:
     assert len(reports) == 1
 
 
-@pytest.mark.parametrize(("loss", "told"), [("listwise", True), ("pointwise", False), (None, False)])
-def test_a_listwise_teacher_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str | None, told: bool) -> None:
+@pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False), (None, False)])
+def test_a_listwise_teacher_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str | None, warned: bool) -> None:
     draft = Draft.open(tmp_path / "teacher", "model", {"stage": "train", "settings": {"loss": loss}})
     draft.commit("config.json", lambda path: path.write_text("{}"), 0)
     draft.finish(0)
     assert loss_of(str(tmp_path / "teacher")) == loss
     labelling._warn_of(loss)
-    assert ("are no probabilities" in capsys.readouterr().err) == told
+    assert ("are no probabilities" in capsys.readouterr().err) == warned

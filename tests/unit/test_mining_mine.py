@@ -157,11 +157,11 @@ def test_a_draw_depends_on_seed_query_and_passage_alone(tmp_path: Path):
     assert digest(mine_world(tmp_path / "two", "again", negatives=10)) == digest(two)
 
 
-def test_lots_are_even():
+def test_random_numbers_are_uniform():
     """Each of 50 passages is in the first 10 of 50 for a fifth of 20,000 queries: chi-square with 49 degrees of freedom."""
     queries = np.random.default_rng(0).integers(0, 2**63, 20_000).astype(np.uint64)
-    lots = draw(3, np.repeat(queries, 50), np.tile(np.arange(50), len(queries))).reshape(-1, 50)
-    taken = np.bincount(np.argsort(lots, axis=1)[:, :10].ravel(), minlength=50)
+    numbers = draw(3, np.repeat(queries, 50), np.tile(np.arange(50), len(queries))).reshape(-1, 50)
+    taken = np.bincount(np.argsort(numbers, axis=1)[:, :10].ravel(), minlength=50)
     assert ((taken - 4_000) ** 2 / (4_000 * 0.8)).sum() < 100
 
 

@@ -117,7 +117,7 @@ def test_a_folder_of_one_length_has_no_key_that_an_older_sentence_transformers_r
     assert "older version" not in (tmp_path / "README.md").read_text()
 
 
-def test_transformers_misses_no_weight_where_it_is_asked_as_the_readme_says(tiny_folder, texts, tmp_path):
+def test_transformers_misses_no_weight_when_called_as_in_the_readme(tiny_folder, texts, tmp_path):
     model = DualEncoder.load(tiny_folder)
     model.save(tmp_path)
     assert "AutoModel.from_pretrained(folder, add_pooling_layer=False)" in (tmp_path / "README.md").read_text()
@@ -275,7 +275,7 @@ def test_weights_cut_short(tiny_folder, tmp_path):
         DualEncoder.load(folder)
 
 
-def test_weights_of_fewer_layers_than_the_config_says(tiny_folder, tmp_path):
+def test_weights_of_fewer_layers_than_in_the_config(tiny_folder, tmp_path):
     folder = copy_of(tiny_folder, tmp_path)
     edit(folder / "config.json", num_hidden_layers=3)
     with pytest.raises(InputError, match=r"weights are missing for encoder\.layer\.2"):
@@ -311,7 +311,7 @@ def test_code_in_a_folder_is_not_run(tiny_folder, tmp_path):
         ("sentence_bert_config.json", {"do_lower_case": True, "max_seq_length": 20}, ""),
     ],
 )
-def test_what_cannot_be_said_the_same_way_is_refused(tiny_folder, tmp_path, file, values, message):
+def test_a_config_that_raydense_cannot_follow_is_refused(tiny_folder, tmp_path, file, values, message):
     folder = copy_of(tiny_folder, tmp_path)
     edit(folder / file, **values)
     if file != "raydense.json":

@@ -76,11 +76,11 @@ def test_a_length_of_before_is_no_limit(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "does"), [("decoder_start_token_id", "begins"), ("eos_token_id", "ends")])
-def test_a_start_or_end_that_is_said_elsewhere_or_nowhere(folder: Path, tmp_path: Path, name: str, does: str) -> None:
+def test_a_start_or_end_token_that_another_file_names_or_none(folder: Path, tmp_path: Path, name: str, does: str) -> None:
     shutil.copytree(folder, tmp_path / "m")
-    said = json.loads((folder / "config.json").read_text())
-    token = said[name]
-    (tmp_path / "m/config.json").write_text(json.dumps(said | {name: None}))
+    config = json.loads((folder / "config.json").read_text())
+    token = config[name]
+    (tmp_path / "m/config.json").write_text(json.dumps(config | {name: None}))
     (tmp_path / "m/generation_config.json").write_text(json.dumps({name: token}))
     found = Generator.load(tmp_path / "m")
     assert (found.start_id if does == "begins" else found.end_ids) == (token if does == "begins" else [token])
@@ -126,12 +126,12 @@ def test_what_is_drawn_for_a_passage_is_its_own(model: Generator) -> None:
     keys = torch.tensor([5, 6, 7])
     with torch.inference_mode():
         together = sample_queries(model, batch(model, PASSAGES), keys, 4)
-        turned = sample_queries(model, batch(model, PASSAGES[::-1]), keys.flip(0), 4).flip(0)
+        reversed_order = sample_queries(model, batch(model, PASSAGES[::-1]), keys.flip(0), 4).flip(0)
         alone = torch.cat([sample_queries(model, batch(model, [p]), keys[i : i + 1], 4) for i, p in enumerate(PASSAGES)])
         other = sample_queries(model, batch(model, PASSAGES), keys + 1, 4)
         fewer = sample_queries(model, batch(model, PASSAGES), keys, 2)
     assert together.shape == (3, 4, 12)
-    assert torch.equal(together, turned)
+    assert torch.equal(together, reversed_order)
     assert torch.equal(together, alone)
     assert torch.equal(together[:, :2], fewer)
     assert not torch.equal(together, other)

@@ -192,7 +192,7 @@ def test_masked_tokens_is_the_equation(seed, texts, scale):
     np.testing.assert_allclose(gradient, np.full(texts, -1 / tokens), rtol=1e-6)
 
 
-def test_workers_average_to_the_masked_tokens_of_everyone():
+def test_workers_average_to_the_masked_tokens_of_all_workers():
     likelihood, count = torch.tensor([-3.0, -1.0, -8.0, -0.5]), torch.tensor([4.0, 1.0, 9.0, 0.0])
     whole = masked_tokens(likelihood, count)
     halves = [masked_tokens(likelihood[half], count.sum() / 2) for half in (slice(0, 2), slice(2, 4))]
@@ -211,7 +211,7 @@ def test_no_masked_token_costs_nothing():
 
 @given(seed=st.integers(0, 2**32), pairs=st.integers(1, 5), workers=st.integers(1, 3), temperature=st.sampled_from([1.0, 0.05]))
 def test_span_contrastive_is_the_equation(seed, pairs, workers, temperature):
-    """Eq. 5 span by span over everyone's spans, value and gradients by the spans; workers average to the whole batch's."""
+    """Eq. 5 span by span over the spans of all workers, value and gradients by the spans; workers average to the whole batch's."""
     rng = np.random.default_rng(seed)
     m = pairs * workers
     spans = rng.normal(size=(2 * m, 3))  # all passages, then all contexts

@@ -82,7 +82,7 @@ def test_replacements_reach_the_whole_vocabulary():
 
 
 @pytest.mark.parametrize("rows", [[3], [5, 1], [4, 3, 2]])
-def test_a_text_is_masked_alike_in_any_batch_and_beside_any_padding(rows):
+def test_a_text_is_masked_alike_in_any_batch_and_with_any_padding(rows):
     ids, real, draws = batch(11, 6, 40)
     masked, labels = mask_tokens(ids, real, SPECIAL, VOCABULARY, MASK, 0.3, draws)
     longest = int(real[rows].sum(dim=1).max())

@@ -125,7 +125,7 @@ def test_the_job_makes_a_retriever_that_sentence_transformers_loads(
         job.make(str(tiny_folder), str(tmp_path / "wide"), 129, 64)
 
 
-def test_memory_of_a_training_is_told_without_its_weights(static: Path, tmp_path: Path) -> None:
+def test_memory_of_a_training_is_estimated_without_its_weights(static: Path, tmp_path: Path) -> None:
     data = make_training_data(tmp_path)
     asked = data.settings(tmp_path / "o", model=str(static), passage_length=64, query_length=64, batch_size=16)
     found = Outline(asked, static, torch.device("cpu"))

@@ -71,7 +71,7 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     assert made.summary["new"] == pytest.approx(len(fresh - old) / len(fresh), abs=1e-4)
 
 
-def test_a_fraction_of_the_queries_is_drawn_anew_each_time(data: TrainingData, tmp_path: Path) -> None:
+def test_a_fraction_of_the_queries_is_drawn_again_each_time(data: TrainingData, tmp_path: Path) -> None:
     settings, drawn = settings_of(data, fraction=0.25, qrels=str(data.root / "sample/qrels/dev")), []
     for number in (1, 2):
         known = _positives(settings, str(data.root / "examples"), number, tmp_path / str(number))

@@ -37,7 +37,7 @@ def write_run(output: Path, ranking: Ranking, cut: int) -> Artifact:
 
 
 def examples(of: dict[int, list[int]], scores: bool = True, source: str = "old") -> pa.Table:
-    """Examples whose scores tell the source and the passage of each negative."""
+    """Examples whose scores give the source and the passage of each negative."""
     sign = 1 if source == "old" else -1
     columns = {
         "query_id": [f"q{q}" for q in of],
@@ -75,7 +75,7 @@ def test_new_negatives_come_after_those_that_stand(
     most = least + more
     drawn = {q: [row for row in data.draw(st.permutations(range(PASSAGES))) if row not in old[q]][:most] for q in sorted(with_new)}
     flags = data.draw(st.lists(st.booleans(), min_size=sum(map(len, old)), max_size=sum(map(len, old))))
-    table, anew = renewed(
+    table, renewed_rows = renewed(
         examples(dict(enumerate(old)), scores), examples(drawn, source="new"), np.array(flags, dtype=bool), TEXTS, least, most
     )
     flag = iter(flags)
@@ -87,7 +87,7 @@ def test_new_negatives_come_after_those_that_stand(
         is_new = q in drawn and len(wanted) >= least
         if not is_new:
             wanted = [(row, "old") for row in old[q]]
-        assert bool(anew[q]) == is_new
+        assert bool(renewed_rows[q]) == is_new
         got = {name: table[f"negative{name}"][q].as_py() for name in ("s", "_scores", "_sources")}
         assert list(zip(got["s"], got["_sources"], strict=True)) == wanted
         assert got["_scores"] == [float(row) if source == "old" else -float(row) for row, source in wanted] or not scores
@@ -95,20 +95,20 @@ def test_new_negatives_come_after_those_that_stand(
             source == "old" for _, source in wanted
         )
     assert table["query_id"].to_pylist() == [f"q{q}" for q in range(QUERIES)]
-    later = {(q, row) for q in range(QUERIES) if anew[q] for row in table["negatives"][q].as_py()}
+    later = {(q, row) for q in range(QUERIES) if renewed_rows[q] for row in table["negatives"][q].as_py()}
     fresh = [pair for pair in later if pair[1] not in old[pair[0]]]
-    assert share_new(examples(dict(enumerate(old))), table, anew) == (round(len(fresh) / len(later), 4) if later else 0.0)
+    assert share_new(examples(dict(enumerate(old))), table, renewed_rows) == (round(len(fresh) / len(later), 4) if later else 0.0)
 
 
 def test_all_examples_of_a_query_are_renewed() -> None:
     old = pa.concat_tables([examples({0: [1, 2], 1: [3]}), examples({0: [4]}), examples({2: [6]})])
     stands = np.array([False, True, False, True, False])
-    table, anew = renewed(old, examples({0: [8, 7], 1: [5]}, source="new"), stands, TEXTS, 1, 3)
+    table, renewed_rows = renewed(old, examples({0: [8, 7], 1: [5]}, source="new"), stands, TEXTS, 1, 3)
     assert table["negatives"].to_pylist() == [[2, 8, 7], [5], [4, 8, 7], [6]]
-    assert anew.tolist() == [True, True, True, False]
+    assert renewed_rows.tolist() == [True, True, True, False]
 
 
-def test_what_stands_is_told_for_all_examples_of_a_query(tmp_path: Path) -> None:
+def test_unchanged_negatives_are_found_for_all_examples_of_a_query(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", [f"text {i}" for i in range(PASSAGES)])
     run = [[3, 1], [5], [6], [7], [8]]
     found, before = write_run(tmp_path / "now", run, 2), write_run(tmp_path / "before", [[3, 2], *run[1:]], 2)

@@ -126,7 +126,7 @@ def test_shard_ranges_cover_all_rows_evenly(rows: int, shards: int) -> None:
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_memory_plan_fits_or_says_the_mend() -> None:
+def test_a_memory_plan_fits_or_is_refused_with_a_fix() -> None:
     gib = 2**30
     MemoryPlan([3 * gib, 3 * gib], replicas=2).check([6 * gib, 6 * gib], "Flat")
     with pytest.raises(InputError, match=r"12.0 GiB in all.*2 nodes with 10.0 GiB.*more shards or nodes, factory SQfp16, fewer replicas"):
@@ -135,7 +135,7 @@ def test_memory_plan_fits_or_says_the_mend() -> None:
         MemoryPlan([7 * gib], replicas=1).check([6 * gib, 6 * gib], "IVF16,SQ8")
 
 
-def test_memory_that_others_have_reserved_is_no_room() -> None:
+def test_memory_that_others_have_reserved_does_not_count() -> None:
     """Two pools that fit a cluster alone, but not together; the message separates what a swap's own old actors hold from what others hold."""
     gib = 2**30
     plan = MemoryPlan([3 * gib, 3 * gib], replicas=1)

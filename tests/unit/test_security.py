@@ -64,7 +64,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
 
 
 def test_nothing_of_raydense_reads_a_pickle_from_a_folder() -> None:
-    """Calls that can: torch.load says weights_only=True, numpy.load leaves pickles out, and pickle itself is for Ray's own rows."""
+    """Calls that can: torch.load gets weights_only=True, numpy.load leaves pickles out, and pickle itself is for Ray's own rows."""
     found = []
     for file in Path(raydense.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -97,10 +97,10 @@ def test_credentials_in_a_path_are_refused_and_not_repeated(tmp_path: Path, caps
     ):
         with pytest.raises(SystemExit) as ended:
             main(words)
-        said = "".join(capsys.readouterr())
+        printed = "".join(capsys.readouterr())
         assert ended.value.code == 2
-        assert any(words in said for words in ("carries more than a bucket and a path", "names a machine", "has '?' or '#' in it"))
-        assert PASSWORD not in said
+        assert any(words in printed for words in ("carries more than a bucket and a path", "names a machine", "has '?' or '#' in it"))
+        assert PASSWORD not in printed
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -111,13 +111,13 @@ def test_credentials_in_the_address_of_a_cluster_too(
     monkeypatch.setenv("RAY_ADDRESS", "" if given else bad)
     with pytest.raises(SystemExit) as ended:
         main(["submit", "list", *(["--address", bad] if given else [])])
-    said = "".join(capsys.readouterr())
+    printed = "".join(capsys.readouterr())
     assert ended.value.code == 2
-    assert f"{'--address' if given else 'RAY_ADDRESS'}: contains credentials" in said
-    assert PASSWORD not in said
+    assert f"{'--address' if given else 'RAY_ADDRESS'}: contains credentials" in printed
+    assert PASSWORD not in printed
 
 
-def test_what_an_artifact_says_it_was_made_from_names_no_place(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_provenance_of_an_artifact_names_no_place(tmp_path: Path, tiny_folder: Path) -> None:
     """Neither paths nor names of buckets reach a manifest, a report or a tracker: inputs are fingerprints."""
     draft = Draft.open(tmp_path / "corpus", "corpus", {"x": 1})
     draft.finish(1)

@@ -37,13 +37,13 @@ def make(folder: Path, kind: str = "run", made_from: dict | None = None) -> Arti
     draft = Draft.open(folder, kind, made_from or {"a": 1})
     put(draft, "one.txt")
     put(draft, "deep/two.txt", "two")
-    return draft.finish(2, said="so")
+    return draft.finish(2, note="so")
 
 
 def test_made_and_opened(tmp_path: Path) -> None:
     made = make(tmp_path / "x")
     there = Artifact.open(tmp_path / "x", "run")
-    assert (there.rows, there.summary, there.fingerprint) == (2, {"said": "so"}, made.fingerprint)
+    assert (there.rows, there.summary, there.fingerprint) == (2, {"note": "so"}, made.fingerprint)
     assert [p.read_text() for p in there.parts(".txt")] == ["two", "text"]
     assert sorted(p.name for p in (tmp_path / "x").iterdir()) == ["deep", "manifest.json", "one.txt"]
 
@@ -148,7 +148,7 @@ def test_a_damaged_file_alone_is_made_again(tmp_path: Path, damage: str) -> None
     assert draft.done is None
     assert list(draft.committed()) == ["deep/two.txt"]
     put(draft, "one.txt")
-    assert draft.finish(2, said="so").manifest == made.manifest
+    assert draft.finish(2, note="so").manifest == made.manifest
     assert (tmp_path / "x" / "deep" / "two.txt").stat() == kept
 
 
@@ -175,7 +175,7 @@ def test_an_altered_file_is_found_where_another_is_gone(tmp_path: Path) -> None:
 def test_reading_large_committed_files_again_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for shown_from, said in ((1_000, ""), (8, "check committed files: 2 files in 0s")):
+    for shown_from, message in ((1_000, ""), (8, "check committed files: 2 files in 0s")):
         monkeypatch.setattr(commits, "_SHOWN_FROM", shown_from)
         draft = Draft.open(tmp_path / "x", "run", {})
         for name in ("one.txt", "two.txt"):
@@ -183,7 +183,7 @@ def test_reading_large_committed_files_again_shows_how_far_it_is(
         draft.close()
         capsys.readouterr()
         resumed = Draft.open(tmp_path / "x", "run", {})
-        assert capsys.readouterr().err.partition(",")[0] == said
+        assert capsys.readouterr().err.partition(",")[0] == message
         resumed.close()
 
 
@@ -235,7 +235,7 @@ def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.md": "old", "table.json": '"old"'}
 
 
-def test_no_space_is_said_in_one_line() -> None:
+def test_no_space_is_reported_in_one_line() -> None:
     assert fixable(OSError(errno.ENOSPC, "No space left on device", "/d/f")) == (
         1,
         "/d/f: no space left; free some and run again, what was committed is kept",
@@ -329,7 +329,7 @@ def test_the_first_rows_are_a_data_frame_read_no_further_than_needed(tmp_path: P
         index.head()
 
 
-def test_a_repr_says_what_and_where(tmp_path: Path) -> None:
+def test_a_repr_shows_kind_rows_and_place(tmp_path: Path) -> None:
     assert repr(make(tmp_path / "x")) == f"Artifact(kind='run', rows=2, place='{tmp_path}/x')"
 
 
@@ -382,7 +382,7 @@ def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: P
     assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"
 
 
-def test_an_output_that_is_an_artifact_of_another_kind_says_which(tmp_path):
+def test_an_output_of_another_kind_is_refused_with_its_kind(tmp_path):
     Draft.open(tmp_path / "c", "corpus", {"stage": "import_corpus"}).finish(0)
     with pytest.raises(InputError, match=r"c: holds corpus, and this makes dataset; give another --output, or delete this folder$"):
         Draft.open(tmp_path / "c", "dataset", {"stage": "import"})

@@ -211,7 +211,7 @@ def test_lists_and_then_others(a: list[list[int]], b: list[list[int]]) -> None:
     assert [joined.values[i:j].tolist() for i, j in zip(joined.offsets[:-1], joined.offsets[1:], strict=True)] == a + b
 
 
-def test_more_examples_stand_beside_the_others(data: TrainingData, tmp_path: Path) -> None:
+def test_more_examples_come_after_the_first(data: TrainingData, tmp_path: Path) -> None:
     """Each query of both is there twice, with either's negatives; the positives of both are known of it, and so are no negatives."""
     store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
     some = read_table(data.root / "examples", "examples").slice(0, 10)

@@ -18,12 +18,12 @@ def settings(**changes: Any) -> TrainSettings:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpu", "changes", "said"),
+    ("nodes", "gpu", "changes", "message"),
     [
         ([EIGHT], False, {"workers": 12}, "12 workers x 1 CPU is more than the 8 here; give fewer workers, or --cpus-per-worker less"),
-        ([EIGHT, EIGHT], False, {"cpus_per_worker": 12.0}, "1 workers, each with 12 CPU of one node: the 2 here have room for 0"),
+        ([EIGHT, EIGHT], False, {"cpus_per_worker": 12.0}, "1 workers, each with 12 CPU of one node: 0 fit on the 2 nodes here"),
         ([EIGHT], True, {}, "1 workers x 1 GPU is more than the 0 here; give fewer workers, or --gpus-per-worker 0"),
-        ([V100, EIGHT], True, {"cpus_per_worker": 6.0}, "1 workers, each with 6 CPU and 1 GPU of one node: the 2 here have room for 0"),
+        ([V100, EIGHT], True, {"cpus_per_worker": 6.0}, "1 workers, each with 6 CPU and 1 GPU of one node: 0 fit on the 2 nodes here"),
         (
             [EIGHT],
             False,
@@ -32,9 +32,9 @@ def settings(**changes: Any) -> TrainSettings:
         ),
     ],
 )
-def test_what_no_nodes_have_is_said(nodes: list[dict[str, float]], gpu: bool, changes: dict[str, Any], said: str) -> None:
+def test_what_no_nodes_have_is_reported(nodes: list[dict[str, float]], gpu: bool, changes: dict[str, Any], message: str) -> None:
     fault = lack(settings(**changes), gpu, nodes)
-    assert said in str(fault)
+    assert message in str(fault)
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ def test_passages_with_a_context_are_the_examples(
     examples = contexts(root, kind).examples(log=True)
     assert examples.query.tolist() == rows
     assert examples.positives.take(np.array([len(rows) - 1])).values.tolist() == rows[-1:]
-    said = capsys.readouterr().err
-    assert (f"{10 - len(rows)} of 10 passages have no context" in said) == (len(rows) < 10)
+    printed = capsys.readouterr().err
+    assert (f"{10 - len(rows)} of 10 passages have no context" in printed) == (len(rows) < 10)
 
 
 def drawn(found: Contexts, row: int, count: int = 4_000) -> dict[str, float]:
     """The share of each context drawn for a passage."""
-    lots = np.random.default_rng(row).random((count, 2))
-    texts, counts = np.unique(found.draw(np.full(count, row), lots), return_counts=True)
+    numbers = np.random.default_rng(row).random((count, 2))
+    texts, counts = np.unique(found.draw(np.full(count, row), numbers), return_counts=True)
     return dict(zip(texts.tolist(), (counts / count).tolist(), strict=True))
 
 
@@ -93,8 +93,8 @@ def test_mixed_is_either_or_what_there_is(root: Path) -> None:
 
 def test_many_passages_at_once_in_their_order(root: Path) -> None:
     rows = np.array([9, 0, 6, 4, 2, 9])
-    lots = np.array([[0, 0.0], [0, 0.99], [0, 0.5], [0, 0.1], [0, 0.6], [0, 0.5]])
-    assert contexts(root, "query").draw(rows, lots) == ["q9", "q0", "q6 two", "q4", "q2 two", "q9"]
+    numbers = np.array([[0, 0.0], [0, 0.99], [0, 0.5], [0, 0.1], [0, 0.6], [0, 0.5]])
+    assert contexts(root, "query").draw(rows, numbers) == ["q9", "q0", "q6 two", "q4", "q2 two", "q9"]
 
 
 def test_lists_by_row_over_files(root: Path) -> None:

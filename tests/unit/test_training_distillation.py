@@ -26,7 +26,7 @@ from raydense.training.step import forward_and_backward, run
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
-    """Examples whose teacher scores say which passage they are of: row / 100; the first query's positives have none."""
+    """Examples whose teacher scores identify their passage: row / 100; the first query's positives have none."""
     root = tmp_path_factory.mktemp("distillation")
     made = make_training_data(root / "made")
     table = read_table(made.root / "examples", "examples", ["query_id", "positives", "negatives"])

@@ -115,7 +115,7 @@ def test_a_torch_without_kernels_for_the_gpu() -> None:
         _check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
 
 
-def test_deepspeed_is_told_what_it_would_choose_itself() -> None:
+def test_no_setting_is_left_to_deepspeeds_defaults() -> None:
     config = deepspeed_config(settings(batch_size=24, accumulation=3, clip=0.0, engine={"name": "deepspeed", "zero": 2}), "fp16", 2)
     assert config["gradient_clipping"] == 0.0
     assert config["train_micro_batch_size_per_gpu"] == 4

@@ -144,12 +144,12 @@ def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: Training
 
 
 def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
-    told_of = {
+    estimates = {
         (z, w): outline(settings(data, engine={"name": "deepspeed", "zero": z}, workers=w)).memory(2) for z in (1, 3) for w in (1, 4)
     }
-    assert told_of[1, 4].optimizer == pytest.approx(told_of[1, 1].optimizer / 4, abs=4)
-    assert told_of[1, 4].weights == told_of[1, 1].weights
-    assert told_of[3, 4].weights == pytest.approx(told_of[3, 1].weights / 4, abs=4)
+    assert estimates[1, 4].optimizer == pytest.approx(estimates[1, 1].optimizer / 4, abs=4)
+    assert estimates[1, 4].weights == estimates[1, 1].weights
+    assert estimates[3, 4].weights == pytest.approx(estimates[3, 1].weights / 4, abs=4)
 
 
 def test_half_precision_holds_half(data: TrainingData) -> None:
@@ -184,7 +184,7 @@ def test_a_trial_halves_until_nothing_runs_out(data: TrainingData, most: int) ->
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_room_is_what_the_container_leaves_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_gets_a_share_of_the_memory_that_the_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, used = tmp_path / "max", tmp_path / "current"
     used.write_text(f"{100 * 2**20}\n")
     monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(limit), str(used)), (str(tmp_path / "none"), "")))
@@ -197,7 +197,7 @@ def test_room_is_what_the_container_leaves_shared_out(tmp_path: Path, monkeypatc
     assert memory_for(1) == 0
 
 
-def test_auto_is_found_and_said(data: TrainingData) -> None:
+def test_auto_is_found_and_reported(data: TrainingData) -> None:
     asked = settings(data, micro_batch="auto")
     texts, line = find_micro_batch(asked, asked.model, loaded(asked), CPU, 1)
     assert texts == 12
@@ -242,14 +242,14 @@ def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pyt
     assert "--activation-checkpointing" in str(caught.value)
 
 
-def test_plan_tells_it(data: TrainingData) -> None:
+def test_plan_shows_it(data: TrainingData) -> None:
     assert describe(settings(data, "static")).startswith("about ")
     assert "activations" in describe(settings(data, model="tiny", batch_size=64))
     assert describe(settings(data, micro_batch="auto")).startswith("from ")
     assert describe(settings(data, model=str(data.root / "not there"))) == ""
 
 
-def test_tiny_is_told_with_its_vocabulary_full(tmp_path: Path) -> None:
+def test_tiny_is_estimated_with_a_full_vocabulary(tmp_path: Path) -> None:
     """A corpus gives it as many pieces, or fewer."""
     make_tiny_encoder(many_words(), tmp_path, 0)
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 8_192

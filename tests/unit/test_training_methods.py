@@ -112,8 +112,8 @@ def test_the_temperature_follows_the_vectors(tiny_folder: Path, three: Texts, no
     assert loss() == loss(temperature=temperature)
     own = tiny_folder.parent / f"own-{normalize}"
     model.save(own)
-    for folder, said in ((own, None), (tiny_folder, normalize), ("tiny", normalize)):
-        asked = settings(model=str(folder), normalize=said)
+    for folder, option in ((own, None), (tiny_folder, normalize), ("tiny", normalize)):
+        asked = settings(model=str(folder), normalize=option)
         assert method_of(asked).completed(asked).temperature == temperature
     joint = settings(objective="joint", model=str(own), reranker=str(tiny_folder), negatives=2)
     assert method_of(joint).completed(joint).temperature == temperature

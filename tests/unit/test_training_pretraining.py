@@ -73,12 +73,12 @@ def test_the_loss_is_the_sum_of_the_equations(store: PassageStore, tiny_folder: 
             wanted["aux"] = -sum(one[:, 2].sum() for one in found) / tokens
     if method == "cocondenser":
         spans = np.concatenate([one[:, 3:] for one in found])
-        said = store.passages(rows)
-        said += [said[row ^ 1] for row in rows]
+        texts = store.passages(rows)
+        texts += [texts[row ^ 1] for row in rows]
         each = []
         for i in range(2 * ROWS):
             pair = (i + ROWS) % (2 * ROWS)
-            kept = [pair] + [j for j in range(2 * ROWS) if j not in (i, pair) and said[j] not in (said[i], said[pair])]
+            kept = [pair] + [j for j in range(2 * ROWS) if j not in (i, pair) and texts[j] not in (texts[i], texts[pair])]
             each.append(-log_softmax(spans[kept] @ spans[i] / 0.5)[0])
             assert len(kept) == 1 + 2 * ROWS - (6 if {4, 6} & {i % ROWS, (i % ROWS) ^ 1} else 4)
         wanted["contrast"] = float(np.mean(each))

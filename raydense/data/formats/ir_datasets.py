@@ -58,8 +58,8 @@ def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     except Exception as error:
         if fixable(error):
             raise
-        said = " ".join(str(error).split())[:200]
-        what = f"ir_datasets could not read it ({type(error).__name__}: {said})"
+        reason = " ".join(str(error).split())[:200]
+        what = f"ir_datasets could not read it ({type(error).__name__}: {reason})"
         raise InputError(what, name, "check that this machine can download its files, and run again") from error
 
 

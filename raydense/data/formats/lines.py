@@ -28,7 +28,7 @@ BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 4
 _ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
 _JSON_TYPES = {"id": (str, int), "text": (str,)}
-_SAID = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
+_EXPECTED = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
 _FIX = "correct the line"
 
 
@@ -127,7 +127,7 @@ def _checked(value: Any, field: Field, at: str) -> Any:
             return None
         raise InputError(f"no {field.key!r}", at, "each line needs it")
     if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]):
-        raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_SAID[field.type]}", at, _FIX)
+        raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_EXPECTED[field.type]}", at, _FIX)
     return check_string(str(value), field.key, at)
 
 
@@ -163,8 +163,8 @@ def columns(
         text = line.decode("utf-8").strip("\r\n")
         cells = text.split() if spaces else _csv_cells(text, at) if quoted else text.split("\t")
         if not len(fields) - optional <= len(cells) <= len(fields):
-            form = "<blank>" if spaces else "<TAB>"
-            raise InputError(f"{len(cells)} columns, not {len(fields)}", at, f"lines are {form.join(f.key for f in fields)}")
+            separator = "<blank>" if spaces else "<TAB>"
+            raise InputError(f"{len(cells)} columns, not {len(fields)}", at, f"lines are {separator.join(f.key for f in fields)}")
         cells += [""] * (len(fields) - len(cells))
         return [_parsed(cell, f, at) for cell, f in zip(cells, fields, strict=True)]
 
@@ -187,7 +187,7 @@ def _parsed(cell: str, field: Field, at: str) -> Any:
             raise ValueError
         return value
     except (ValueError, OverflowError):
-        raise InputError(f"{field.key} is {cell[:40]!r}, not {_SAID[field.type]}", at, _FIX) from None
+        raise InputError(f"{field.key} is {cell[:40]!r}, not {_EXPECTED[field.type]}", at, _FIX) from None
 
 
 def _tables(

@@ -49,13 +49,13 @@ class Outlet:
 
     def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
         """Which one of `kinds` was given to be written, with `texts` for what its ids mean; InputError otherwise."""
-        form = self.settings.format
+        name = self.settings.format
         chosen = [kind for kind in kinds if kind in self.given]
         if "examples" in chosen:
             chosen = ["examples"]
         if len(chosen) != 1 or any(kind not in (*chosen, *texts) for kind in self.given):
             raise InputError(
-                f"format {form} does not write {' with '.join(self.given) or 'nothing'}", "export", f"give one of: {', '.join(kinds)}"
+                f"format {name} does not write {' with '.join(self.given) or 'nothing'}", "export", f"give one of: {', '.join(kinds)}"
             )
         if chosen == ["examples"] and not {"corpus", "queries"} <= set(self.given):
             raise InputError("examples need their texts", "export", "give --corpus and --queries too")

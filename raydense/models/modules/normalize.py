@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.nn.functional import normalize
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import said_in, write_json
+from raydense.models.encoder_folder import optional_json, write_json
 from raydense.models.modules.module import VECTORS, Features, Module, Options
 
 
@@ -20,7 +20,7 @@ class Normalize(Module):
 
     @classmethod
     def load(cls, folder: Path, width: int, options: Options) -> Normalize:
-        if said_in(folder / "config.json").get("module_input_name", VECTORS) != VECTORS:
+        if optional_json(folder / "config.json").get("module_input_name", VECTORS) != VECTORS:
             raise InputError("normalizes states, not vectors", folder / "config.json", "use a model of one vector a text")
         return cls(width)
 
