@@ -1,4 +1,4 @@
-"""`python -m raydense` is the command line."""
+"""Runs the command line as `python -m raydense`."""
 
 from raydense.cli import main
 

@@ -1,4 +1,4 @@
-"""The errors a person can fix: each is one line that says what, where and the fix."""
+"""The errors that a user can fix: each is one line with what is wrong, where, and the fix."""
 
 import difflib
 import errno
@@ -24,7 +24,7 @@ class InputError(Exception):
 
 
 class StorageError(OSError):
-    """A store that failed for longer than it was waited for; the command line prints its one line and exits with 1."""
+    """A store that failed for longer than the retries last; the command line prints its one line and exits with 1."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -35,13 +35,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def why(error: BaseException) -> str:
-    """One line on what went wrong, where others go on."""
+    """An error as one line, for a log in which other work continues."""
     found = fixable(error)
     return found[1] if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def fixable(error: BaseException) -> tuple[int, str] | None:
-    """The exit code and the one line for an error that a person can fix, or None.
+    """The exit code and the line for an error that a user can fix; None for other errors.
 
     Ray wraps what a worker raised, so the whole chain of causes is searched.
     """

@@ -1,4 +1,4 @@
-"""What a field of settings can be: an input, a setting, a resource or a group of them, and the types of their values."""
+"""The kinds of fields of settings (an input, a setting, a resource, a group), and the types of their values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import BeforeValidator, Field
 
 
 def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
-    """A field that names an input: a folder of `kind`."""
+    """A field that names an input: the folder of an artifact of `kind`."""
     return Field(default, description=help, json_schema_extra={"artifact": kind}, **limits)
 
 
 def resource(default: Any, help: str, **limits: Any) -> Any:
-    """A field that says how the work is spread; the output is the same whatever it is."""
+    """A field that decides how the work is distributed, never what comes out."""
     return Field(default, description=help, json_schema_extra={"resource": True}, **limits)
 
 
 def group(help: str, default: Any = None) -> Any:
-    """A field that is a group of settings: None where it is there only when it is given, else its class, whose defaults then hold."""
+    """A field that is a group of settings; its default is None (the group is optional) or the group's class, with its own defaults."""
     return Field(default_factory=default, description=help) if default is not None else Field(None, description=help)
 
 
@@ -49,7 +49,7 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given where text is kept
 
     class Folder:
-        """A folder: given as text, a path or an artifact; kept as text."""
+        """A folder, given as text, a path or an artifact, and stored as text."""
 
         @overload
         def __get__(self, settings: None, of: Any) -> Self: ...
@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __set__(self, settings: object, given: str | os.PathLike[str] | None) -> None: ...
 
     class Folders:
-        """Folders, each with a name before it or not, as `dense=runs/dense`; kept as a list of text."""
+        """Folders, each with an optional name before it, as `dense=runs/dense`; stored as a list of text."""
 
         @overload
         def __get__(self, settings: None, of: Any) -> Self: ...
@@ -79,7 +79,7 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __set__(self, settings: object, given: str | Sequence[str | os.PathLike[str]]) -> None: ...
 
     class Words:
-        """Words: given as a list, or as text with blanks or commas between them; kept as a list."""
+        """Words, given as a list or as text with blanks or commas between them, and stored as a list."""
 
         @overload
         def __get__(self, settings: None, of: Any) -> Self: ...

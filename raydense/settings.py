@@ -1,7 +1,7 @@
-"""One typed model per stage: at once the YAML schema of a recipe, the flags of the command line, their help, and the validation.
+"""The base of all settings: one typed model per stage gives the YAML schema of a recipe, the command line's flags and help, and validation.
 
-Nothing here imports Ray, torch, NumPy or FAISS. A field made with `artifact` names an input folder; one made with `resource` says how
-the work is spread, not what comes out, and so is no part of the output's fingerprint.
+Nothing here imports Ray, torch, NumPy or FAISS. A field made with `artifact` names an input folder; one made with `resource` decides
+how the work is distributed, not what comes out, and so is no part of the output's fingerprint.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _place(item: str) -> str:
 
 
 class BaseSettings(BaseModel):
-    """What a person gives, checked: unknown keys are refused, and the first fault is one line.
+    """Settings that a user gives: unknown keys are refused, and the first fault is one line.
 
     A field whose type is a class of settings, or that class or None, is a group. Its keys are written `dev: {every: 200}` in a
-    file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` has the old keys that
-    are refused with the new one. Where the value of one key (`chosen_by`) says which other keys there are, `chosen` gives the
-    class that has them. `scratch` has the keys of models that may be `tiny`, a small one from scratch.
+    file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` maps old keys, which
+    are refused, to their new names. If the value of one key (`chosen_by`) decides which other keys exist, `chosen` returns
+    the class that has them. `scratch` has the keys of models that may be `tiny`, a small one from scratch.
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
@@ -73,7 +73,7 @@ class BaseSettings(BaseModel):
         __init__.__pydantic_base_init__ = True  # pydantic makes the groups inside without it, so that a fault has its whole key
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """What was given; the rest has its default."""
+        """Only what was given, for a short repr; the rest has its default."""
         return ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)
 
     @field_validator("*", mode="before")
@@ -124,7 +124,7 @@ class BaseSettings(BaseModel):
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """The keys that mean something where `values` are given: what a recipe gives to all stages is given for these."""
+        """The keys that have an effect together with `values`: the defaults of a recipe are applied to these."""
         return set(cls.all_fields())
 
     @classmethod
@@ -140,7 +140,7 @@ class BaseSettings(BaseModel):
             raise InputError("was renamed", _named(key, where), f"write {_named(cls.renamed[key], '--' if where == '--' else '')}")
 
     def value_of(self, key: str) -> Any:
-        """The value of a key, which may be dotted; None in a group that is not there."""
+        """The value of a key, which may be dotted; None if its group was not given."""
         found: Any = self
         for name in key.split("."):
             found = None if found is None else getattr(found, name)
@@ -155,7 +155,7 @@ class BaseSettings(BaseModel):
         return self.model_copy(update=own)
 
     def left_open(self) -> set[str]:
-        """The settings and inputs that these do not say, and the stage takes from elsewhere when it runs; none of most stages."""
+        """The keys without a value that the stage fills in when it runs, from a model or a pool; most stages have none."""
         return set()
 
     def given_keys(self) -> set[str]:
@@ -176,7 +176,7 @@ class BaseSettings(BaseModel):
         return self.replaced({key: place.located for key, place in places.items()})
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
-        """ValueError where some of `names`, keys or groups, were given, which mean nothing `by` another setting's value."""
+        """ValueError if any of `names` (keys or groups) was given although it has no effect; `by` names the setting that decides it."""
         there = {key for key in self.given_keys() if self.value_of(key) is not None}
         given = [name for name in names if name in there or any(key.startswith(f"{name}.") for key in there)]
         if given:
@@ -184,18 +184,18 @@ class BaseSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """What every stage has: an output folder.
+    """The settings of every stage: its output folder.
 
-    `newer` names settings that came after outputs had been made without them, which their default leaves as they are.
+    `newer` names settings that were added later; at their default they are no part of a fingerprint, so older outputs stay valid.
     """
 
     newer: ClassVar[tuple[str, ...]] = ()
     output: Folder = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape the output: neither its folder, nor inputs, nor resources, nor newer ones that are the default.
+        """The settings that shape the output: not its folder, inputs, resources, nor newer settings at their default.
 
-        A group that is not there has no keys here.
+        A group that was not given has no keys here.
         """
         shaping = {}
         given = flat(self.model_dump(mode="json"))
@@ -207,7 +207,7 @@ class Settings(BaseSettings):
 
 
 def group_of(field: FieldInfo) -> type[BaseSettings] | None:
-    """The class of settings that a field is a group of, or None where it is a single value."""
+    """The settings class of a field that is a group; None for a single value."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseSettings):
             return kind
@@ -223,7 +223,7 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Give a key of `values`, which may be dotted, another value, its groups made where they are missing; None leaves the key out."""
+    """Set a key of `values`, which may be dotted; missing groups are created, and the value None removes the key."""
     name, dot, inner = key.partition(".")
     if dot:
         there = values.get(name)
@@ -236,7 +236,7 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _named(key: str, where: str) -> str:
-    """How a fault names a key: `where` is "--" for flags, else what stands before the key."""
+    """A key as messages name it: `where` is "--" for flags, otherwise a prefix."""
     if where == "--":
         return f"--{key.replace('_', '-')}" if key else ""
     return f"{where}{key}" if key else where.rstrip(".: ")
@@ -268,7 +268,7 @@ def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:
 
 
 def _field(cls: type[BaseSettings], loc: tuple[int | str, ...]) -> FieldInfo | None:
-    """The field at a place that pydantic names, or the one around it."""
+    """The field at a location that pydantic reports, or the field around it."""
     field = cls.model_fields.get(str(loc[0])) if loc else None
     group = group_of(field) if field else None
     return _field(group, loc[1:]) or field if group else field

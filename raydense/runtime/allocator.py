@@ -14,7 +14,7 @@ _KEEPS_PAGES = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 def cpu_worker_env() -> dict[str, str]:
     """The environment of a worker that computes on CPUs: jemalloc preloaded, where Ray ships it.
 
-    Empty where LD_PRELOAD is set for this process, also to nothing: then the user has chosen an allocator. A MALLOC_CONF that is set is kept.
+    Empty if LD_PRELOAD is set for this process, even to nothing: the user has then chosen an allocator. A given MALLOC_CONF is kept.
     """
     spec = importlib.util.find_spec("ray")
     library = Path(spec.origin).parent / _FILE if spec and spec.origin else None

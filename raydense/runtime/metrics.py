@@ -1,6 +1,6 @@
 """Metrics for Prometheus, on each node's metrics port: progress of stages, the history of a training, latency of shards.
 
-They are Ray's metrics, named `ray_raydense_...` there. A process without Ray exports none; setting one costs microseconds.
+They are metrics of Ray, exported as `ray_raydense_...`. A process without Ray exports none; setting one costs microseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BOUNDS_S = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 
 
 def show(gauge: str, value: float, /, **tags: str) -> None:
-    """Set `gauge` of `GAUGES`, with the tags that it has."""
+    """Set the gauge `gauge` of `GAUGES`, with its tags."""
     if _has_ray():
         _gauge(gauge).set(value, tags=tags)
 

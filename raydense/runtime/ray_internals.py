@@ -107,7 +107,7 @@ def only_on_loopback(address: str) -> bool:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """A Ray that starts in the block listens at 127.0.0.1, as Ray itself does on a laptop.
+    """In the block, a Ray that starts listens at 127.0.0.1, as Ray does on a laptop.
 
     Ray accepts no loopback address from its caller, and would listen at all addresses of the machine.
     """
@@ -124,7 +124,7 @@ def on_loopback() -> Iterator[None]:
 
 @contextmanager
 def quiet_driver() -> Iterator[None]:
-    """A driver that `ray.init` connects in the block prints no lines of Ray that need no action.
+    """In the block, a driver that `ray.init` connects does not print Ray's lines that need no action.
 
     These are a note on the authentication token; the driver's own C++ log, which for every actor pool of Ray Data warns that constructor
     arguments end with the driver (so does the pool); and retries of calls that Ray repeats without limit, as Serve makes them while it
@@ -166,7 +166,7 @@ def _without_stderr() -> Iterator[None]:
 
 @cache
 def _filter_errors() -> None:
-    """Once in a process: the thread that prints the errors of a cluster looks its printer up at each."""
+    """Replace the function that prints a cluster's errors, once per process: the printing thread looks it up for each error."""
     from ray._private import worker
 
     show = worker.print_to_stdstream
@@ -191,7 +191,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def simulated_head() -> str:
-    """The node id that a head of Ray's simulated nodes has: their provider knows it by this id alone."""
+    """The node id of the head among Ray's simulated nodes; their provider knows it only by this id."""
     from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
     return str(FAKE_HEAD_NODE_ID)

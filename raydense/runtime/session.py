@@ -20,18 +20,18 @@ SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine;
 
 
 def physical_cpus() -> int:
-    """The cores that this process may use: its share, where several use the machine at once, as the trials of a sweep do."""
+    """The cores that this process may use: only its share if several processes use the machine, as the trials of a sweep do."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get(SHARERS, 1)))
 
 
 def joins_cluster() -> bool:
-    """Whether this process joins a running cluster, in place of starting a Ray of its own on this machine."""
+    """Whether this process joins a running cluster instead of starting a Ray of its own on this machine."""
     return os.environ.get("RAY_ADDRESS") not in (None, "", "local")
 
 
 def ensure_ray() -> None:
-    """Connect to RAY_ADDRESS (which Ray sets inside a job, and --address here), else start a local Ray; at most once a process.
+    """Connect to RAY_ADDRESS (set by Ray inside a job, and by --address), otherwise start a local Ray; at most once per process.
 
     InputError if no cluster answers at the address, or none starts in time.
     The local Ray listens only at the loopback. It has at least four logical CPUs, since a pipeline of actors with fewer never starts.

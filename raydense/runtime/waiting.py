@@ -1,4 +1,4 @@
-"""Reports that a stage waits for resources of the cluster: Ray itself waits silently, and without limit."""
+"""Logs that a stage waits for resources of the cluster: Ray itself waits silently and without limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LEAVES_S = 5.0  # for a check in progress: none may reach a Ray that is shuttin
 class Waiting:
     """`with Waiting("train", waits):` prints a line once `waits()` has been true for half a minute, and once more for each later wait.
 
-    A thread of its own checks; it pauses while the cluster's head is away, and a check that fails is ignored.
-    `waits` must not start a Ray, as much of Ray's interface does after a shutdown.
+    A separate thread checks; it pauses while the cluster's head is away, and ignores a check that fails.
+    `waits` must not start a Ray, as many of Ray's functions do after a shutdown.
     """
 
     def __init__(self, stage: str, waits: Callable[[], bool]) -> None:

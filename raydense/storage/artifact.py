@@ -38,7 +38,7 @@ class File:
 
 @dataclass(frozen=True, repr=False)
 class Artifact:
-    """A finished folder, opened by `Artifact.open`; stands wherever the path of a folder is wanted. `place` is where it was opened."""
+    """A finished folder, opened by `Artifact.open`; accepted wherever the path of a folder is. `place` is where it was opened."""
 
     place: Place
     manifest: dict[str, Any]
@@ -47,7 +47,7 @@ class Artifact:
     def open(cls, path: str | os.PathLike[str], kind: str | None = None, fingerprint: str | None = None) -> Artifact:
         """The artifact at `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another").
 
-        With `fingerprint`, InputError too if another artifact lies there by now than the one that a stage began with.
+        With `fingerprint`, InputError also if the artifact has another one: it was replaced since a stage began to read it.
         """
         place = Place.of(path)
         wanted = f"a folder of kind {kind}" if kind else "an artifact folder"
@@ -78,7 +78,7 @@ class Artifact:
             raise InputError(DAMAGED, self.place / damaged.path, fix)
 
     def damaged(self) -> list[File]:
-        """The files that are missing or of another size."""
+        """The files that are missing, or whose size is not that in the manifest."""
         found = self.place.stats([file.path for file in self.files])
         return [file for file, there in zip(self.files, found, strict=True) if there is None or there.size != file.bytes]
 
@@ -88,7 +88,7 @@ class Artifact:
     def head(self, n: int = 10) -> pandas.DataFrame:
         """The first `n` rows as a DataFrame, in the artifact's order; `head(artifact.rows)` gives all of them, in memory.
 
-        No more is read than the files that hold these rows. InputError for a kind without rows, as an index or a model.
+        Reads only the files that hold these rows. InputError for a kind without rows, such as an index or a model.
         """
         from raydense.storage.rows import first_rows
 
@@ -101,7 +101,7 @@ class Artifact:
         return as_html(self)
 
     def file(self, name: str) -> Path:
-        """The path on this machine of one of its files, fetched and checked where it lies in a bucket.
+        """The path on this machine of one of its files; a file of a bucket is fetched and checked.
 
         Open it at once: the cache may remove it minutes later.
         """
@@ -116,7 +116,7 @@ class Artifact:
 
     @property
     def path(self) -> Path:
-        """Its folder on this machine, with all of its files; a stage that reads a few of them asks for each by `file`."""
+        """Its folder on this machine, with all of its files; a stage that reads only a few of them uses `file`."""
         paths = self._paths([file.path for file in self.files])
         return paths[0].parents[self.files[0].path.count("/")] if paths else self.place.local()
 
@@ -129,7 +129,7 @@ class Artifact:
 
     @property
     def located(self) -> str:
-        """Its place for a process in another working directory, or on another machine."""
+        """Its absolute path, for a process in another working directory or on another machine."""
         return self.place.located
 
     def __reduce__(self) -> tuple[type[Artifact], tuple[Place, dict[str, Any]]]:
@@ -191,7 +191,7 @@ def _wrong(place: Place, found: tuple[File, Found | None]) -> str:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where there is none of ours; InputError if it cannot be read."""
+    """The manifest of a folder, or None if it has no manifest of raydense; InputError if it cannot be read."""
     place = Place.of(path) / MANIFEST
     content = place.read()
     if content is None:

@@ -1,4 +1,4 @@
-"""How buckets are reached: obstore's client, what is tried again, and the line for what trying again does not help.
+"""Access to buckets: obstore's client, retries, and one-line errors for what a retry does not solve.
 
 Credentials are those of the environment, as AWS and Google name them. obstore (the Rust crate object_store) retries server errors, lost
 connections and time-outs, resumes a download that broke off, aborts a multipart upload that fails, and puts on a condition. It
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S, _REPLY_S = 10.0, 60.0
 _ATTEMPTS = 12  # pyarrow's pauses are 25 ms, 50 ms, ..., 51 s
-# What a bucket's service answers when trying again does not help, and the fix.
+# Errors of a bucket's service that a retry does not solve, each with the fix.
 _FINAL = {
     r"<Code>NoSuchBucket|bucket does not exist|Bucket '.*' not found|NO_SUCH_BUCKET": (
         "no such bucket",
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Retries:
-    """For how many seconds a request is tried again, and obstore's share of them at a time; the pauses; the clock they go by."""
+    """For how long a request is retried, how much of that obstore does in one call, the pauses, and the clock."""
 
     patience_s: float = 120.0
     within_s: float = 10.0
@@ -115,9 +115,9 @@ def region_of(bucket: str, profile: str | None = None) -> str | None:
 
 
 def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
-    """What `work` returns, tried again while a bucket's service fails; StorageError after `RETRIES.patience_s` of failures.
+    """What `work` returns; it is retried while a bucket's service fails, StorageError after `RETRIES.patience_s` of failures.
 
-    FileNotFoundError, and obstore's errors of a condition that does not hold, go to the caller, but for those in `again`.
+    FileNotFoundError and obstore's errors for a failed condition go to the caller, except those in `again`, which are retried.
     """
     begun, pause = RETRIES.now(), RETRIES.first_pause_s
     while True:
@@ -159,13 +159,13 @@ def _refuse_final(reason: str, uri: str) -> None:
 
 
 def _short(reason: str) -> str:
-    """What a service's error says, without what may be of the request: only names of errors and numbers."""
+    """A service's error without parts of the request, which may be secret: only names of errors and numbers."""
     found = re.search(r"<Code>([A-Za-z]+)</Code>|status code: (\d+ [A-Za-z ]+)|HTTP error: ([a-z ]+)|AWS Error ([A-Z_]+)", reason)
     return next(part for part in found.groups() if part).strip() if found else "it does not answer as it should"
 
 
 def ray_filesystem(scheme: str, bucket: str) -> Any:
-    """A file system for Ray Train, which takes pyarrow's: it tries each request again, in the processes that it is sent to too."""
+    """A pyarrow file system for Ray Train that retries each request, also in the processes that it is sent to."""
     from pyarrow import fs
 
     if scheme == "gs":

@@ -1,7 +1,7 @@
-"""A file or folder of a bucket (`s3://bucket/path`, `gs://bucket/path`). A file appears whole; one that is read as a path is cached.
+"""A file or folder of a bucket (`s3://bucket/path`, `gs://bucket/path`). A file appears whole; a file that is read by its path is cached.
 
-What reads a corpus or an index maps files into memory, so each file is fetched when it is first read, into the cache of the machine
-(`raydense.storage.cache`), and checked against the size and checksum in its manifest.
+Readers of a corpus or an index map its files into memory. So each file is fetched into the cache of the machine
+(`raydense.storage.cache`) when it is first read, and checked against the size and checksum in its manifest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         return content
 
     def read_version(self) -> tuple[bytes | None, UpdateVersion | None]:
-        """The bytes of a small file, and the version that they are of."""
+        """The bytes of a small file, and its version."""
         import obstore
 
         def get() -> tuple[bytes, UpdateVersion]:
@@ -121,7 +121,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         self._put(content)
 
     def replace(self, content: bytes, version: UpdateVersion | None) -> UpdateVersion | None:
-        """Write the file if it is still the `version` that was read (None: not there). Returns the new one, None where it is another."""
+        """Write the file if its version is still `version` (None: it does not exist). Returns the new version, or None if it is not."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
@@ -240,7 +240,7 @@ class BucketPlace(Place, schemes=BUCKETS):
             raise InputError("is not the file that its manifest records", self, _FIX)
 
     def _stream(self, sink: BinaryIO | None = None) -> str:
-        """Read the file into `sink`, from the start again where that breaks off, and return the sha256 of its bytes."""
+        """Read the file into `sink`, again from its start if the connection breaks, and return the sha256 of its bytes."""
         import obstore
 
         def get() -> str:

@@ -41,9 +41,9 @@ def limit() -> int:
 
 
 def fetched(entry: str, name: str, size: int, download: Callable[[Path], None]) -> Path:
-    """The file `name` of the group `entry`; `download` writes it to the path that it is given where it is not there with `size` bytes.
+    """The file `name` of the group `entry`; if it is not cached with `size` bytes, `download` writes it to the path that it gets.
 
-    Several processes may want the same: one fetches it, the others wait.
+    If several processes need the same file, one fetches it and the others wait.
     """
     file = cache() / "files" / entry / name
     if _used(file, size):
@@ -67,7 +67,7 @@ def fetched(entry: str, name: str, size: int, download: Callable[[Path], None]) 
 
 
 def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
-    """Make a folder the group `entry`, where there is none yet and the folder has all files; else remove it."""
+    """Make a folder the group `entry`, if there is none yet and the folder has all files; otherwise remove it."""
     folder = cache() / "files" / entry
     if made.is_dir() and not folder.exists() and all(_is_there(made / name, size) for name, size in sizes.items()):
         for one in made.iterdir():
@@ -119,7 +119,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _used(file: Path, size: int) -> bool:
-    """Whether the file is there, which is used from now on."""
+    """Whether the file exists; if so, it counts as used now."""
     if not _is_there(file, size):
         return False
     with _removal(shared=True):
@@ -133,7 +133,7 @@ def _used(file: Path, size: int) -> bool:
 
 
 def _removal(shared: bool = False) -> AbstractContextManager[None]:
-    """Held while files are removed; shared by those who use some."""
+    """A lock: exclusive while files are removed, shared while files are used."""
     return locked(cache() / "locks" / "removal", shared)
 
 

@@ -1,4 +1,4 @@
-"""What an unfinished output has committed: a record of each file, written after it, by which the work is checked when it continues."""
+"""The committed files of an unfinished output: each has a record, written after it; when work resumes, files are checked by their records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Commits:
-    """The commits of the output at `place`, which this machine puts together in `folder`."""
+    """The commits of the output at `place`, which this machine assembles in `folder`."""
 
     place: Place
     folder: Path
@@ -51,7 +51,7 @@ class Commits:
         return [self._read(record) for record in together(lambda name: (self._records / name).read(), names) if record]
 
     def of(self, path: str) -> File | None:
-        """The file that was committed under a path, on whichever machine."""
+        """The file that any machine committed under a path."""
         record = (self._records / record_name(path)).read()
         return None if record is None else self._read(record).file
 
@@ -69,7 +69,7 @@ class Commits:
         return commit
 
     def begin(self, file: File) -> None:
-        """Record on this machine a file that lies whole in `folder`: where it is stopped on the way to a bucket, it is sent later."""
+        """Record on this machine a complete file in `folder`, so that an interrupted upload to a bucket is resumed later."""
         own = self._own(file.path)
         own.parent.mkdir(parents=True, exist_ok=True)
         write_json(own, Commit(file).as_record())
@@ -83,7 +83,7 @@ class Commits:
         (self._records / own.name).publish(own)
 
     def send_left(self) -> None:
-        """Publish what this machine had committed when it was stopped on the way to a bucket, if it is still what was committed."""
+        """Upload the files that this machine committed and did not finish uploading, if they are unchanged."""
         there = set(self._records.names("*.json"))
         for own in sorted((self.folder / WORK / COMMITS).glob("*.json")):
             if own.name not in there:
@@ -93,14 +93,14 @@ class Commits:
                     self.publish(file)
 
     def restore(self, files: list[File]) -> None:
-        """Record the files of a finished output, so that work on it continues; without a version, as nobody has read what they hold."""
+        """Record the files of a finished output, so that work on it can continue; without versions, since their content was not checked."""
         for file in files:
             (self._records / record_name(file.path)).write_text(as_json(Commit(file).as_record()))
 
     def drop_damaged(self) -> None:
-        """Forget the files that are missing, or are not what was committed: they are made again, the others stay.
+        """Drop the records of files that are missing or have changed: these files are made again, the others stay.
 
-        A file of a bucket that has the version of its commit is what was committed; others are read, for their sha256.
+        A file of a bucket whose version is that of its commit is unchanged; other files are read and hashed (sha256).
         """
         commits = self.all()
         found = self.place.stats([commit.file.path for commit in commits]) if commits else []
@@ -118,7 +118,7 @@ class Commits:
             self._own(file.path).unlink(missing_ok=True)
 
     def _changed(self, files: list[File]) -> list[File]:
-        """Those files whose bytes are not what was committed; all are read."""
+        """The files whose bytes differ from what was committed; reads all of them."""
         large = sum(file.bytes for file in files) >= _SHOWN_FROM
         with nullcontext() if large else muted(), Progress("check committed files", len(files), "files") as progress:
             changed = []
@@ -140,6 +140,6 @@ def record_name(path: str) -> str:
 
 
 def log_damaged(place: Place, damaged: list[File]) -> None:
-    """Report that files are made again."""
+    """Log that files are made again."""
     names = ", ".join(file.path for file in damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     say(f"storage: {place}: {names} missing or damaged: made again, the other files stay")

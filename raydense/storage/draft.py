@@ -1,8 +1,8 @@
-"""A draft: the output of a stage under work, which appears whole, and which continues after a kill.
+"""A draft: the unfinished output of a stage. It appears whole, and work on it resumes after a kill.
 
 A stage opens a `Draft`, commits files to it one by one, and finishes it. Each committed file has a record in the work folder, written
-after it; `manifest.json` is written last, and makes the folder an artifact. In a bucket both are sent when they are whole, so that another
-machine continues from the records, and fetches a file only where a later step reads it.
+after it; `manifest.json` is written last, and makes the folder an artifact. In a bucket both are uploaded when they are complete, so
+that another machine can continue from the records; it fetches a file only if a later step reads it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from raydense.storage.provenance import differences, versions
 
 BEGUN = "made_from.json"
 _OURS = {BEGUN, COMMITS, LOCK, WRITER}  # in a work folder in which nothing was made yet
-# The outputs that this process writes; the end of the process lets go of them.
+# The outputs that this process writes; they are released when the process ends.
 _HELD: dict[str, Hold] = {}
 
 
 class Draft:
-    """An output folder under work; picklable, so that workers commit to it too.
+    """An unfinished output folder; picklable, so that workers can commit to it too.
 
-    `folder` is where it is put together: the output itself, or, for one of a bucket, a folder of this machine's cache.
+    `folder` is where it is assembled: the output itself, or, for an output in a bucket, a folder of this machine's cache.
     """
 
     def __init__(self, place: Place, kind: str, made_from: dict[str, Any]) -> None:
@@ -57,10 +57,10 @@ class Draft:
 
     @classmethod
     def open(cls, output: str | os.PathLike[str], kind: str, made_from: dict[str, Any]) -> Draft:
-        """Start, continue or find finished (`draft.done`) the output of a stage. Damaged files of it are dropped, to be made again.
+        """Start the output of a stage, or continue it; `draft.done` is the artifact if it is finished. Damaged files are dropped.
 
-        `made_from` is JSON: the stage, its settings, its inputs' fingerprints. InputError when the folder holds something
-        made from something else, or when another process is writing in it.
+        `made_from` is JSON: the stage, its settings, its inputs' fingerprints. InputError if the folder was made from
+        other settings or inputs, or if another process is writing to it.
         """
         draft = cls(Place.of(output), kind, json.loads(json.dumps(made_from)))
         manifest = read_manifest(draft.place)
@@ -89,7 +89,7 @@ class Draft:
         return draft
 
     def _begin(self) -> None:
-        """Take the right to write here."""
+        """Acquire the right to write here."""
         (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
         self.close()  # a stage that failed in this process may be run again in it
         _HELD[self.place.located] = (self.place / WORK).hold()
@@ -99,13 +99,13 @@ class Draft:
         (self.place / WORK / BEGUN).write_text(as_json(self.made_from))
 
     def reopen(self) -> None:
-        """Continue a finished output, whose files stay: `done` is None from here on, and `finish` is to come again."""
+        """Continue a finished output and keep its files: `done` is None from now on, and `finish` must be called again."""
         if self.done is not None:
             self._reopen(self.done, [])
             self.done = None
 
     def _reopen(self, there: Artifact, damaged: list[File]) -> None:
-        """Make the draft again that an artifact was before it was finished, without its damaged files."""
+        """Turn an artifact back into the draft that it was, without its damaged files."""
         self._begin()
         self._mark()
         self._commits.restore([file for file in there.files if file not in damaged])
@@ -113,7 +113,7 @@ class Draft:
         (self.place / MANIFEST).delete()
 
     def close(self) -> None:
-        """Let another process write here; the end of this one does the same."""
+        """Release the right to write here; the end of the process releases it too."""
         hold = _HELD.pop(self.place.located, None)
         if hold is not None:
             hold.release()
@@ -134,20 +134,20 @@ class Draft:
 
     @property
     def work(self) -> Path:
-        """A folder of this machine for what is not finished, as spills; gone when the artifact is finished."""
+        """A folder of this machine for temporary files; removed when the artifact is finished."""
         return self.folder / WORK
 
     @property
     def shared(self) -> Place:
-        """As `work`, but where every machine that works on the artifact reaches it: a folder that all of them mount, or of the bucket.
+        """As `work`, but visible to every machine that works on the artifact: on storage that all mount, or in the bucket.
 
-        A training leaves there what its workers share: checkpoints, weights, history.
+        A training keeps there what its workers share: checkpoints, weights, history.
         """
         return self.located / WORK
 
     @property
     def located(self) -> Place:
-        """As `place`, for a process in another working directory, or on another machine."""
+        """`place` by its absolute path, for a process in another working directory or on another machine."""
         return Place.of(self.place.located)
 
     @property
@@ -159,7 +159,7 @@ class Draft:
         return {commit.file.path: commit.file for commit in self._commits.all()}
 
     def commit(self, path: str, write: Callable[[Path], object], rows: int, **note: Any) -> File:
-        """Write one file of the artifact: `write` gets a path aside; the file appears under its own name only when whole."""
+        """Write one file of the artifact: `write` gets a temporary path; the file appears under its own name only when it is complete."""
         with self._aside() as aside:
             write(aside / Path(path).name)
             return self._place(aside / Path(path).name, path, rows, note)
@@ -172,7 +172,7 @@ class Draft:
             return [self._place(p, str(p.relative_to(aside)), 0, {}) for p in inner]
 
     def read(self, path: str) -> Path:
-        """A file that was committed, on whichever machine: its path on this one."""
+        """The path on this machine of a file that any machine committed."""
         file, here = self._commits.of(path), self.folder / path
         if file is None:
             raise InputError("was not committed", self.place / path, "delete the folder and make it again")
@@ -182,7 +182,7 @@ class Draft:
         return self.place.fetch(path, file.bytes, file.sha256, file.sha256)
 
     def keep(self, name: str, write: Callable[[Path], object]) -> None:
-        """Write one file of the work folder, for a later step of the stage: it appears under its name only when whole."""
+        """Write one file of the work folder, for a later step of the stage; it appears under its name only when it is complete."""
         with self._aside() as aside:
             write(aside / name)
             follow_umask(aside / name)
@@ -190,7 +190,7 @@ class Draft:
         (self.place / WORK / name).publish(self.work / name)
 
     def kept(self, name: str) -> Path | None:
-        """What `keep` wrote, on whichever machine: its path on this one, or None where it was not written."""
+        """The path on this machine of what `keep` wrote on any machine, or None if it was not written."""
         found, here = (self.place / WORK / name).stat(), self.work / name
         if found is None:
             return None
@@ -219,9 +219,9 @@ class Draft:
         return file
 
     def finish(self, rows: int, **summary: Any) -> Artifact:
-        """Write the manifest of what was committed: from here on the folder is an artifact, and its work folder is gone.
+        """Write the manifest of the committed files: the folder is then an artifact, and its work folder is removed.
 
-        InputError where another process took the output over, or finished it.
+        InputError if another process took over the output, or finished it.
         """
         hold = _HELD.get(self.place.located)
         if hold is not None:
@@ -231,7 +231,7 @@ class Draft:
         try:
             (self.place / MANIFEST).publish(self.work / MANIFEST, new=True)
         except FileExistsError:
-            fix = "run the same command again: it finds the output finished, or says what differs"
+            fix = "run the same command again: it finds the output finished, or reports what differs"
             raise InputError("another process has finished this output", self.place, fix) from None
         self.close()
         (self.place / WORK).delete()
@@ -253,7 +253,7 @@ class Draft:
 
 
 def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What unfinished work in a folder is made from; None where nothing was made yet, as by a stage that refused its input."""
+    """The provenance of unfinished work in a folder; None if nothing was made yet, as by a stage that refused its input."""
     place = Place.of(output)
     begun = (place / WORK / BEGUN).read()
     return json.loads(begun) if begun is not None and _made_something(place) else None
@@ -270,7 +270,7 @@ def commits_in(output: str | os.PathLike[str]) -> int:
 
 
 def discard_untouched(output: str | os.PathLike[str]) -> None:
-    """Remove an output that this process began and put nothing into, as where its inputs were refused after it was opened."""
+    """Remove an output that this process opened and wrote nothing to, as when its inputs are refused."""
     place = Place.of(output)
     begun = (place / WORK / BEGUN).read() if place.located in _HELD else None
     if begun is None or _made_something(place):

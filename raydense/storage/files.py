@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 def aside_of(file: Path, folder: Path | None = None) -> Path:
-    """A new name in the folder of `file`, or in `folder`, under which it is written until it is whole."""
+    """A temporary name in the folder of `file`, or in `folder`, under which it is written until it is complete."""
     return (folder or file.parent) / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
 
 
 def is_aside(file: Path) -> bool:
-    """Whether it is a file that is not whole yet, or that a kill left."""
+    """Whether it is a file that is still being written, or that a kill left incomplete."""
     return file.name.startswith(".") and file.name.endswith(".aside")
 
 
@@ -36,7 +36,7 @@ def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> Non
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the permissions of any new file next to it: some libraries, as safetensors, make files that only their owner can read."""
+    """Give a file the permissions that the umask asks for: some libraries, such as safetensors, make files that only their owner can read."""
     fresh = aside_of(file)
     fresh.touch()
     try:

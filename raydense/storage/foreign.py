@@ -1,4 +1,4 @@
-"""Files of other tools that stand where an artifact is wanted: the command that imports one, by what its first line looks like."""
+"""Files of other tools given in place of an artifact: guesses the command that imports a file from its first line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zlib
 from raydense.storage.place import Place
 
 _HEAD = 1 << 16
-# What the first line of a file matches, the format that reads the file, and the part that this makes of it.
+# A pattern of the first line of a file, the format that reads the file, and the part of the data set that it becomes.
 _LOOKS = [
     (r"query-id\tcorpus-id\tscore$", "beir", "qrels/SPLIT"),
     (r"id\ttext\ttitle$", "dpr", "corpus"),
@@ -31,7 +31,7 @@ _LOOKS = [
 
 
 def how_to_import(file: Place, kind: str | None) -> str:
-    """What to do with a file that stands for an artifact of `kind` ("one or another", None: any): the command, and what to give then."""
+    """The fix for a file given in place of an artifact of `kind` ("one or another", None: any): the import command, and what to give then."""
     head = _first_line(file)
     found = next(((format, part) for look, format, part in _LOOKS if re.match(look, head)), None)
     if found is None:
@@ -56,7 +56,7 @@ def how_to_import(file: Place, kind: str | None) -> str:
 
 
 def _first_line(file: Place) -> str:
-    """The first line of a file, as far as some KB hold it, decompressed where it is a gzip file; of an indented list, all that they hold, as one word."""
+    """The first line of a file, at most some KB of it, decompressed if it is gzip; an indented JSON list becomes one line without blanks."""
     head = file.head(_HEAD)
     if head.startswith(b"\x1f\x8b"):
         try:

@@ -53,9 +53,9 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
 
 
 def model_place(path: str | os.PathLike[str]) -> Place:
-    """Where a model is: a folder, or `owner/name` of the Hub where no folder has that name; InputError where there is neither.
+    """The place of a model: a folder, or `owner/name` of the Hub if no folder has that name; InputError if there is neither.
 
-    Everything that opens a model by what a user gave goes through here.
+    Everything that opens a model that a user named calls this.
     """
     text = os.fspath(path)
     if isinstance(path, Place) or not is_hub_name(text):
@@ -70,7 +70,7 @@ def is_hub_name(text: str) -> bool:
 
 
 def _fetched(repository: str, revision: str | None, given: str) -> Path:
-    """The folder of a commit, whose name is the commit; fetched where the cache lacks a file of it. `given`: what the user wrote."""
+    """The folder of a commit, named by the commit; fetched if the cache lacks a file of it. `given` is what the user wrote."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -107,6 +107,6 @@ def _fetched(repository: str, revision: str | None, given: str) -> Path:
 
 
 def _cache() -> str | None:
-    """The cache by the environment of now; None for what huggingface_hub read when it was imported."""
+    """The cache that the environment names now; None for the one that huggingface_hub read when it was imported."""
     home = os.environ.get("HF_HOME")
     return os.environ.get("HF_HUB_CACHE") or (os.path.join(home, "hub") if home else None)

@@ -1,7 +1,7 @@
-"""The right of one process to write an output of a bucket: a small file there, which its owner writes again and again.
+"""The right of one process to write an output in a bucket: a small file there, which its owner renews.
 
-Every write of it is conditional on the version that was read, so that of two processes that take it, or of one that was cut off and
-comes back after another took it over, exactly one continues.
+Every write of it is conditional on the version that was read. So exactly one of two processes that compete for it continues, also
+when one was disconnected and returns after the other took it over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Conditional(Protocol):
 
 
 class Lease:
-    """Held from here on, until `release`. InputError where another process holds it and wrote it less than a minute ago."""
+    """Held until `release`. InputError if another process holds it and renewed it less than a minute ago."""
 
     def __init__(self, work: _Conditional) -> None:
         self._file = work / WRITER
@@ -69,7 +69,7 @@ class Lease:
                 self.confirm()
 
     def confirm(self) -> None:
-        """Write it again; InputError where another process has taken the output over."""
+        """Renew it; InputError if another process has taken over the output."""
         with self._writing:
             if self._ended.is_set():
                 return

@@ -1,4 +1,4 @@
-"""The text that names a place: what is refused in it, and `NAME=path`."""
+"""Checks the text that names a place, and reads `NAME=path`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
 
 
 def checked(path: str) -> str:
-    """`path` as raydense uses it: `file:///folder` as that folder, `s3://bucket/path` without surplus slashes, others as they are.
+    """`path` normalised: `file:///folder` becomes that folder, `s3://bucket/path` loses surplus slashes, others stay.
 
-    A bucket's path that has lost a slash in a pathlib.Path is recognised. InputError where it carries credentials or options, names
+    A bucket's path that lost a slash in a pathlib.Path is recognised. InputError if it contains credentials or options, names
     no bucket, or has an unknown scheme.
     """
     found = _SCHEME.match(path)
@@ -45,7 +45,7 @@ def checked(path: str) -> str:
 
 
 def _of_file(uri: str) -> str:
-    """The path that a `file:` URI names. InputError where it names a machine, or has options."""
+    """The path of a `file:` URI. InputError if it names a machine, or has options."""
     rest = uri.partition(":")[2]
     host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if host not in ("", "localhost") or "?" in path or "#" in path:
@@ -55,7 +55,7 @@ def _of_file(uri: str) -> str:
 
 
 def named(item: str) -> tuple[str, str]:
-    """The name and the path of `NAME=path`; "" and `item` where it is a path alone, as `runs/lr=1e-5`: no name has a slash."""
+    """The name and the path of `NAME=path`; "" and `item` for a path alone, such as `runs/lr=1e-5`: no name has a slash."""
     name, equals, path = item.partition("=")
     return (name, path) if equals and name and "/" not in name else ("", item)
 

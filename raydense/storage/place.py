@@ -1,4 +1,4 @@
-"""Where bytes lie: a file or folder of this machine, or of a bucket. What uses a `Place` never asks which of them it is."""
+"""A file or folder, on this machine or in a bucket. Code that uses a `Place` never asks which of the two it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Found:
-    """A file: its size in bytes, what changes when its bytes do, and when it was written (seconds since 1970)."""
+    """A file: its size in bytes, its version (which changes with its bytes), and when it was written (seconds since 1970)."""
 
     size: int
     version: str
@@ -31,16 +31,16 @@ class Hold(Protocol):
     """The right of one process to write an output."""
 
     def confirm(self) -> None:
-        """Raise InputError where another process has taken the output over."""
+        """Raise InputError if another process has taken over the output."""
 
     def release(self) -> None:
         """Let another process write."""
 
 
 class Place(os.PathLike[str]):
-    """A file or folder, which need not be there. `Place.of(text)` gives the one that a path or `s3://bucket/path` names.
+    """A file or folder, which need not exist. `Place.of(text)` gives the one that a path or `s3://bucket/path` names.
 
-    As text, and wherever a path is wanted, it is what it was made from.
+    `str(place)` is the text that it was made from.
     """
 
     look_every_s: ClassVar[float]
@@ -48,7 +48,7 @@ class Place(os.PathLike[str]):
     everywhere: ClassVar[bool]
     """Whether every machine reaches it under this name."""
     durable: ClassVar[bool]
-    """Whether what holds it guards its bytes against damage, so that a file of the same version has the same bytes."""
+    """Whether its store protects bytes against damage, so that a file of the same version has the same bytes."""
     _of_scheme: ClassVar[dict[str, type[Place]]] = {}
 
     def __init_subclass__(cls, schemes: Iterable[str] = (), **given: Any) -> None:
@@ -72,7 +72,7 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def __truediv__(self, name: str) -> Self:
-        """What lies in it under a name, or a path of names with slashes."""
+        """The file or folder in it of that name or relative path."""
 
     @abstractmethod
     def __fspath__(self) -> str: ...
@@ -88,7 +88,7 @@ class Place(os.PathLike[str]):
     @property
     @abstractmethod
     def located(self) -> str:
-        """Its name for a process in another working directory."""
+        """Its absolute path, for a process in another working directory."""
 
     # A file
 
@@ -106,7 +106,7 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def tail(self, offset: int) -> tuple[int, bytes]:
-        """What a growing file holds from `offset` on, and that offset; all of it, and 0, where it is shorter by now."""
+        """The bytes of a growing file from `offset` on, and that offset; all bytes and 0 if the file has become shorter."""
 
     @abstractmethod
     def write(self, content: bytes) -> None:
@@ -120,10 +120,10 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
-        """Let a whole file of this machine appear here. With `new`, FileExistsError where a file with other bytes is there.
+        """Publish a complete file of this machine here. With `new`, FileExistsError if a file with other bytes exists.
 
-        In a bucket `file` stays where it is with `keep`; in a folder it is moved here. Returns its version, as `stat` gives it, where
-        the place is `durable`; else "".
+        In a folder `file` is moved here; in a bucket it is uploaded, and with `keep` also stays where it is. Returns its version,
+        as `stat` gives it, if the place is `durable`; otherwise "".
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def entries(self) -> list[str]:
-        """The names of the files and folders that lie directly in it, sorted; none where it is no folder."""
+        """The names of the files and folders directly in it, sorted; none if it is not a folder."""
 
     @abstractmethod
     def files(self) -> dict[str, Found]:
@@ -154,58 +154,58 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def stats(self, names: list[str]) -> list[Found | None]:
-        """Each of these files; None for one that is not there."""
+        """Each of these files; None for a file that does not exist."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Delete the file, or the folder with all that lies in it; neither need be there."""
+        """Delete the file, or the folder with all that is in it; no error if neither exists."""
 
     # Files as paths of this machine, for what is mapped into memory or read by other libraries
 
     @abstractmethod
     def fetch(self, name: str = "", size: int | None = None, sha256: str | None = None, entry: str = "") -> Path:
-        """The path on this machine of the file, or of the file `name` in it; of a bucket's, in the cache, where it stays as long as it is used.
+        """The path on this machine of the file, or of the file `name` in it; a file of a bucket is cached, and stays as long as it is used.
 
-        `size` and `sha256` are what its manifest records, and `entry` its group in the cache. InputError where it is missing or another.
+        `size` and `sha256` are those of its manifest, and `entry` is its group in the cache. InputError if it is missing or differs.
         """
 
     @abstractmethod
     def local(self) -> Path:
-        """The path on this machine of the file, or of the folder with all files in it. InputError where a bucket has nothing there."""
+        """The path on this machine of the file, or of the folder with all its files. InputError if a bucket has nothing there."""
 
     @abstractmethod
     def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
-        """Make the folder where an output was put together the group `entry` of the cache, so that it need not be fetched."""
+        """Turn the folder where an output was assembled into the group `entry` of the cache, so that it need not be fetched."""
 
     @abstractmethod
     def working(self, key: str) -> Path:
-        """The folder of this machine where an output is put together: itself, or, for a bucket, one that is named by `key`."""
+        """The folder of this machine where an output is assembled: itself, or, for a bucket, one that is named by `key`."""
 
     @abstractmethod
     def forget(self, key: str = "") -> None:
-        """Remove what this machine put together for a bucket: `working(key)`, or what `growing` gave for all that lies in it."""
+        """Remove the local copy that this machine made for a bucket: `working(key)`, and the files that `growing` returned below it."""
 
     @abstractmethod
     def growing(self) -> Path:
-        """The path on this machine of a file to append to, which need not be there yet; `send` lets others see what it holds."""
+        """The path on this machine of a file to append to, which need not exist yet; `send` makes its content visible to others."""
 
     @abstractmethod
     def sent(self) -> bytes | None:
-        """What others see of a file that grows; None where that is the file itself."""
+        """What others see of a growing file; None if they see the file itself."""
 
     @abstractmethod
     def send(self) -> None:
-        """Let others see what a file that grows holds by now."""
+        """Make the present content of a growing file visible to others."""
 
     # Several processes
 
     @abstractmethod
     def lock(self) -> AbstractContextManager[None]:
-        """One process of this machine at a time; the end of a process releases it."""
+        """A lock for one process of this machine at a time; released when the process ends."""
 
     @abstractmethod
     def hold(self) -> Hold:
-        """The right to write the output here, of one process on any machine; InputError where another one has it."""
+        """The exclusive right to write the output here, among processes of all machines; InputError if another process has it."""
 
     @abstractmethod
     def for_ray(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def streamed(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """As `together`, each as soon as it and those before it are done."""
+    """As `together`, but yields each result as soon as it and those before it are ready."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         yield from pool.map(work, items)
 

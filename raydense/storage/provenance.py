@@ -1,4 +1,4 @@
-"""What an output is made from: settings, fingerprints of inputs, versions; and the check that inputs are still the same where they are read."""
+"""Provenance of an output: settings, fingerprints of inputs, versions; and the check that inputs have not changed when they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu
 def fingerprint_of(path: str | os.PathLike[str]) -> str:
     """What identifies an input: the fingerprint of an artifact, else a digest of the bytes of the file or of the folder's files.
 
-    InputError on a model of ours whose files are not those that it was finished with: other tools write weights in place.
+    InputError for a model of raydense whose files were changed since: other tools write weights in place.
     """
     place = Place.of(path)
     if read_manifest(place) is not None:
@@ -46,8 +46,8 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
 def check_unchanged(path: str | os.PathLike[str], fingerprint: str) -> None:
     """Raise InputError unless `path` (an artifact, or any file or folder) still has the fingerprint that a stage began with.
 
-    An actor calls it after it has loaded a model: what was loaded is then what the stage was asked for. A file that a process has
-    hashed once is not read again while its size and times stay as they are.
+    An actor calls it after it has loaded a model, to confirm that it loaded the model that the stage began with. A file is hashed
+    once per process, as long as its size and times stay the same.
     """
     now = fingerprint_of(path)
     if now != fingerprint:
@@ -72,10 +72,10 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
-    """What the output of a stage is made from: the stage, the settings that shape it, and the fingerprint of each input.
+    """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
-    Inputs that are lists have names, which the output shows: these belong to it; so does the commit of a model of the Hub.
-    Raises InputError where an input is missing, unfinished, or of another kind than its setting says.
+    The names of inputs in a list are part of it, since the output shows them; so is the commit of a model of the Hub.
+    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
     inputs: dict[str, Any] = {}
     names: list[str] = []
@@ -95,7 +95,7 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
 
 
 def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:
-    """As `provenance`, with what `settings` leave open (`left_open`) as `there` has it, which is what an output was made from."""
+    """As `provenance`, but values that `settings` leave open (`left_open`) are taken from `there`, an output's provenance."""
     made_from = provenance(stage, settings)
     for part in ("settings", "inputs"):
         made_from[part] |= {key: value for key, value in there.get(part, {}).items() if key in settings.left_open()}
@@ -103,7 +103,7 @@ def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str,
 
 
 def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> str:
-    """What differs between two of what `provenance` returns, as `key: there -> here`, or the empty string."""
+    """The differences of two provenances as `key: there -> here`; empty if they are equal."""
     found = []
     for key in sorted(there.keys() | here.keys()):
         a, b = there.get(key), here.get(key)
@@ -132,7 +132,7 @@ def versions() -> dict[str, str]:
 
 
 def named_folder(item: str) -> tuple[str, str]:
-    """The name and the folder of `NAME=folder` or of `folder`, which is called as it is itself called."""
+    """The name and the folder of `NAME=folder`; a `folder` alone is named by its own last part."""
     name, folder = named(item)
     return name or Place.of(folder).name, folder
 

@@ -1,4 +1,4 @@
-"""The first rows of an artifact, to look at it in Python or in a notebook; no more is read than these take."""
+"""The first rows of an artifact, for Python or a notebook; only the files that hold them are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first_rows(artifact: Artifact, n: int) -> pa.Table:
 
 
 def _batches(artifact: Artifact, size: int) -> Iterator[pa.RecordBatch]:
-    """All rows in order, read file by file; of Parquet at most `size` at once."""
+    """All rows in order, read file by file; Parquet files at most `size` rows at once."""
     for name in (file.path for file in artifact.files if fnmatch(file.path, _FILES[artifact.kind])):
         path = str(artifact.file(name))
         if path.endswith(".parquet"):
@@ -53,7 +53,7 @@ def _batches(artifact: Artifact, size: int) -> Iterator[pa.RecordBatch]:
 
 
 def as_html(artifact: Artifact) -> str:
-    """A heading with kind, rows and place; below it the first rows, or the files of a kind without. What lies in a bucket is not fetched."""
+    """A heading with kind, rows and place; below it the first rows, or the files if the kind has no rows. Nothing is fetched from a bucket."""
     heading = f"<b>{escape(artifact.kind)}</b>, {artifact.rows:,} rows, <code>{escape(str(artifact.place))}</code>"
     if artifact.kind in _FILES and artifact.rows and not artifact.place.everywhere:
         return f"{heading}\n{first_rows(artifact, _SHOWN).to_pandas().to_html(index=False)}"
