@@ -47,12 +47,17 @@ def manifests(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in files}
 
 
-def kill_once_trained(folder: Path) -> None:
-    """Begin the sweep as a process of its own, and kill -9 it when the first re-ranker is trained."""
+def start_sweep(folder: Path, log: str) -> subprocess.Popen[bytes]:
+    """The sweep as a user runs it: a process of its own, with a Ray of its own, whose workers show their environment."""
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out"]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=kept, stdout=log, stderr=log, start_new_session=True)
+    command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out", "--concurrent", "2"]
+    with open(folder / log, "w") as stream:
+        return subprocess.Popen(command, cwd=folder, env=kept, stdout=stream, stderr=stream, start_new_session=True)
+
+
+def kill_once_trained(folder: Path) -> None:
+    """Begin the sweep, and kill -9 it when the first re-ranker is trained."""
+    process = start_sweep(folder, "log")
     try:
         while not list(folder.glob("out/stages/*/reranker/manifest.json")):
             assert process.poll() is None, (folder / "log").read_text()
@@ -96,10 +101,11 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sweep = Sweep.read("recipe.yaml", "out")
     assert sweep is not None
-    with environments_of("ray::RayTrainWorker") as seen:
-        assert run_sweep(sweep, concurrent=2) == {}
+    with environments_of("ray::RayTrainWorker") as seen, start_sweep(tmp_path, "log-2") as process:
+        process.wait()
+    said = Path("log-2").read_text()
+    assert process.returncode == 0, said
     assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
-    said = capfd.readouterr().err
     assert (said.count("reranker: done in"), said.count("reranked: done in")) == (1, 4)
     assert "negatives: done in" not in said, "made before the kill"
     after = manifests(tmp_path / "out")
