@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import socket
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from warm_worker import cold_environment
 
 RAY = str(Path(sys.executable).parent / "ray")
 _OBJECTS = 200 * 1024**2
@@ -105,7 +105,7 @@ class Nodes:
 
     def __init__(self, folder: Path, cpus: int, **environment: str) -> None:
         self.folder, self.cpus, self.mark = folder, cpus, secrets.token_hex(16)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        kept = {key: value for key, value in cold_environment().items() if not key.startswith("RAY_")}
         access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # for a busy machine: nothing is started that has no work, and workers are as important as what they work for
         busy = {"RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}

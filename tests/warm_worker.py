@@ -44,6 +44,7 @@ def warm_workers(folder: Path) -> Iterator[None]:
     from raydense.runtime.allocator import cpu_worker_env
 
     address, own = str(folder / "socket"), ray_constants.SETUP_WORKER_FILENAME
+    path = os.environ.get("PYTHONPATH")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address)
     listening.listen(64)
@@ -56,11 +57,17 @@ def warm_workers(folder: Path) -> Iterator[None]:
     ) as server:
         listening.close()
         ray_constants.SETUP_WORKER_FILENAME = __file__  # joined to the folder of Ray's own, which an absolute path replaces
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "warm"), *([path] if path else [])])
         try:
             yield
         finally:
             ray_constants.SETUP_WORKER_FILENAME = own
             server.terminate()
+
+
+def cold_environment() -> dict[str, str]:
+    """The environment of a process whose Ray, one of its own, starts workers in Ray's own way, as one with a token must: a fork knows of none."""
+    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", _SOCKET)}
 
 
 def ask(arguments: list[str]) -> int:
@@ -150,6 +157,7 @@ class Server:
             os.nice(wanted["nice"] - os.nice(0))
             random.seed()
             Config.initialize("")  # Ray's own, which it reads from the environment once
+            sys.path += [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
             sys.argv = wanted["arguments"]
             sys.path[0] = str(Path(sys.argv[0]).parent)
             runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""Place by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
+"""Shared by integration tests: one Ray and one S3 server for the whole session, since both take seconds to start."""
 
 import os
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from s3_server import empty, s3_server
 from warm_worker import warm_workers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with warm_workers(tmp_path_factory.mktemp("warm")):
         yield
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(_warm: None) -> None:
+def ray_cluster() -> None:
     """A Ray of this process with four logical CPUs, started by the first module that uses it; it ends with the process."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
+from warm_worker import cold_environment
 
 from raydense.inference.generate import generate
 from raydense.inference.settings import GenerateSettings
@@ -88,9 +89,9 @@ PASSAGES = 1_200
 @pytest.fixture
 def started():
     """The script as `make cluster-local` runs it, and its output once the cluster is up."""
-    kept = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | {"PATH": "/usr/bin:/bin"}
     command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.7", "--idle", "2"]
-    process = subprocess.Popen(command, cwd=ROOT, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = cold_environment() | {"PATH": "/usr/bin:/bin"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     for line in process.stdout:
         lines.append(line)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from warm_worker import cold_environment
 
 from raydense.recipes.recipe import state
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
@@ -49,10 +50,9 @@ def manifests(folder: Path) -> dict[str, tuple[int, int]]:
 
 def start_sweep(folder: Path, log: str) -> subprocess.Popen[bytes]:
     """The sweep as a user runs it: a process of its own, with a Ray of its own, whose workers show their environment."""
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out", "--concurrent", "2"]
     with open(folder / log, "w") as stream:
-        return subprocess.Popen(command, cwd=folder, env=kept, stdout=stream, stderr=stream, start_new_session=True)
+        return subprocess.Popen(command, cwd=folder, env=cold_environment(), stdout=stream, stderr=stream, start_new_session=True)
 
 
 def kill_once_trained(folder: Path) -> None:

@@ -36,8 +36,9 @@ def allocators(title: str) -> Iterator[set[bool]]:
         while not done.wait(0.05):
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error, OSError):
-                    if title in " ".join(process.cmdline()):
-                        seen.add("libjemalloc" in Path(f"/proc/{process.pid}/maps").read_text())
+                    # of a process that is about to end, nothing is mapped
+                    if title in " ".join(process.cmdline()) and (mapped := Path(f"/proc/{process.pid}/maps").read_text()):
+                        seen.add("libjemalloc" in mapped)
 
     thread = threading.Thread(target=look)
     thread.start()

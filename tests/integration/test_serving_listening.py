@@ -14,10 +14,10 @@ import psutil
 from embeddings import write_corpus
 from killing import heeds_ctrl_c
 from nodes import free_ports
+from warm_worker import cold_environment
 
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
-from tests.s3_server import with_environment
 
 # An actor as those of a Ray Data pool: Ray warns that it cannot restart once the driver and the argument have gone.
 WORK = """
@@ -52,7 +52,7 @@ print(json.dumps({"found": found, "nice": [os.nice(0), nice], "joined": "".join(
 
 def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() -> None:
     command = ["nice", "-n", "2", sys.executable, "-c", WORK + LOOK, WORK]
-    done = subprocess.run(command, env=with_environment({}), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     found = result["found"]
@@ -72,7 +72,7 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     port = str(free_ports(1)[0])
     command = [sys.executable, "-m", "raydense", "serve", "--index", str(tmp_path / "words"), "--port", port]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    server = subprocess.Popen(command, env=with_environment({}), preexec_fn=heeds_ctrl_c, **streams)
+    server = subprocess.Popen(command, env=cold_environment(), preexec_fn=heeds_ctrl_c, **streams)
     assert server.stdout is not None
     try:
         line = server.stdout.readline()
