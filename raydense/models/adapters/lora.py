@@ -34,7 +34,7 @@ def adapt(model: PreTrainedModel, options: dict[str, str]) -> Adapted:
     try:
         config = LoraConfig(
             r=int(given["rank"]),
-            lora_alpha=float(given["alpha"]),  # type: ignore[arg-type]  # it is only divided by the rank
+            lora_alpha=float(given["alpha"]),
             lora_dropout=float(given["dropout"]),
             target_modules=layers if layers == "all-linear" else layers.split("+"),
             bias="none",
