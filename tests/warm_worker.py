@@ -53,7 +53,7 @@ def warm_workers(folder: Path) -> Iterator[None]:
     # what Ray reads once, as it is imported: no job yet, and the process whose end ends a worker
     fixed = {"RAY_JOB_ID": "ffffffff", "RAY_RAYLET_PID": str(os.getpid())}
     with subprocess.Popen(
-        command, env=os.environ | cpu_worker_env() | fixed, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL
+        command, env=os.environ | cpu_worker_env() | fixed, pass_fds=[listening.fileno()], stdin=subprocess.PIPE
     ) as server:
         listening.close()
         ray_constants.SETUP_WORKER_FILENAME = __file__  # joined to the folder of Ray's own, which an absolute path replaces
@@ -105,6 +105,9 @@ class Server:
         self.workers: dict[int, socket.socket] = {}
         self.waiting = selectors.DefaultSelector()
         self.waiting.register(listening, selectors.EVENT_READ, self.fork)
+        self.waiting.register(
+            sys.stdin, selectors.EVENT_READ, lambda _: os._exit(0)
+        )  # its other end is the test process's, which has ended
         ended, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
