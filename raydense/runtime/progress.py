@@ -15,6 +15,7 @@ from raydense.runtime.verbosity import is_quiet
 
 _PLAIN_EVERY_S = 10.0
 _LIVE_EVERY_S = 0.2
+_RATE_AFTER_S = 1.0  # what came first says little of the rate
 _MUTED = ContextVar("muted", default=False)
 
 
@@ -66,12 +67,16 @@ def pace(rate: float, unit: str) -> str:
 
 
 class Progress:
-    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` counts what an earlier run committed."""
+    """`with Progress("encode", total, "passages") as p: p.add(n)`; `done_before` counts what an earlier run committed.
+
+    Rate and time left are those since the first progress: starting workers takes long, and is shown as such.
+    """
 
     def __init__(self, name: str, total: int, unit: str, done_before: int = 0) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = self.before = done_before
-        self._first: tuple[float, int] | None = None  # time and count of the first progress: workers take long to start
+        self.starting = True  # no worker is known to have begun
+        self._first: tuple[float, int] | None = None  # time and count of the first progress
         self.note = ""
         self.start = self._shown = self._exported = time.monotonic()
         self._silent = _silent()  # of the thread that starts it: others call `set`
@@ -92,7 +97,7 @@ class Progress:
         self.note = note or self.note
         now = time.monotonic()
         if self._first is None and done > self.before:
-            self._first = now, done
+            self._first, self.starting = (now, done), False
         if now - self._exported >= _LIVE_EVERY_S or done == self.total:
             self._exported = now
             self._export()
@@ -105,8 +110,9 @@ class Progress:
         show("total", self.total, stage=self.name, unit=self.unit)
 
     def _line(self, now: float) -> str:
-        begun, before = self._first or (now, self.done)
-        rate = (self.done - before) / max(now - begun, 1e-9)
+        if self.starting:
+            return f"{self.name}: starting workers"
+        rate = self._rate(now)
         speed = f", {pace(rate, self.unit)}" if rate > 0 else ""
         note = f", {self.note}" if self.note else ""
         if not self.total:  # the total is unknown
@@ -114,6 +120,11 @@ class Progress:
         left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
         share = f" ({100 * self.done / self.total:.0f}%)"
         return f"{self.name}: {self.done:,}/{self.total:,} {self.unit}{share}{speed}{left}{note}"
+
+    def _rate(self, now: float) -> float:
+        """How many a second since the first progress; 0 where that is not known."""
+        begun, before = self._first or (now, self.done)
+        return (self.done - before) / (now - begun) if now - begun >= _RATE_AFTER_S else 0.0
 
     def _show(self, line: str) -> None:
         if self._live:
@@ -131,6 +142,7 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.clear()
         if kind is None and self.done > self.before:
-            passed = time.monotonic() - self.start
-            done = self.done - self.before
-            say(f"{self.name}: {done:,} {self.unit} in {duration(passed)}, {pace(done / max(passed, 1e-9), self.unit)}")
+            now = time.monotonic()
+            rate = self._rate(now)
+            speed = f", {pace(rate, self.unit)}" if rate > 0 else ""
+            say(f"{self.name}: {self.done - self.before:,} {self.unit} in {duration(now - self.start)}{speed}")

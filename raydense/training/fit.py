@@ -178,7 +178,7 @@ class _Followed:
             self._asks_micro_batch = False
         if self._shows_start and (start := start_line(self._shared)):
             say(f"train: {start}")
-            self._shows_start = False
+            self._shows_start = progress.starting = False
         self._at = max(self._at, steps_done(self._shared) or 0)
         progress.set(self._at or progress.done)  # also where nothing is new: a line comes by time
         for line in self._follower.new_lines():
