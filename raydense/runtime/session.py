@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.runtime.progress import say
+from raydense.runtime.progress import duration, say
 from raydense.runtime.ray_internals import autoscaler_state, end_half_started, on_loopback, only_on_loopback, quiet_driver
 from raydense.runtime.verbosity import is_verbose, limit_logs
 
@@ -72,7 +72,8 @@ def _start(**common: Any) -> None:
     """Start a Ray on this machine; try again if it times out, as it does on a very busy machine; InputError after the last try."""
     import ray
 
-    for left in reversed(range(_STARTS)):
+    for attempt in range(1, _STARTS + 1):
+        begun = time.monotonic()
         try:
             with on_loopback():
                 ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
@@ -81,9 +82,11 @@ def _start(**common: Any) -> None:
             if "timed out during startup" not in str(error):
                 raise
             end_half_started(error)
-            if not left:
-                raise InputError("did not start in time, as happens on a very busy machine", "Ray", "run the same command again") from error
-        say("Ray did not start in time, as happens on a very busy machine: trying again")
+            if attempt == _STARTS:
+                what = f"did not start in time in {_STARTS} attempts, as happens on a very busy machine"
+                raise InputError(what, "Ray", "run the same command again") from error
+        took = duration(time.monotonic() - begun)
+        say(f"Ray did not start within {took}, as happens on a very busy machine: attempt {attempt + 1} of {_STARTS}")
 
 
 def quiet_data() -> None:

@@ -1,0 +1,26 @@
+"""A local Ray that is slow to start: how long it took, and the attempts that are left."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from raydense.errors import InputError
+from raydense.runtime import session
+
+
+def test_each_attempt_to_start_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [0.0]
+
+    def init(**_: object) -> None:
+        clock[0] += 60.4
+        raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(InputError, match="did not start in time in 3 attempts"):
+        session._start()
+    assert capsys.readouterr().err.splitlines() == [
+        "Ray did not start within 1m00s, as happens on a very busy machine: attempt 2 of 3",
+        "Ray did not start within 1m00s, as happens on a very busy machine: attempt 3 of 3",
+    ]
