@@ -20,7 +20,7 @@ from raydense.recipes.recipe import Recipe, plan, run, seconds_behind
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
 from raydense.runtime.progress import duration, say, say_error
-from raydense.storage import named_folder
+from raydense.storage import named_folders
 
 
 def _recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -94,8 +94,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
     """For each run of a report, the seconds of all stages that it depends on."""
     of_folder = {str(stage.settings.output): stage.name for stage in recipe.stages}
     rows = {}
-    for item in runs:
-        name, folder = named_folder(item)
+    for name, folder in named_folders(runs):
         if folder in of_folder:
             rows[name] = seconds_behind(recipe, of_folder[folder])
     return rows

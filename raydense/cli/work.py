@@ -24,7 +24,7 @@ from raydense.recipes.content import load_recipe
 from raydense.recipes.stage import Stage
 from raydense.runtime.progress import say
 from raydense.settings import Settings
-from raydense.storage import Place, digest_of, is_hub_name, named, named_folder
+from raydense.storage import Place, digest_of, is_hub_name, named
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def input_paths(settings: Settings) -> Iterator[tuple[str, str]]:
     for key in settings.inputs():
         value = settings.value_of(key)
         if isinstance(value, list):
-            yield from ((key, named_folder(item)[1]) for item in value)
+            yield from ((key, named(item)[1]) for item in value)
         elif value is not None and _is_path(settings, key, value):
             yield key, value
 

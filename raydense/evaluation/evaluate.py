@@ -23,7 +23,7 @@ from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, Place, named_folder, provenance
+from raydense.storage import Artifact, Draft, Place, named_folders, provenance
 
 _COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
@@ -37,8 +37,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
     InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
-    folders = named_folders(settings.run, "run")
-    named_models = named_folders(settings.models, "models")
+    folders = _by_name(settings.run, "run")
+    named_models = _by_name(settings.models, "models")
     for needed in ("queries", "corpus") if settings.answers else ():
         if getattr(settings, needed) is None:
             raise InputError("missing", needed, "answers.match needs it")
@@ -60,10 +60,10 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     return draft.finish(len(asked.query_ids), result=result)
 
 
-def named_folders(items: list[str], key: str) -> dict[str, str]:
+def _by_name(items: list[str], key: str) -> dict[str, str]:
     """The folders of a list of `folder` or `NAME=folder`, by name; InputError where two have the same name."""
     named: dict[str, str] = {}
-    for name, folder in map(named_folder, items):
+    for name, folder in named_folders(items):
         if name in named:
             raise InputError(f"the name {name!r} is repeated", key, "write NAME=folder, each with another name")
         named[name] = folder

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raydense.storage import Artifact
 
 
 def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None, metrics: list[str] | None = None) -> str:
     """The runs of a report artifact, a line each, with their metrics (all, or those named, in that order) and seconds if given."""
-    result = report.summary["result"]
-    runs = result.get("runs", {"run": result})
+    runs = _runs_of(report)
     names = metrics or list(next(iter(runs.values()))["metrics"])
     lines = [["", *names, *(["seconds"] if seconds is not None else [])]]
     for run, measured in runs.items():
@@ -21,10 +21,13 @@ def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = Non
 
 def metrics_of(report: Artifact) -> dict[str, dict[str, float]]:
     """The metrics of each run of a report artifact."""
+    return {run: measured["metrics"] for run, measured in _runs_of(report).items()}
+
+
+def _runs_of(report: Artifact) -> dict[str, Any]:
+    """What was measured of each run of a report artifact."""
     result = report.summary["result"]
-    if "runs" in result:
-        return {run: measured["metrics"] for run, measured in result["runs"].items()}
-    return {report.manifest["made_from"]["names"][0]: result["metrics"]}
+    return result["runs"] if "runs" in result else {report.manifest["made_from"]["names"][0]: result}
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

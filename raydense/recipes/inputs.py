@@ -8,7 +8,7 @@ from pathlib import Path
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
-from raydense.storage import Artifact, Place, model_place, named_folder, read_manifest
+from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 
@@ -34,7 +34,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     """The first input of a stage that no earlier stage makes and that is not there, or that is of another kind; else the empty string."""
     for key, kind in stage.settings.inputs().items():
         value = stage.settings.value_of(key)
-        for path in [named_folder(item)[1] for item in value] if isinstance(value, list) else [value]:
+        for path in [named(item)[1] for item in value] if isinstance(value, list) else [value]:
             by_name = isinstance(stage.settings, ImportSettings) and stage.settings.by_name
             if path is None or (kind == "model" and path == "tiny") or by_name:
                 continue

@@ -28,7 +28,7 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
-from raydense.storage import Artifact, Place, named_folder
+from raydense.storage import Artifact, Place, named_folders
 
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
 
@@ -212,4 +212,4 @@ def _made_once(sweep: Sweep) -> set[str]:
     settings: list[Any] = [trial.report.settings for trial in sweep.trials]
     if len(settings) == 1 or len({(each.qrels, *each.metrics) for each in settings}) > 1:
         return set()
-    return {name for name, _ in set.intersection(*({named_folder(item) for item in each.run} for each in settings))}
+    return {name for name, _ in set.intersection(*(set(named_folders(each.run)) for each in settings))}

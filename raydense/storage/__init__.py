@@ -9,7 +9,7 @@ from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import checked, named, safe_name
 from raydense.storage.place import Found, Place
-from raydense.storage.provenance import check_unchanged, differences, fingerprint_of, named_folder, provenance, provenance_of, versions
+from raydense.storage.provenance import check_unchanged, differences, fingerprint_of, named_folders, provenance, provenance_of, versions
 
 __all__ = [
     "MANIFEST",
@@ -33,7 +33,7 @@ __all__ = [
     "is_hub_name",
     "model_place",
     "named",
-    "named_folder",
+    "named_folders",
     "provenance",
     "provenance_of",
     "read_manifest",

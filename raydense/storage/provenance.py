@@ -83,7 +83,7 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
         if isinstance(value, list):
-            pairs = [named_folder(item) for item in value]
+            pairs = named_folders(value)
             inputs[key] = [_input_fingerprint(folder, kind) for _, folder in pairs]
             names += [name for name, _ in pairs]
         elif value is not None:
@@ -131,10 +131,26 @@ def versions() -> dict[str, str]:
     return found
 
 
-def named_folder(item: str) -> tuple[str, str]:
-    """The name and the folder of `NAME=folder`; a `folder` alone is named by its own last part."""
-    name, folder = named(item)
-    return name or Place.of(folder).name, folder
+def named_folders(items: list[str]) -> list[tuple[str, str]]:
+    """The name and the folder of each `NAME=folder`; a `folder` alone is named by its own last part.
+
+    Different folders with the same last part are named by the shortest ends of their paths that differ.
+    """
+    pairs = [named(item) for item in items]
+    paths: dict[str, set[str]] = {}  # of the folders without a name, by last part
+    for name, folder in pairs:
+        if not name:
+            paths.setdefault(Place.of(folder).name, set()).add(Place.of(folder).located)
+    return [(name or _end_that_differs(Place.of(folder), paths), folder) for name, folder in pairs]
+
+
+def _end_that_differs(place: Place, paths: dict[str, set[str]]) -> str:
+    others = paths[place.name] - {place.located}
+    if not others:
+        return place.name
+    parts = place.located.strip("/").split("/")
+    ends = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+    return next((end for end in ends if not any(f"/{other}".endswith(f"/{end}") for other in others)), place.name)
 
 
 def _input_fingerprint(value: str, kind: str) -> str:

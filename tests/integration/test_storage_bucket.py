@@ -27,7 +27,7 @@ from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
-from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folder, verify
+from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folders, verify
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
 from tests.embeddings import write_embeddings
@@ -110,7 +110,7 @@ def test_names(tmp_path: Path) -> None:
 def test_a_name_before_a_path_has_no_slash(item: str, name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert named(item) == (name, path)
-    assert named_folder(item) == (name or Path(path).name, path)
+    assert named_folders([item]) == [(name or Path(path).name, path)]
     settings = EvaluateSettings.read({"run": [item], "qrels": "q", "output": "o"})
     there = path if path.startswith("s3:") else str(tmp_path / path)
     assert settings.run == [item]

@@ -72,6 +72,22 @@ def test_one_run(world: Path):
     assert evaluate_world(world, "report", [str(world / "good")]).path.joinpath("report.html").stat().st_mtime_ns == before
 
 
+def test_the_table_of_one_run_has_its_name(world: Path):
+    report = evaluate_world(world, "report", [str(world / "good")])
+    assert comparison_table(report, {"good": 2.0}).splitlines()[2].split() == ["good", "0.8333", "0.5000", "2.0"]
+
+
+def test_runs_in_folders_of_the_same_name_are_named_by_what_differs(world: Path):
+    for name in ("bad", "good"):
+        (world / "imported" / name).mkdir(parents=True)
+        (world / name).rename(world / "imported" / name / "run")
+    runs = [str(world / "imported" / name / "run") for name in ("bad", "good")]
+    report = evaluate_world(world, "report", [*runs, f"named={runs[1]}"])
+    assert list(report.summary["result"]["runs"]) == ["bad/run", "good/run", "named"]
+    with pytest.raises(InputError, match="'run' is repeated"):
+        evaluate_world(world, "twice", [runs[0], runs[0]])
+
+
 def test_several_runs_against_the_first(world: Path):
     report = evaluate_world(world, "report", [f"BM25={world / 'bad'}", f"dense={world / 'good'}"])
     result = report.summary["result"]

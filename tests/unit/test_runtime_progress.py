@@ -39,7 +39,9 @@ def test_what_is_done_within_a_second_has_no_rate(monkeypatch: pytest.MonkeyPatc
     assert capsys.readouterr().err == "search: 100 queries in 8s\n"
 
 
-def test_workers_that_have_started_may_be_long_at_the_first_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_have_started_may_be_long_at_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with progress.Progress("train", 100, "steps") as shown:
