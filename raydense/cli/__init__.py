@@ -123,7 +123,8 @@ def doctor_command(as_json: bool) -> None:
 def verify_command(folder: str) -> None:
     """Read the checksums of every artifact in FOLDER (an output of a stage, or of a recipe); exit code 1 if a file is damaged."""
     damaged = False
-    with Progress("verify", 0, "files") as progress:
+    progress = Progress("verify", 0, "files")
+    try:
         for artifact, file, wrong in verify_all(folder):
             progress.add(1)
             if wrong:
@@ -131,6 +132,8 @@ def verify_command(folder: str) -> None:
                 progress.clear()
                 fix = "run" if wrong == "missing" else "delete it, and run"
                 print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
+    finally:
+        progress.clear()
     if damaged:
         sys.exit(1)
     print(f"verify: {folder}: {progress.done:,} files are as they were written")

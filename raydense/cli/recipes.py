@@ -87,6 +87,8 @@ def _run(recipe: Recipe, as_json: bool) -> dict[str, Any]:
                 print(f"report: {report['report']}")
     if as_json:
         print(json.dumps({"stages": made, **report}, ensure_ascii=False))
+    elif not report:
+        print(f"run: {recipe.output} ({', '.join(stage.name for stage in recipe.stages)})")
     return report
 
 

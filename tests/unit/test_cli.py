@@ -83,6 +83,14 @@ def test_quiet_prints_results_and_errors_alone(tmp_path, capsys, monkeypatch):
     assert "--quiet and --verbose exclude each other" in err
 
 
+def test_a_recipe_without_a_report_prints_what_it_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RAYDENSE_VERBOSITY", "")
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text("stages:\n  data: {do: sample, passages: 200, train_queries: 50, dev_queries: 10, test_queries: 10}\n")
+    code, out, err = call("run", str(recipe), "--output", str(tmp_path / "o"), "--quiet", capsys=capsys)
+    assert (code, out, err) == (0, f"run: {tmp_path}/o (data)\n", "")
+
+
 def test_verbose_leaves_the_logs_of_libraries_on(capsys, monkeypatch):
     for verbosity, level in (("verbose", logging.INFO), ("", logging.ERROR)):
         monkeypatch.setenv("RAYDENSE_VERBOSITY", verbosity)
@@ -177,8 +185,8 @@ def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
     draft = Draft.open(made, "run", {"a": 1})
     draft.commit("one.txt", lambda path: path.write_text("text"), 1)
     draft.finish(1)
-    code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
-    assert (code, out) == (0, f"verify: {tmp_path}/out: 1 files are as they were written\n")
+    code, out, err = call("verify", str(tmp_path / "out"), capsys=capsys)
+    assert (code, out, err) == (0, f"verify: {tmp_path}/out: 1 files are as they were written\n", "")
     (made / "one.txt").write_text("TEXT")
     code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
     fix = f"delete it, and run the stage that made {made} again: it makes only this file"
