@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 
 import raydense as rd
 from raydense.cli import app
 from raydense.cli.flags import read, read_evaluate, read_recipe
-from raydense.data.tables import read_table
+from raydense.data.tables import commit_table, read_table
 from raydense.recipes.stage import VERBS
+from raydense.storage import Draft
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "cluster" / "README.md"]
@@ -143,6 +145,22 @@ def test_files_that_are_named_exist(file):
 
 def test_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_python_that_reads_artifacts_runs_as_it_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rd.sample(rd.SampleSettings(passages=200, train_queries=40, dev_queries=8, test_queries=8, output="data/scifact"))
+    corpus = rd.PassageStore("data/scifact/corpus")
+    draft = Draft.open(tmp_path / "runs" / "bm25", "run", {})
+    hits = {"query_id": ["q1", "q1"], "passage_id": corpus.ids([7, 3]), "rank": [1, 2], "score": [2.5, 1.5]}
+    commit_table(draft, "run-00000.parquet", pa.table(hits))
+    draft.finish(2, k=100)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guides" / "own-data.md").read_text(), re.M | re.S)
+    (shown,) = [block for block in blocks if "Artifact.open" in block]
+    exec(compile(shown, "own-data.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 100\n")
+    assert all(f"q1 {rank} {3.5 - rank} {text}" in printed for rank, text in enumerate(corpus.passages([7, 3]), 1))
 
 
 def test_the_answer_shown_for_http_is_right(tmp_path):
