@@ -63,8 +63,10 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
 
     params = [param for param in command.params if param.name != "address"]
     words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
-    form = command.settings if isinstance(command, Command) else None
-    return Command(name, form, params=[*params, *_submit_options()], callback=call, help=words, short_help=f"`raydense {name}` as a job.")
+    settings_class = command.settings if isinstance(command, Command) else None
+    return Command(
+        name, settings_class, params=[*params, *_submit_options()], callback=call, help=words, short_help=f"`raydense {name}` as a job."
+    )
 
 
 def _submit_run(command: click.Command) -> click.Command:

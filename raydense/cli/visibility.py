@@ -18,7 +18,7 @@ from raydense.recipes.stage import Stage
 from raydense.runtime.session import ensure_ray
 from raydense.storage import Place
 
-SUBMISSION = "RAYDENSESUBMISSION"  # is set in a job: the name of its submission
+SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
 _SHARE = "put it on storage that all nodes mount, and give its path there"
 _DISKS = {"apfs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfs", "ntfs", "overlay", "ramfs", "tmpfs", "vfat", "xfs", "zfs"}
 

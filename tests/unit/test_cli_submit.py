@@ -174,6 +174,53 @@ def test_a_log_that_is_read_again_is_printed_once():
     assert "".join(printed) == "one\ntwo\nthree\nfour\n"
 
 
+class Cluster:
+    """Keeps what is submitted; `earlier` are the jobs that it had before."""
+
+    def __init__(self, *earlier):
+        self.jobs, self.submitted = list(earlier), []
+
+    def list_jobs(self):
+        return self.jobs
+
+    def submit_job(self, **given):
+        sent = sorted(path.name for path in Path(given["runtime_env"]["working_dir"]).iterdir())
+        self.submitted.append((given["entrypoint"], given["submission_id"], given["runtime_env"]["env_vars"], sent))
+
+
+@pytest.mark.parametrize(
+    ("flags", "python", "verbosity"),
+    [
+        ([], "python", {}),
+        (["--quiet"], "python", {"RAYDENSE_VERBOSITY": "quiet"}),
+        (["--verbose", "--python", "/opt/a b/python"], "'/opt/a b/python'", {"RAYDENSE_VERBOSITY": "verbose"}),
+    ],
+)
+def test_a_job_has_the_python_the_verbosity_and_the_code(flags, python, verbosity, monkeypatch, capsys):
+    monkeypatch.setenv("RAYDENSE_VERBOSITY", "")  # a flag sets it: so it is put back
+    monkeypatch.delenv("RAYDENSE_VERBOSITY")
+    cluster = Cluster()
+    monkeypatch.setattr(jobs, "connect", lambda address: cluster)
+    with pytest.raises(SystemExit) as stopped:
+        main(["submit", "sample", "--output", "s3://b/o", "--address", "http://head.example:8265", "--no-wait", *flags])
+    name = capsys.readouterr().out.strip()
+    assert stopped.value.code == 0
+    environment = {"RAYDENSE_SUBMISSION": name, **verbosity}
+    assert cluster.submitted == [(f"{python} -m raydense sample --output s3://b/o", name, environment, ["raydense"])]
+
+
+def test_a_job_that_has_ended_is_submitted_under_the_next_name():
+    work = index()
+    name = submission_name(work)
+    ended = JobDetails(type=JobType.SUBMISSION, submission_id=name, entrypoint="x", status=JobStatus.STOPPED)
+    cluster = Cluster(ended)
+    assert jobs.start(cluster, work) == (f"{name}-2", f"submitted again: {name} stopped")
+    assert cluster.submitted[0][1] == f"{name}-2"
+    cluster.jobs.append(ended.model_copy(update={"submission_id": f"{name}-2", "status": JobStatus.RUNNING}))
+    assert jobs.start(cluster, work) == (f"{name}-2", "runs already")
+    assert len(cluster.submitted) == 1
+
+
 def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
     monkeypatch.setenv("RAYDENSE_VERBOSITY", "quiet")
     name, message = "raydense-index-1", "no runtime environment"
