@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from raydense.errors import InputError
 from raydense.retrieval.merge import (
     MARGIN,
     Hits,
@@ -29,13 +24,11 @@ from raydense.retrieval.merge import (
     rounding_bound,
     widened,
 )
-from raydense.retrieval.shard_actor import RETIRED, PoolPlan
+from raydense.retrieval.shard_actor import RETIRED
+from raydense.retrieval.versions import Queries, Version, Versions
 from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import is_started
 
-Queries = Scores | list[str]
-_LOOK_S = 5.0  # between two requests for missing replicas
-_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # for which other replicas are preferred after one was away; doubled each time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _REPORT_AFTER_S = 30.0
 _FEW = 64  # queries of a block up to which every shard rescores all its hits itself, in the same call
@@ -54,123 +47,6 @@ class Answer:
 
 class Moved(Exception):
     """The pool has switched to another version: a block that was started with the earlier one starts again."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A pool as its controller reports it: the current version, its plan, and of each shard the actors that are loaded and answer."""
-
-    number: int
-    plan: PoolPlan
-    actors: list[list[Any]]
-    fault: str = ""
-
-
-class Version:
-    """One index as a pool holds it, and the actors of each shard; `number` rises with each swap."""
-
-    def __init__(self, table: Table) -> None:
-        self.number, self.plan, self.actors = table.number, table.plan, table.actors
-        self.index = self.plan.open()
-        self.is_bm25 = self.index.summary["kind"] == "bm25"
-        self.largest_norm: float | None = self.index.summary.get("largest_norm")
-        self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
-        self.reported = False  # that a caller waits for its actors
-        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and the length
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether a shard has fewer actors than it should."""
-        return any(len(replicas) < self.plan.replicas for replicas in self.actors)
-
-    def pick(self, shard: int, number: int) -> Any:
-        """The actor of `shard` for call `number`, in rotation, or the next that was not away recently."""
-        replicas = self.actors[shard]
-        ordered = [replicas[(number + i) % len(replicas)] for i in range(len(replicas))]
-        now = time.monotonic()
-        return next((actor for actor in ordered if self._away.get(actor, (0.0, 0.0))[0] <= now), ordered[0])
-
-    def set_away(self, actor: Any) -> None:
-        """Prefer others for a while: Ray takes seconds to report that an actor is still away."""
-        length = min(2 * self._away[actor][1], _LONGEST_AWAY_S) if actor in self._away else _AWAY_S
-        self._away[actor] = time.monotonic() + length, length
-
-    def set_back(self, actor: Any) -> None:
-        """Record that an actor answered."""
-        self._away.pop(actor, None)
-
-    def prepare(self, queries: Queries) -> list[Any]:
-        """The queries as the shards take them, checked: vectors, or the ids of BM25's words and where each query starts."""
-        if self.is_bm25:
-            if not isinstance(queries, list):
-                raise InputError("a BM25 index is searched with a list of strings", "queries")
-            return list(self._words.query_ids(queries, self._vocabulary))
-        if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
-            raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
-        if not np.isfinite(queries).all():
-            raise InputError("a query has numbers that are not finite", "queries", "look at what encodes them")
-        return [np.ascontiguousarray(queries, dtype=np.float32)]
-
-    @cached_property
-    def _words(self) -> Any:
-        from raydense.retrieval.words import Words
-
-        return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
-
-    @cached_property
-    def _vocabulary(self) -> pa.Array:
-        words = pa.ipc.open_file(pa.memory_map(str(self.index.file("vocabulary.arrow")))).read_all()["word"]
-        return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
-
-
-class Versions:
-    """The version that a caller knows, renewed from the pool's controller; safe to use from several threads.
-
-    `look` returns the current table, with at least one actor of every shard, or raises InputError if there is no such pool; None for
-    a pool without a controller, which never changes. With `pinned`, another index or other search parameters raise InputError.
-    """
-
-    def __init__(self, version: Version, look: Callable[[], Table] | None = None, pinned: bool = False) -> None:
-        self._version, self._look, self._pinned = version, look, pinned
-        self._renewing, self._looked = threading.Lock(), time.monotonic()
-
-    @property
-    def changes(self) -> bool:
-        """Whether the pool has a controller, which replaces actors that Ray does not restart."""
-        return self._look is not None
-
-    def current(self) -> Version:
-        """The version to call; while a shard has fewer replicas than planned, it is renewed now and then."""
-        version = self._version
-        if version.incomplete and self.changes and time.monotonic() - self._looked > _LOOK_S:
-            return self.renew(version)
-        return version
-
-    def renew(self, version: Version) -> Version:
-        """The current version; the same object if only its actors changed."""
-        with self._renewing:
-            if self._look is None or self._version is not version:
-                return self._version
-            table = self._look()
-            self._looked = time.monotonic()
-            if table.number <= version.number and _answers_from(table.plan) != _answers_from(version.plan):
-                what = "the pool was closed, and started again with another index"
-                raise InputError(what, table.plan.index, "connect to it again")
-            if table.number == version.number:
-                version.actors = table.actors
-            else:
-                self._refuse_other(version.plan, table.plan)
-                self._version = Version(table)
-            return self._version
-
-    def _refuse_other(self, here: PoolPlan, there: PoolPlan) -> None:
-        if self._pinned and _answers_from(here) != _answers_from(there):
-            what = f"the pool has switched to another index ({here.fingerprint[:12]} -> {there.fingerprint[:12]})"
-            raise InputError(what, there.index, "run again for a run of that one, with another --output")
-
-
-def _answers_from(plan: PoolPlan) -> tuple[str, str]:
-    return plan.fingerprint, plan.search_params
 
 
 class _Ask:

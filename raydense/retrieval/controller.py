@@ -15,10 +15,10 @@ from typing import Any
 
 import ray
 
-from raydense.retrieval.asking import Table
 from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, shard_nodes
+from raydense.retrieval.versions import Table
 from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
 
 _RETRY_S = 30.0  # before an actor that could not start is started again

@@ -9,9 +9,9 @@ import ray
 from ray.exceptions import RayActorError
 
 from raydense.errors import InputError
-from raydense.retrieval.asking import Table, Version, Versions
 from raydense.retrieval.controller import controller_name
 from raydense.retrieval.shard_actor import NAMESPACE
+from raydense.retrieval.versions import Table, Version, Versions
 from raydense.runtime.progress import say
 from raydense.runtime.session import ensure_ray, joins_cluster
 

@@ -21,7 +21,7 @@ import numpy as np
 import ray
 
 from raydense.errors import InputError
-from raydense.retrieval.asking import Answer, Block, Queries, Table, Version, Versions
+from raydense.retrieval.asking import Answer, Block
 from raydense.retrieval.autoscaler import await_nodes
 from raydense.retrieval.controller import start_controller
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
@@ -29,6 +29,7 @@ from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
+from raydense.retrieval.versions import Queries, Table, Version, Versions
 from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, ensure_ray

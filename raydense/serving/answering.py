@@ -21,12 +21,13 @@ import numpy as np
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.query_encoder import query_encoder
-from raydense.retrieval.asking import Answer, Queries
+from raydense.retrieval.asking import Answer
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.named import pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search import PassageIds
+from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact

@@ -18,7 +18,6 @@ from ray.actor import ActorHandle
 from search_versions import until
 
 from raydense.errors import InputError
-from raydense.retrieval.asking import Table, Version, Versions
 from raydense.retrieval.index import index
 from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.merge import first_share
@@ -26,6 +25,7 @@ from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.shard_actor import PoolPlan, start_actor
 from raydense.retrieval.tasks import shard_ranges
+from raydense.retrieval.versions import Table, Version, Versions
 from raydense.storage import Artifact
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
