@@ -1,4 +1,4 @@
-"""A data set that is being written: a folder of artifacts that belong together (corpus, queries, qrels, ...), finished as one of kind `dataset`."""
+"""Writes a data set: a folder of artifacts that belong together (corpus, queries, qrels, ...), itself an artifact of kind `dataset`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydense.storage import Artifact, Draft, Place
 class DatasetDraft:
     """Opens and finishes the parts of a data set; `done` is the data set if an earlier run finished it.
 
-    A part that an earlier, interrupted run finished is kept. Parts that are damaged or missing are made again.
+    Parts that an earlier, interrupted run finished are kept. Parts that are damaged or missing are made again.
     """
 
     def __init__(self, output: str | os.PathLike[str], made_from: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class DatasetDraft:
         return artifact
 
     def table(self, name: str, kind: str, table: pa.Table, **summary: Any) -> Artifact:
-        """Write one of the small kinds as the part `name`; `summary` goes into its manifest."""
+        """Write queries, qrels, examples or a run as the part `name`; `summary` goes into its manifest."""
         draft = self.part(name, kind)
         if draft.done:
             return self.keep(name, draft.done)

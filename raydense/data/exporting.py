@@ -1,4 +1,4 @@
-"""Export: artifacts become files of another tool, by exact field name; written under another name and renamed, never over an existing file."""
+"""Export: artifacts become files of another tool, with its exact field names; an existing file is never overwritten."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from raydense.storage import Place
 def export(settings: ExportSettings) -> Place:
     """Write artifacts in another tool's format; returns the place written.
 
-    One file where the format has one for the given artifacts (a run, training examples), else a folder (BEIR). InputError where
-    the output exists, where the format cannot hold what is given, or lacks what it needs.
+    The output is one file (a run, training examples) or a folder (BEIR), as the format has it. InputError if
+    the output exists, if the format cannot hold what is given, or if something that it needs is missing.
     """
     output = Place.of(settings.output)
     if output.exists():

@@ -30,7 +30,7 @@ class Generated:
     """The `generated` artifact of a corpus. `ranges` has [start, stop) rows by file."""
 
     def __init__(self, path: str | os.PathLike[str], store: PassageStore | None = None, fingerprint: str | None = None) -> None:
-        """InputError where it was made for another corpus than `store`, or is not the one of `fingerprint`, which a stage began with."""
+        """InputError if it was made for another corpus than `store`, or does not have `fingerprint`: it was replaced since a stage began."""
         self.artifact = Artifact.open(path, "generated", fingerprint)
         if store is not None and self.artifact.summary["corpus"] != store.fingerprint:
             raise InputError("was generated for another corpus", path, f"generate queries for {store.path}, or give its own corpus")
@@ -40,7 +40,7 @@ class Generated:
 
     @property
     def origin(self) -> str:
-        """The fingerprint of what `generate` wrote, of which this is a part where it was filtered."""
+        """The fingerprint of what `generate` wrote, also if `filter` has removed queries since."""
         return str(self.artifact.summary.get("origin", self.artifact.fingerprint))
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Generated:
         return pa.concat_arrays(parts).slice(start - int(self._starts[first]), stop - start)
 
     def pick(self, rows: Rows, numbers: NDArray[np.float64]) -> list[str]:
-        """One query of each passage at `rows` (each must have one), the one that `numbers` float64 [n], in [0, 1), falls on."""
+        """One query of each passage at `rows` (each must have one), chosen by `numbers` float64 [n] in [0, 1)."""
         where = np.searchsorted(self._starts, rows, side="right") - 1
         texts = np.empty(len(rows), dtype=object)
         for number in np.unique(where):

@@ -16,10 +16,10 @@ from raydense.storage import Artifact, Draft, Place, provenance
 
 
 def import_dataset(settings: ImportSettings) -> Artifact:
-    """Import a data set: an artifact of kind `dataset`, whose parts are folders `corpus`, `queries`, `qrels/<split>`,
-    `examples/<split>` and `run`, as far as the input has them.
+    """Import a data set: an artifact of kind `dataset`, whose parts are those of `corpus`, `queries`, `qrels/<split>`,
+    `examples/<split>` and `run` that the input has.
 
-    InputError names the file and line of what is wrong; nothing is left of the output then.
+    InputError names the file and line of a fault; the output is then removed.
     """
     _check_there(settings)
     dataset = DatasetDraft(settings.output, provenance("import", settings))
@@ -60,7 +60,7 @@ def _source(settings: ImportSettings) -> Path:
 
 @contextmanager
 def _gone_if_refused(draft: Draft) -> Iterator[None]:
-    """Remove an output whose input was refused, so that the corrected input can be imported to the same place."""
+    """Remove an output whose input was refused, so that the corrected input can be imported to the same folder."""
     try:
         yield
     except InputError:

@@ -1,8 +1,8 @@
-"""The sample data set: a seeded invented world of any size, streamed, with questions that words alone do not answer.
+"""The sample data set: an invented world of any size, made from a seed, with questions that word matching alone does not answer.
 
-An entity (a town, a company, a ship) has a two-word name whose words it shares with others, and with its twin both, in the other
-order. It has an article of six passages with one fact each, and notes (one by default) that say one of these facts again in other
-words.
+An entity (a town, a company, a ship) has a two-word name. Other entities share one of the words, and its twin has both in the other
+order. An entity has an article of six passages with one fact each, and notes (one by default) that state one of these facts again
+in other words.
 Everything is a pure function of the seed and the entity's number, so no part needs another part in memory.
 """
 
@@ -63,7 +63,7 @@ def _write_corpus(world: World, dataset: DatasetDraft, shard_rows: int) -> None:
 
 
 def _split_facts(world: World, settings: SampleSettings) -> dict[str, tuple[Ints, Ints]]:
-    """For each split the facts that its queries ask for, and for each query which way of asking it is."""
+    """For each split, the facts that its queries ask for, and which wording each query uses."""
     facts = world.entities * FACTS
     test, dev = min(settings.test_queries, facts // 8), min(settings.dev_queries, facts // 12)
     train = min(settings.train_queries, facts - test - dev)
@@ -120,7 +120,7 @@ class World:
         return self._invent(1, self.words)
 
     def _invent(self, stream: int, count: int) -> list[str]:
-        """`count` different words of two or three syllables."""
+        """`count` distinct words of two or three syllables."""
         shapes = len(ONSETS) * len(RHYMES) * len(ONSETS) * len(RHYMES) * len(ENDS)
         found: dict[str, None] = {}
         start = 0
@@ -136,7 +136,7 @@ class World:
 
     @cached_property
     def _stride(self) -> tuple[int, int]:
-        """Step and start of a walk over all pairs of name words that meets every pair once."""
+        """Step and start of a walk over all pairs of name words that visits every pair once."""
         step = 1 + int(self.draw(3, np.array([0]), self._pairs - 1)[0])
         while np.gcd(step, self._pairs) != 1:
             step += 1
@@ -154,14 +154,14 @@ class World:
         return [f"{words[a]} {words[b]}" for a, b in ends]
 
     def values(self, facts: Ints) -> list[str]:
-        """What is true: the value of each fact."""
+        """The value of each fact, which is the answer to its questions."""
         kinds = self.kind_of(facts // FACTS).tolist()
         draws = self.draw(6, facts, 2**40).tolist()
         pools = [[self._pools[r.pool] for r in kind.relations] for kind in KINDS]
         return [(pool := pools[k][f % FACTS])[d % len(pool)] for k, f, d in zip(kinds, facts.tolist(), draws, strict=True)]
 
     def noted(self, entities: Ints, note: Ints | int) -> Ints:
-        """Which of its facts (0..5) the note of this number about each entity repeats."""
+        """Which fact (0..5) of each entity its note number `note` repeats."""
         return self.draw(7, entities + note * _NEXT_NOTE, FACTS)
 
     def passages(self) -> Iterator[pa.Table]:
@@ -192,7 +192,7 @@ class World:
     def _texts(self, passage: Ints, fact: Ints, note: Ints, names: list[str]) -> list[str]:
         """A sentence that states the fact, with an aside before or after it."""
         ways = len(KINDS[0].relations[0].statements)
-        # a note never words a fact as the article does
+        # a note never states a fact in the words of the article
         other = 1 + self.draw(9, fact + np.maximum(note, 0) * _NEXT_NOTE, ways - 1)
         way = (self.draw(8, fact, ways) + np.where(note < 0, 0, other)) % ways
         kinds, relations = self.kind_of(fact // FACTS).tolist(), (fact % FACTS).tolist()
@@ -201,7 +201,7 @@ class World:
         return [_text(*row) for row in rows]
 
     def _asides(self, passage: Ints, fact: Ints) -> list[str]:
-        """Of each passage the sentence that answers nothing: some name another entity, or what another passage is about."""
+        """For each passage a sentence that answers no question; some name another entity, or the topic of another passage."""
         which = self.draw(20, passage, len(ASIDES))
         other = self.draw(21, passage, self.entities)
         about = np.where(np.array(["{o}" in aside for aside in ASIDES])[which], other, fact // FACTS)
@@ -210,7 +210,7 @@ class World:
         return [ASIDES[a].format(o=name, t=KINDS[kind].relations[r].topic) for a, name, kind, r in rows]
 
     def questions(self, split: str, facts: Ints, turns: Ints) -> tuple[pa.Table, pa.Table]:
-        """The queries and the qrels of one split. Query i asks for `facts[i]` in the way that is its `turns[i]`-th."""
+        """The queries and the qrels of one split. Query i asks for `facts[i]` in its wording number `turns[i]`."""
         entities = facts // FACTS
         kinds = self.kind_of(entities).tolist()
         way = (self.draw(30, facts, _ASKS) + turns) % _ASKS

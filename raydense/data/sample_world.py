@@ -1,7 +1,7 @@
-"""The vocabulary of the sample's invented world: what can be said of a town, a company or a ship, and how it is asked for.
+"""The vocabulary of the sample's invented world: statements and questions about towns, companies and ships.
 
-In a sentence `{n}` is the entity and `{v}` the value. Some ways to say and to ask share a word, most do not: a word match
-finds the entity, and only what was learned about the words finds the passage.
+In a sentence `{n}` is the entity and `{v}` the value. Most statements share no word with the questions for them: a word match
+finds the entity, and only a trained model finds the passage.
 """
 
 from __future__ import annotations

@@ -25,15 +25,15 @@ def _listed(function: str) -> str:
 
 
 class SampleSettings(Settings):
-    """Make a sample data set of any size: an invented world with confusable neighbours, paraphrase and several answers."""
+    """Make a sample data set of any size: an invented world with similar entities, paraphrases and queries with several positives."""
 
-    passages: int = setting(5_000, "passages to make, at least this many up to one entity's worth", ge=100)
+    passages: int = setting(5_000, "passages to make, rounded up to whole entities", ge=100)
     train_queries: int = setting(4_800, "training queries", ge=1)
     dev_queries: int = setting(300, "dev queries", ge=1)
     test_queries: int = setting(500, "test queries", ge=1)
-    seed: int = setting(1, "another seed, another world", ge=0, lt=2**63)
+    seed: int = setting(1, "random seed: another seed makes another world", ge=0, lt=2**63)
     notes: int = setting(
-        1, "passages about each entity that say one of its six facts again: with 12, most queries have three positives", ge=0, le=1_000
+        1, "passages about each entity that repeat one of its six facts: with 12, most queries have three positives", ge=0, le=1_000
     )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
@@ -46,17 +46,17 @@ class ImportSettings(Settings):
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
     corpus: FolderOrNone = artifact(
-        "corpus", "the corpus that a run, qrels or examples file names passages of, where the input has none", None
+        "corpus", "the corpus whose passages a run, qrels or examples file names, if the input has no corpus", None
     )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
     strict: bool = setting(
         True,
-        "refuse passages without text, and judgements of passages that the corpus lacks; else both are kept and counted, for `evaluate`: `mine` refuses such judgements",
+        "refuse passages without text, and judgements of passages that the corpus lacks; otherwise both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
 
     @property
     def by_name(self) -> bool:
-        """Whether `input` is what a library calls a data set, and not a path."""
+        """Whether `input` is a library's name of a data set, not a path."""
         return by_name(self.format)
 
 

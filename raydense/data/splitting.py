@@ -1,7 +1,7 @@
-"""Where documents are cut into passages: blocks of words, or whole sentences up to a number of tokens.
+"""Decides where documents are cut into passages: blocks of words, or whole sentences up to a number of tokens.
 
-Nothing here knows a tokenizer or a file: the input is texts and a function that gives the offsets of their tokens, the output is spans,
-pairs of characters (start, stop). The spans of a text rise, never overlap, and leave out nothing but white space.
+It uses no tokenizer and no file: the input is texts and a function that returns the offsets of their tokens, the output is spans,
+pairs of character positions (start, stop). The spans of a text rise, never overlap, and leave out nothing but white space.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 
 Span = tuple[int, int]
 Ints = NDArray[np.int64]
-# Of each text: the characters where its tokens begin, rising, or None where it has no more tokens than a passage may have.
+# For each text: the characters where its tokens begin, rising, or None if it has no more tokens than a passage may have.
 Starts = Callable[[list[str]], Iterable[Ints | None]]
 
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 
 
 def word_spans(texts: list[str], length: int) -> list[list[Span]]:
-    """Of each text the consecutive blocks of `length` words, as white space separates them; the last block has what is left.
+    """For each text its consecutive blocks of `length` words, separated by white space; the last block may be shorter.
 
-    DPR, section 4.1: "multiple, disjoint text blocks of 100 words". Disjoint is taken at its word: a short last block is not
-    filled up from elsewhere in the document, so that no text is in two passages.
+    DPR, section 4.1: "multiple, disjoint text blocks of 100 words". Disjoint is taken literally: a short last block is not
+    filled up from elsewhere in the document, so no text is in two passages.
     """
     block = re.compile(rf"\S+(?:\s+\S+){{0,{length - 1}}}")
     return [[found.span() for found in block.finditer(text)] for text in texts]
 
 
 def token_spans(texts: list[str], language: str, length: int, starts: Starts) -> list[list[Span]]:
-    """Of each text the consecutive groups of whole sentences that have at most `length` tokens; query-as-context, section 4.1.
+    """For each text its consecutive groups of whole sentences that have at most `length` tokens; query-as-context, section 4.1.
 
     A sentence is cut, at a token, only if it alone has more tokens; its last piece is grouped with the next sentences.
     Sentences are grouped by the tokens of the whole text. A tokenizer may count a group differently on its own, so
@@ -61,7 +61,7 @@ def token_spans(texts: list[str], language: str, length: int, starts: Starts) ->
 def sentence_ends(text: str, language: str) -> Ints:
     """The characters where the sentences of `text` end, without the white space after them: int64, rising.
 
-    By the rules of sentencex (Wikimedia) for the language, or the nearest that has some; they leave what is doubtful in one piece.
+    By the rules of sentencex (Wikimedia) for the language, or the nearest language that has rules; doubtful ends are not taken.
     """
     from sentencex import get_sentence_boundaries
 
@@ -72,7 +72,7 @@ def sentence_ends(text: str, language: str) -> Ints:
 
 
 def _cut(text: str, span: Span, tokens: Ints, ends: Ints, length: int) -> list[Span]:
-    """`span` of the text in pieces: up to the last sentence's end that `length` tokens reach, else as far as they reach.
+    """`span` of the text in pieces of at most `length` tokens, each up to its last sentence end, or full if it has none.
 
     A sentence's white space belongs to what follows, since some tokenizers begin a word's token there.
     """

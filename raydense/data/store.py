@@ -33,9 +33,9 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "01234567891234
 
 
 class PassageStore:
-    """Random access to the passages of a corpus; picklable, and opened again from its path.
+    """Random access to the passages of a corpus; picklable: it is opened again from its path.
 
-    InputError where it is not the one of `fingerprint`, which a stage began with.
+    InputError if the corpus does not have `fingerprint`: it was replaced since a stage began.
     """
 
     def __init__(self, path: str | os.PathLike[str], fingerprint: str | None = None) -> None:
@@ -55,7 +55,7 @@ class PassageStore:
 
     @property
     def path(self) -> Place:
-        """Where the corpus was opened, a folder or a name in a store."""
+        """Where the corpus was opened: a folder, or a path in a bucket."""
         return self.artifact.place
 
     @property
@@ -63,7 +63,7 @@ class PassageStore:
         return self.artifact.fingerprint
 
     def _file(self, number: int) -> tuple[list[pa.RecordBatch], Rows]:
-        """The batches of a file, which is mapped at the first look, with the first row of each and where the last ends."""
+        """The batches of a file, mapped on first use, with the first row of each and the end of the last."""
         if number not in self._mapped:
             reader = pa.ipc.open_file(pa.memory_map(str(self.artifact.file(self._names[number]))))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
@@ -71,7 +71,7 @@ class PassageStore:
         return self._mapped[number]
 
     def _pieces(self, rising: Rows) -> Iterator[tuple[pa.RecordBatch, Rows]]:
-        """The batches that hold these rows, which rise, each with the rows' positions in it."""
+        """The batches that hold these rising rows, each with the rows' positions in it."""
         edges = np.searchsorted(rising, self._edges)
         for file in np.flatnonzero(np.diff(edges)).tolist():
             batches, firsts = self._file(file)
@@ -111,7 +111,7 @@ class PassageStore:
         return pa.Table.from_batches(parts)
 
     def passages(self, rows: Rows) -> list[str]:
-        """What a model reads of each passage: its title and its text, with a blank between."""
+        """The text of each passage as a model reads it: title, blank, text."""
         return full_text(self.take(rows, ["title", "text"])).to_pylist()
 
     def ids(self, rows: Rows) -> pa.Array:
@@ -144,7 +144,7 @@ class PassageStore:
         return rows
 
     def refuse_rows_of_another(self, artifact: Artifact) -> None:
-        """InputError where `artifact` (training examples) says that its rows are those of another corpus."""
+        """InputError if `artifact` (training examples) was made with another corpus."""
         made_with = artifact.summary.get("corpus")
         if made_with not in (None, self.fingerprint):
             raise InputError(
@@ -154,7 +154,7 @@ class PassageStore:
             )
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
-        """As `rows_of`, each different id looked up once; InputError that names the first unknown id, and `where` it is."""
+        """As `rows_of`, but each distinct id is looked up once; InputError with the first unknown id, and `where` it is."""
         words = ids.combine_chunks().dictionary_encode()
         rows = self.rows_of(words.dictionary)
         if (rows < 0).any():
@@ -184,8 +184,8 @@ def full_text(table: pa.Table) -> pa.ChunkedArray:
 class CorpusWriter:
     """Writes a stream of passages into a corpus draft, a file of `shard_rows` passages at a time; holds one file in memory.
 
-    `where(row)` says where a passage came from (`corpus.jsonl:17`), for the messages. With `strict` off, passages without text are
-    taken, and counted in `blank`.
+    `where(row)` is the origin of a passage (`corpus.jsonl:17`), for messages. With `strict` off, passages without text are
+    accepted, and counted in `blank`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class CorpusWriter:
         self._text_hashes: list[NDArray[np.uint64]] = []
 
     def add(self, table: pa.Table) -> None:
-        """Take passages with `passage_id`, `title`, `text` (strings) and perhaps `doc_id`; InputError on an empty id or text."""
+        """Add passages with `passage_id`, `title`, `text` (strings) and optionally `doc_id`; InputError on an empty id or text."""
         names = ["passage_id", "title", "text"] + (["doc_id"] if "doc_id" in table.column_names else [])
         table = table.select(names).cast(pa.schema([(n, pa.string()) for n in names]))
         table = table.set_column(1, "title", pc.fill_null(table["title"], ""))

@@ -37,14 +37,14 @@ class CrossEncoder(nn.Module):
     def load(cls, folder: str | Path, length: int | None = None, dropout: float | None = None) -> CrossEncoder:
         """A cross-encoder's folder, or an encoder's or retriever's, which gets a new head drawn from torch's random state.
 
-        `length`: most tokens of a pair; None means what the folder says. In float32 on the CPU, in eval mode. InputError
-        where the folder cannot be used. Only a model named on the Hub is downloaded; no code or pickle of a folder is run.
+        `length`: most tokens of a pair; None means the folder's. In float32 on the CPU, in eval mode. InputError
+        if the folder cannot be used. Only a model named on the Hub is downloaded; no code or pickle of a folder is run.
         """
         tokenizer = load_pair_tokenizer(folder, length)
         return cls(load_scorer(_inner(model_place(folder).local()), dropout), tokenizer).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; the pair length travels in it."""
+        """Write the folder, with the pair length."""
         root = Path(folder)
         self.model.config.sentence_transformers = dict(_IDENTITY)
         save_weights(self.model, root)
@@ -73,7 +73,7 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
 
 
 def refuse_untrained(folder: str | Path) -> None:
-    """InputError where the folder is of an encoder: its head would be new, and its scores mean nothing."""
+    """InputError if the folder holds an encoder: its head would have random weights, and its scores no meaning."""
     if not _is_trained(_inner(model_place(folder).local())):
         raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
 
@@ -84,7 +84,7 @@ def _inner(root: Path) -> Path:
 
 
 def _pair_length(root: Path, inner: Path, limit: int) -> int:
-    """The most tokens of a pair: a folder of raydense records it, another cross-encoder reads all that it can, an encoder its passage length."""
+    """The most tokens of a pair: as a folder of raydense records it; another cross-encoder's limit; an encoder's passage length."""
     own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
     if "pair_length" in own:
         return int(own["pair_length"])

@@ -28,7 +28,7 @@ Batch = dict[str, Tensor]
 class DualEncoder(nn.Module):
     """A query q and a passage p to vectors E_Q(q) and E_P(p); their inner product is the score (DPR, eq. 1).
 
-    `config` says how, `tokenizer` makes tokens, `dimension` is that of the vectors.
+    `config` has pooling, prefixes and lengths, `tokenizer` makes tokens, `dimension` is that of the vectors.
     """
 
     def __init__(self, passage_encoder: Encoder, query_encoder: Encoder | None, tokenizer: TextTokenizer) -> None:
@@ -43,10 +43,10 @@ class DualEncoder(nn.Module):
     def load(cls, folder: str | Path, *, dropout: float | None = None, adapter: str | None = None, **overrides: Any) -> DualEncoder:
         """The retriever in a folder (raydense, sentence-transformers or Hugging Face), in float32 on the CPU, in eval mode.
 
-        `overrides` are fields of `EncoderConfig`; None means what the folder says. With `shared=False`, both encoders of a folder
-        of one start from it. `adapter`: a new one for each transformer, whose own weights are frozen, as `adapters.adapt` takes it.
-        InputError where the folder cannot be used. Only a model named on the Hub is downloaded; no code or pickle of
-        a folder is run.
+        `overrides` are fields of `EncoderConfig`; None means the folder's value. With `shared=False`, a folder of one encoder
+        gives both encoders their weights. `adapter`, as `adapters.adapt` takes it, adds one to each transformer and freezes the
+        transformer's weights. InputError if the folder cannot be used. Only a model named on the Hub is downloaded; no code or
+        pickle of a folder is run.
         """
         root = model_place(folder).local()
         tokenizer = load_tokenizer(root, **overrides)
@@ -58,11 +58,11 @@ class DualEncoder(nn.Module):
 
     @property
     def encoder(self) -> Any:
-        """The passages' model of transformers; AttributeError where there is none."""
+        """The transformers model of the passage encoder; AttributeError if it has none."""
         return self.passage_encoder.input.pretrained
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; separate encoders go to `query_encoder/` and `passage_encoder/`, each a model of its own."""
+        """Write the folder; separate encoders go to `query_encoder/` and `passage_encoder/`, each a complete model."""
         root, tokenizer = Path(folder), self.tokenizer
         if self.query_encoder is None:
             save_alone(self.passage_encoder, tokenizer.passage_source, root)
@@ -94,7 +94,7 @@ class DualEncoder(nn.Module):
         return vectors
 
     def forward(self, queries: Batch | None = None, passages: Batch | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """The vectors of both sides in one call, so that DDP and DeepSpeed see one forward a step; None for a side not given."""
+        """The vectors of queries and passages in one call, since DDP and DeepSpeed expect one forward per step; None for what is not given."""
         return (
             None if queries is None else self.encode_queries(queries),
             None if passages is None else self.encode_passages(passages),

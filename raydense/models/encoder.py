@@ -1,4 +1,4 @@
-"""One encoder: modules one after another, from tokens to vectors, as sentence-transformers has them."""
+"""One encoder: a sequence of modules from tokens to vectors, as in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raydense.models.modules.pooling import Pooling
 
 
 class Encoder(nn.Module):
-    """Tokens to vectors float32 [n, dimension]; `config` says how it pools, and whether it normalizes and truncates."""
+    """Tokens to vectors float32 [n, dimension]; `config` has the pooling, and whether vectors are normalized and truncated."""
 
     def __init__(self, parts: list[Module], config: EncoderConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""How an encoder makes vectors of texts, as its folder configures it: a folder of raydense, sentence-transformers or Hugging Face.
+"""The configuration of an encoder, read from its folder: a folder of raydense, sentence-transformers or Hugging Face.
 
-Next to the files of sentence-transformers, raydense writes `raydense.json`: it also holds whether the two encoders are separate.
+Next to the files of sentence-transformers, raydense writes `raydense.json`, which also records whether the two encoders are separate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raydense.models.modules import Part, parts_of
 from raydense.models.modules.module import InputModule
 from raydense.models.modules.pooling import check_mode, pooling_mode
 
-# Fields that came later: a folder has them only where they are not the default.
+# Fields that were added later: a folder has them only if they are not the default.
 _NEWER = ("dimension",)
 
 
@@ -23,9 +23,9 @@ _NEWER = ("dimension",)
 class EncoderConfig:
     """How texts become vectors.
 
-    `pooling`: a mode of `modules.pooling`, as cls, mean or lasttoken. `normalize`: scale vectors to length 1. The prefixes are
-    put before each text. Lengths are the most tokens kept, special tokens included. `shared`: one encoder for both sides.
-    `dimension`: only so many first numbers of each vector (Matryoshka, Kusupati et al. 2022), scaled to length 1 again where
+    `pooling`: a mode of `modules.pooling`, such as cls, mean or lasttoken. `normalize`: scale vectors to length 1. The prefixes are
+    put before each text. Lengths are the most tokens kept, special tokens included. `shared`: one encoder for queries and passages.
+    `dimension`: keep only the first numbers of each vector (Matryoshka, Kusupati et al. 2022), scaled to length 1 again if
     the model normalizes; 0 keeps all.
     """
 
@@ -40,7 +40,7 @@ class EncoderConfig:
 
 
 def input_module(folder: Path) -> tuple[type[InputModule], Path]:
-    """The first module of one encoder's folder, and where it is; InputError where weights or tokenizer are missing."""
+    """The first module of one encoder's folder, and its own folder; InputError if weights or tokenizer are missing."""
     first = parts_of(folder)[0]
     assert issubclass(first.kind, InputModule), "parts_of checks it"
     first.kind.check(first.folder)
@@ -50,8 +50,8 @@ def input_module(folder: Path) -> tuple[type[InputModule], Path]:
 def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     """The configuration in a folder, with the overrides that are not None.
 
-    Plain Hugging Face folders have none: mean pooling, no normalisation, 32 and 128 tokens. InputError where the folder cannot be
-    used, or a length is more than the model has positions for.
+    A plain Hugging Face folder has none: mean pooling, no normalisation, 32 and 128 tokens. InputError if the folder cannot be
+    used, or a length exceeds the model's positions.
     """
     require_folder(folder)
     given = {name: value for name, value in overrides.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The files of a model folder: which there must be, where they are, and JSON in and out. Weights are not read."""
+"""The files of a model folder: finds and checks them, and reads and writes its JSON. Weights are not read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "r
 
 
 def encoder_folders(folder: Path) -> tuple[Path, Path]:
-    """The folders of the query and of the passage encoder; the same folder twice where there is one encoder."""
+    """The folders of the query and of the passage encoder; the same folder twice if there is one encoder."""
     if (folder / PASSAGE_ENCODER).is_dir() and not (folder / "config.json").is_file():
         return folder / QUERY_ENCODER, folder / PASSAGE_ENCODER
     return folder, folder
 
 
 def weights_folder(folder: Path) -> Path:
-    """The folder that holds the Hugging Face files of a single encoder: itself, or the one that modules.json names.
+    """The folder with the Hugging Face files of a single encoder: this one, or the one that modules.json names.
 
-    InputError where it lacks a config, safetensors weights or a tokenizer.
+    InputError if it lacks a config, safetensors weights or a tokenizer.
     """
     require_folder(folder)
     inner = folder
@@ -48,7 +48,7 @@ def weights_folder(folder: Path) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the files of a tokenizer lie in the folder itself."""
+    """Whether the folder itself contains the files of a tokenizer."""
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
@@ -66,7 +66,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a file; InputError where there is no such file or value."""
+    """The JSON value in a file; InputError if the file is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -82,24 +82,24 @@ def write_json(path: Path, value: object) -> None:
 
 
 def module_entries(folder: Path) -> list[dict[str, Any]]:
-    """What modules.json lists; InputError where it lists nothing, or names a folder outside its own."""
+    """The entries of modules.json; InputError if it has none, or names a folder outside its own."""
     modules = read_json(folder / MODULES)
     if not isinstance(modules, list) or not modules or not all(isinstance(m, dict) and {"type", "path"} <= m.keys() for m in modules):
         raise InputError("names no modules", folder / MODULES, "the folder is damaged: fetch or make it again")
     if not all(m["path"] == "" or safe_name(m["path"]) for m in modules):
-        raise InputError("names a folder outside its own", folder / MODULES, "do not use it: no tool makes it so")
+        raise InputError("names a folder outside its own", folder / MODULES, "do not use it: no tool writes that")
     return modules
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file that a folder may lack."""
+    """The JSON object in a file; empty if the folder does not have the file."""
     return read_json(path) if path.is_file() else {}
 
 
 def positions(inner: Path) -> int:
     """The most tokens that the model and its tokenizer allow.
 
-    Of a folder of raydense, the model alone: the length in its tokenizer is a setting, `passage_length` or `query_length`, whichever is more.
+    In a folder of raydense only the model counts: the length in its tokenizer is the larger of `passage_length` and `query_length`.
     """
     config = read_json(inner / "config.json")
     positions = config.get("max_position_embeddings") or 0

@@ -29,7 +29,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """What is put before each passage, and the most tokens kept of a passage and of a query, special tokens included."""
+    """The prefix of passages, and the most tokens kept of a passage and of a query, special tokens included."""
 
     passage_prefix: str = ""
     passage_length: int = 128
@@ -37,7 +37,7 @@ class GeneratorConfig:
 
 
 class Generator(nn.Module):
-    """P(q | p), by teacher forcing when it is trained; `models.sampling` draws queries from it."""
+    """A model of P(q | p), trained by teacher forcing; `models.sampling` draws queries from it."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: TextTokenizer, config: GeneratorConfig) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ class Generator(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, dropout: float | None = None, **overrides: Any) -> Generator:
-        """The generator in a folder; `overrides` are fields of `GeneratorConfig`, None leaves them as the folder has them.
+        """The generator in a folder; `overrides` are fields of `GeneratorConfig`, None means the folder's value.
 
-        In float32 on the CPU, in eval mode. InputError where the folder cannot be used. Only a model named on the Hub is
+        In float32 on the CPU, in eval mode. InputError if the folder cannot be used. Only a model named on the Hub is
         downloaded; no code or pickle of a folder is run.
         """
         inner, config = read_generator_config(folder, **overrides)
@@ -56,14 +56,14 @@ class Generator(nn.Module):
         return cls(model, generator_tokenizer(inner, config), config).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; prefix and lengths travel in it."""
+        """Write the folder, with prefix and lengths."""
         root = Path(folder)
         save_weights(self.model, root)
         save_tokenizer(self.tokenizer.passage_source, root, max(self.config.passage_length, self.config.query_length))
         write_json(root / OWN_FILE, asdict(self.config))
 
     def tokenize_queries(self, texts: list[str]) -> Tokens:
-        """Tokens of queries, as they are to be written: at most `query_length`, the end included."""
+        """Tokens of queries as training targets: at most `query_length`, the end token included."""
         return self.tokenizer.queries(texts)
 
     def tokenize_passages(self, texts: list[str]) -> Tokens:
@@ -74,7 +74,7 @@ class Generator(nn.Module):
         """-log P(q | p) of each pair, float32 [n], and the tokens of each query, float32 [n]; row i of both batches is a pair."""
         ids = queries["input_ids"]
         written = torch.cat([torch.full_like(ids[:, :1], self.start_id), ids[:, :-1]], dim=1)
-        # not `labels`: the model would compute a loss of its own; and without what it keeps for the next token
+        # not `labels`: the model would compute its own loss; and without the cache for the next token
         read = {"input_ids": passages["input_ids"], "attention_mask": passages["attention_mask"]}
         logits = self.model(**read, decoder_input_ids=written, use_cache=False).logits
         labels = ids.masked_fill(queries["attention_mask"] == 0, -100)
@@ -83,7 +83,7 @@ class Generator(nn.Module):
 
     @property
     def start_id(self) -> int:
-        """The token that a query is begun with."""
+        """The token that begins a query."""
         return int(self.model.config.decoder_start_token_id)
 
     @property
@@ -94,26 +94,24 @@ class Generator(nn.Module):
 
 
 def changes(settings: BaseSettings) -> dict[str, Any]:
-    """What the settings change of a generator's folder; None leaves it as it is."""
+    """The values of a generator's folder that the settings override; None leaves a value unchanged."""
     return {f.name: getattr(settings, f.name) for f in fields(GeneratorConfig)}
 
 
 def _name_start_and_end(model: PreTrainedModel, folder: str | Path) -> None:
-    """Let the config name the tokens that a query begins and ends with, which training and sampling ask it for; InputError without them."""
+    """Write the tokens that begin and end a query into the config, where training and sampling read them; InputError if the folder has none."""
     for name, does, of_t5 in (("decoder_start_token_id", "begins", "the padding"), ("eos_token_id", "ends", "</s>")):
         found = getattr(model.config, name, None)
         found = getattr(model.generation_config, name, None) if found is None else found
         if found is None:
-            raise InputError(
-                f"does not say which token a query {does} with", folder, f"write {name} into its config.json (T5: that of {of_t5})"
-            )
+            raise InputError(f"has no token that {does} a query", folder, f"write {name} into its config.json (T5: that of {of_t5})")
         setattr(model.config, name, found)
 
 
 def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, GeneratorConfig]:
     """The folder of a generator's Hugging Face files and its configuration, with the overrides that are not None.
 
-    InputError where the folder is of no sequence-to-sequence model; reads no weights.
+    InputError if the folder holds no sequence-to-sequence model; reads no weights.
     """
     root = model_place(folder).local()
     require_folder(root)
@@ -133,13 +131,13 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
 
 
 def generator_tokenizer(inner: Path, config: GeneratorConfig) -> TextTokenizer:
-    """Passages and queries to tokens, as the generator reads the ones and writes the others."""
+    """The tokenizer for a generator's input (passages) and output (queries)."""
     source = read_tokenizer(inner)
     lengths = EncoderConfig(passage_prefix=config.passage_prefix, passage_length=config.passage_length, query_length=config.query_length)
     return TextTokenizer(source, source, lengths)
 
 
 def decode(tokenizer: TextTokenizer, ids: Tensor) -> list[str]:
-    """The texts of token ids int64 [n, length], special tokens left out, white space at the ends too."""
+    """The texts of token ids int64 [n, length], without special tokens and without white space at the ends."""
     texts = tokenizer.query_source.backend_tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
     return [text.strip() for text in texts]

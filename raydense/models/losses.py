@@ -16,8 +16,8 @@ def query_centric(scores: Tensor, positive: Tensor, mask: Tensor | None = None, 
     DPR eq. 2, RocketQA, PAIR eq. 3; with temperature, query-as-context eq. 12.
 
     `scores` [nq, np] of every query with every passage of the batch; `positive` int64 [nq], the column of each query's p+;
-    `mask` bool [nq, np], True where a passage is another known positive of the query (by id or by equal text), or is padding:
-    it is no negative. A True at the positive itself is of no effect. Returns a scalar.
+    `mask` bool [nq, np], True for a passage that is another known positive of the query (by id or by equal text), or padding:
+    it is not used as a negative. True at the positive itself has no effect. Returns a scalar.
     """
     logits = exact(scores) / temperature
     if mask is not None:
@@ -32,8 +32,8 @@ def passage_centric(
     """L_P = -mean_q log [ e^{s(p+,q)} / (e^{s(p+,q)} + sum_{p-} e^{s(p+,p-)}) ], PAIR eq. 5; scores are divided by tau.
 
     `scores`, `positive` and `mask` as of `query_centric`; `among` [nq, np], s(p+, p) of each query's positive with every passage.
-    `others` [nq, n], where given, are more scores of p+ in the sum, -inf where there is none: PAIR's published code puts the
-    batch's other queries there, its paper does not. Returns a scalar.
+    `others` [nq, n], if given, are more scores of p+ in the sum, -inf for none: PAIR's published code adds the batch's other
+    queries, its paper does not. Returns a scalar.
     """
     column = positive.unsqueeze(1)
     own = exact(scores).gather(1, column)
@@ -48,7 +48,7 @@ def softmax_binary(scores: Tensor, relevant: Tensor, absent: Tensor | None = Non
     """-mean_q [ sum_{p+} log sigmoid(f(q,p+)) + sum_{p-} log(1 - sigmoid(f(q,p-))) ], f the softmax over the batch of s(q, .)/tau.
 
     Multiple positives eq. 3. `scores` [nq, np]; `relevant` bool [nq, np], every known positive of each query; `absent`
-    bool [nq, np], True for what fills up only, and counts nowhere. Returns a scalar.
+    bool [nq, np], True for padding, which is ignored. Returns a scalar.
     """
     logits = exact(scores) / temperature
     if absent is not None:
@@ -75,7 +75,7 @@ def listwise_distillation(retriever: Tensor, reranker: Tensor, valid: Tensor | N
 
 
 def _log_share(scores: Tensor, valid: Tensor | None) -> Tensor:
-    """Log-softmax over the list; 0 where a list has nothing, so that no gradient of it is not a number."""
+    """Log-softmax over each list; 0 at padding, which avoids NaN gradients."""
     if valid is None:
         return exact(scores).log_softmax(dim=1)
     return exact(scores).masked_fill(~valid, float("-inf")).log_softmax(dim=1).masked_fill(~valid, 0.0)
@@ -108,8 +108,8 @@ def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:
     """L_mlm = -1/|mask_pos| sum_{i in mask_pos} log phi(h_i)[x_i], the cross-entropy of the masked tokens.
 
     query-as-context eq. 4, 6 and 10; the paper writes the sum, its code takes this mean. `log_likelihood` [n], of each text, summed
-    over its masked tokens; `count`, how many tokens those are, of each text or of all. Where workers average their gradients it is
-    the masked tokens of all workers over the number of workers. Returns a scalar, 0 where nothing is masked.
+    over its masked tokens; `count`, the number of those tokens, of each text or in total. If workers average their gradients it is
+    the masked tokens of all workers divided by the number of workers. Returns a scalar, 0 if nothing is masked.
     """
     summed, tokens = exact(log_likelihood).sum(), count.sum()
     return -summed / tokens.where(tokens > 0, 1)
@@ -119,13 +119,13 @@ def span_contrastive(scores: Tensor, positive: Tensor, left_out: Tensor, tempera
     """L_co = -mean_x log [ e^{h_x.h_y/tau} / sum_{h' in B, h' != h_x} e^{h_x.h'/tau} ], query-as-context eq. 5.
 
     `scores` [n, m], h_x.h' of each span with all spans of the batch, across all workers with cross-batch negatives; `positive` int64 [n],
-    the column of the other span of its pair; `left_out` bool [n, m], True at the span itself, as in coCondenser (the paper's sum
-    does not say so, its code does), and at any other whose text is that of the span or of its pair: the paper's corpus has no two
-    alike, and what is equal is no negative. Returns a scalar.
+    the column of the other span of its pair; `left_out` bool [n, m], True at the span itself, as in coCondenser's code (the
+    paper's sum includes it), and at any other span whose text equals that of the span or of its pair: equal texts are not
+    negatives, and the paper's corpus has none. Returns a scalar.
     """
     return query_centric(scores, positive, left_out, temperature)
 
 
 def exact(scores: Tensor) -> Tensor:
-    """Half precision to float32; a sum of many exponentials has no accuracy in it."""
+    """Half precision to float32: a sum of many exponentials is not accurate in half precision."""
     return scores if scores.dtype == torch.float64 else scores.float()

@@ -19,8 +19,8 @@ def mask_tokens(
     `input_ids` and `attention_mask` int64 [n, length]; never chosen are padding and the tokens in `special_ids`. Tokens are chosen
     one by one, as in query-as-context section 2; its published code chooses whole words.
 
-    `draws` float64 [n, length or more], uniform in [0, 1), one a token, decides everything: a text with the same row of `draws`
-    is masked alike in any batch and with any padding.
+    `draws` float64 [n, length or more], uniform in [0, 1), one per token, decides everything: a text with the same row of `draws`
+    is masked the same way in any batch and with any padding.
 
     Returns the ids that the model reads and its labels, both int64 [n, length]: the token itself where chosen, else `NOT_MASKED`.
     """

@@ -17,8 +17,8 @@ from raydense.models.weights import load_masked_lm
 class MlmHead(nn.Module):
     """phi of query-as-context eq. 4, a state to logits over the vocabulary: LayerNorm(act(W h + b)) E^T + c (BERT, section 3.1).
 
-    E is the encoder's table of input embeddings. It is given with each call and is no weight of the head, so that what is trained
-    has it once.
+    E is the encoder's table of input embeddings. It is an argument of each call and not a weight of the head, so that it is
+    trained once.
     """
 
     def __init__(self, encoder: PreTrainedModel) -> None:
@@ -33,7 +33,7 @@ class MlmHead(nn.Module):
 
     @classmethod
     def load(cls, inner: Path, encoder: PreTrainedModel) -> MlmHead:
-        """The head that the folder of `encoder` has, or a new one drawn from torch's random state where it has none of BERT's form."""
+        """The head in the folder of `encoder`; if it has none like BERT's, a new one drawn from torch's random state."""
         head, source = cls(encoder), load_masked_lm(inner)
         if source is not None:
             head._take(source)
@@ -44,7 +44,7 @@ class MlmHead(nn.Module):
         return linear(self.norm(self.activation(self.dense(states))), embeddings, self.bias)
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Copy the weights of another head, whose names differ by family, if it has these parts and no others."""
+        """Copy the weights of another head, whose names depend on the model family, if it has exactly these parts."""
         output: Any = source.get_output_embeddings()
         others = [m for name, m in source.named_modules() if not name.startswith(f"{source.base_model_prefix}.") and m is not output]
         dense = [m for m in others if isinstance(m, nn.Linear)]

@@ -1,4 +1,4 @@
-"""The README of a retriever's folder: how others load it, and what they read of a text."""
+"""The README of a retriever's folder: how to load it, and how it reads a text."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from raydense.storage import model_place
 
 
 def require_model(folder: str, scores: bool, **changes: int) -> None:
-    """InputError unless `folder` holds weights of a re-ranker (`scores`) or of a retriever that `changes` fit; reads no weights."""
+    """InputError unless `folder` holds a re-ranker (`scores`), or a retriever that `changes` can be applied to; reads no weights."""
     root = model_place(folder).local()
     require_folder(root)
     for part in encoder_folders(root):

@@ -1,6 +1,6 @@
-"""What pre-training adds to an encoder, and drops again: a head for masked tokens, Condenser's head, CoT-MAE's decoder.
+"""What pre-training adds to an encoder and removes at the end: a head for masked tokens, Condenser's head, CoT-MAE's decoder.
 
-Each model gives for a text what its losses are made of and can be added up over texts; see `PretrainModel.forward`.
+A model returns for each text the terms of its losses, which can be summed over texts; see `PretrainModel.forward`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from raydense.storage import model_place
 
 
 class PretrainModel(nn.Module):
-    """`mlm`: an encoder that predicts masked tokens from its last layer's states; what the other methods build on.
+    """`mlm`: an encoder that predicts masked tokens from its last layer's states; the base of the other methods' models.
 
-    `retriever` is what remains after pre-training, and is all that is saved; `tokenizer` is that of its passages and queries.
+    `retriever` is what remains after pre-training, and only it is saved; `tokenizer` is that of its passages and queries.
     """
 
     pooling: ClassVar[str | None] = None
@@ -47,9 +47,9 @@ class PretrainModel(nn.Module):
     ) -> Self:
         """The model to pre-train from an encoder's folder; new weights are drawn from torch's random state.
 
-        Lengths and dropout as for `DualEncoder.load`; `shape` is what the method's own class takes. Methods that train the [CLS] save a
-        folder with pooling cls, `mlm` leaves its pooling. InputError where the folder cannot be used: it holds two
-        encoders, its tokenizer has no mask token, or the encoder is none that the method fits.
+        Lengths and dropout as for `DualEncoder.load`; `shape` are further arguments of the method's class. Methods that train the
+        [CLS] save a folder with pooling cls, `mlm` keeps its pooling. InputError if the folder cannot be used: it holds two
+        encoders, its tokenizer has no mask token, or the method does not support the encoder.
         """
         root = model_place(folder).local()
         retriever = DualEncoder.load(
@@ -73,11 +73,11 @@ class PretrainModel(nn.Module):
         return {**batch, "input_ids": ids, "labels": labels}
 
     def forward(self, **texts: Batch) -> tuple[Tensor, ...]:
-        """Of each kind of texts given (`passages`, `contexts`), a tensor at least float32 [n, columns], a row a text.
+        """For each kind of texts given (`passages`, `contexts`) a tensor [n, columns], float32 or wider, with a row for each text.
 
         A batch is int64 [n, length] each: masked `input_ids`, `attention_mask`, `labels` (`NOT_MASKED` where nothing is predicted).
-        Columns: how many tokens are masked; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be added up
-        over texts, and a row depends on its text alone.
+        Columns: the number of masked tokens; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be
+        summed over texts, and a row depends only on its text.
         """
         return tuple(_row(b["labels"], self._log_likelihood(self._states(b)[-1], b["labels"])) for b in texts.values())
 
@@ -97,8 +97,8 @@ class PretrainModel(nn.Module):
 class Condenser(PretrainModel):
     """`condenser` and `cocondenser`: `layers` more layers over [h_0^L ; h_1^M .. h_n^M] predict the same masked tokens (eq. 6).
 
-    What the late layers know of a text reaches this head through the [CLS] alone. `skip_from` is M, the layer that the states of the
-    tokens come from (0, the embeddings, to L - 1): half of the L layers unless given. InputError where there is no such layer.
+    Information of the late layers reaches this head only through the [CLS]. `skip_from` is M, the layer whose token states the head
+    reads (from 0, the embeddings, to L - 1): half of the L layers unless given. InputError if there is no such layer.
     """
 
     pooling = "cls"
@@ -128,8 +128,8 @@ class Condenser(PretrainModel):
 class CotMae(PretrainModel):
     """`cotmae`: a decoder of `layers` layers predicts the masked tokens of y from [h_x ; embeddings of masked y] (eq. 8-10).
 
-    h_x is the late [CLS] of x: nothing else of x reaches the decoder. InputError where the family's embeddings are not as wide as its
-    states, or do not tell positions, which the decoder has from nowhere else.
+    h_x is the late [CLS] of x: nothing else of x reaches the decoder. InputError if the family's embeddings are not as wide as its
+    states, or have no positions: the decoder has no other source of them.
     """
 
     pooling = "cls"
@@ -145,7 +145,7 @@ class CotMae(PretrainModel):
     def forward(self, *, passages: Batch, contexts: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The columns of `PretrainModel.forward` of x, the passages, by the encoder; and of y, the contexts, by the decoder.
 
-        Text i of the contexts is y of text i of the passages, so a row of the second depends on both, which a piece must hold.
+        Text i of the contexts is the y of text i of the passages, so a row of the second depends on both: a piece must hold both.
         """
         encoder: Any = self.retriever.encoder
         states = self._states(passages)[-1]
@@ -158,7 +158,7 @@ class CotMae(PretrainModel):
 
 
 def new_layers(encoder: PreTrainedModel, count: int) -> nn.TransformerEncoder:
-    """Transformer layers of the encoder's measures with new weights: BERT's layer, whatever the family, in PyTorch's own words."""
+    """New transformer layers with the encoder's dimensions: PyTorch's version of BERT's layer, for every model family."""
     config: Any = encoder.config
     layer = nn.TransformerEncoderLayer(
         d_model=config.hidden_size,
@@ -191,5 +191,5 @@ def _exact(values: Tensor) -> Tensor:
 
 
 def _value(config: Any, *names: str, otherwise: float) -> Any:
-    """The value of a config under the first of the names that its family has."""
+    """The value of a config under the first of these names that it has."""
     return next((getattr(config, name) for name in names if hasattr(config, name)), otherwise)

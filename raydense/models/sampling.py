@@ -1,4 +1,4 @@
-"""Queries drawn from a generator by nucleus sampling, each passage's by random numbers of its own.
+"""Draws queries from a generator by nucleus sampling; each passage has its own random numbers.
 
 A token is drawn as the highest of log p + Gumbel noise (Gumbel 1954), which is a draw from p. The noise is a hash of the
 passage's key, the number of the query, the place in it and the token: it does not depend on what else is in the batch.
@@ -21,10 +21,10 @@ _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644E
 def sample_queries(
     model: Generator, passages: Batch, keys: Tensor, each: int, top_p: float = 0.95, top_k: int = 25, temperature: float = 1.0
 ) -> Tensor:
-    """`each` queries of each of n passages: int64 [n, each, length], filled up with the padding token after the end.
+    """`each` queries for each of n passages: int64 [n, each, length], padded after the end token.
 
-    `passages` is a padded batch, `keys` int64 [n] the passages' own. A token is drawn from the `top_k` likeliest (0: from all), of
-    these from the fewest that hold `top_p` of their probability (Holtzman et al. 2020). Run it in inference mode. InputError where
+    `passages` is a padded batch; `keys` int64 [n] seed each passage's draws. A token is drawn from the `top_k` likeliest (0: all), and
+    among these from the fewest that hold `top_p` of their probability (Holtzman et al. 2020). Run it in inference mode. InputError if
     a probability is not a number.
     """
     hf: Any = model.model

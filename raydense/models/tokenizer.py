@@ -1,6 +1,6 @@
 """Texts to tokens, without the weights of the model: what CPU workers load.
 
-The Hugging Face tokenizer of a folder gives its compiled core; each use (query, passage, pair) has a copy of its own whose
+It uses the compiled core of the folder's Hugging Face tokenizer. Queries, passages and pairs each have a copy whose
 truncation is set once, so that threads never race for it.
 """
 
@@ -81,7 +81,7 @@ class PairTokenizer:
 def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     """The tokenizer of a retriever's folder, with its prefixes and lengths; overrides as for `DualEncoder.load`.
 
-    InputError where the folder is no retriever that we can read.
+    InputError if the folder is not a retriever that raydense can read.
     """
     root = model_place(folder).local()
     config = read_encoder_config(root, **overrides)
@@ -93,9 +93,9 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
 
 
 def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that the passages of a model folder are read with; a folder of nothing but a tokenizer will do.
+    """The tokenizer for passages of a model folder; a folder with only a tokenizer works too.
 
-    InputError where there is none that we can read.
+    InputError if there is none that raydense can read.
     """
     root = model_place(folder).local()
     require_folder(root)
@@ -106,7 +106,7 @@ def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
 
 
 def starts_of_long(source: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> Iterator[NDArray[np.int64] | None]:
-    """Of each text with more than `length` tokens, special tokens left out, the characters where they begin, rising; else None."""
+    """For each text with more than `length` tokens, without special tokens, the characters where they begin, rising; otherwise None."""
     for start in range(0, len(texts), _CHUNK):
         for found in source.backend_tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
             offsets = np.fromiter(chain.from_iterable(found.offsets), np.int64) if len(found) > length else None
@@ -120,7 +120,7 @@ def _cut_to(source: PreTrainedTokenizerBase, length: int, strategy: str = "longe
 
 
 def _tokens(encode: Callable[[list], list[Encoding]], texts: list, typed: bool = False) -> Tokens:
-    """Encode in chunks, since an Encoding holds many times what is kept of it."""
+    """Encode in chunks, since an Encoding needs many times the memory of its tokens."""
     lengths, ids, types = [], [], []
     for start in range(0, len(texts), _CHUNK):
         found = encode(texts[start : start + _CHUNK])

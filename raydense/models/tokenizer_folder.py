@@ -1,4 +1,4 @@
-"""The tokenizer files of a model folder, in and out."""
+"""Reads and writes the tokenizer files of a model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raydense.models.encoder_folder import first_line
 
 
 def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of a folder; InputError where there is none, or it has no padding token."""
+    """The fast tokenizer of a folder; InputError if there is none, or it has no padding token."""
     try:
         source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -24,7 +24,7 @@ def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
 
 
 def save_tokenizer(source: PreTrainedTokenizerBase, folder: Path, length: int) -> None:
-    """Write the tokenizer so that others, too, cut to `length` tokens."""
+    """Write the tokenizer so that other libraries also truncate to `length` tokens."""
     kept, source.model_max_length = source.model_max_length, length
     try:
         source.save_pretrained(str(folder))

@@ -1,6 +1,6 @@
-"""Tokens of many texts or pairs without padding, and how they are cut into batches that waste little of it.
+"""Tokens of many texts or pairs without padding, and batches of them that need little padding.
 
-Padding is made last, batch by batch (`Tokens.pad`), from flat arrays: what travels between processes holds real tokens only.
+Padding is added last, batch by batch (`Tokens.pad`), from flat arrays: only real tokens are sent between processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tokens:
         return np.diff(self.offsets)
 
     def select(self, indices: NDArray[np.integer]) -> Tokens:
-        """The texts at `indices`, in that order; an index may come more than once."""
+        """The texts at `indices`, in that order; an index may be repeated."""
         lengths = self.lengths[indices]
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
@@ -40,7 +40,7 @@ class Tokens:
         return Tokens(self.ids[places], offsets, None if self.types is None else self.types[places])
 
     def pad(self, pad_id: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """What an encoder takes, int64 [n, longest]: input_ids, attention_mask, and token_type_ids where there are types."""
+        """A padded batch for an encoder, int64 [n, longest]: input_ids, attention_mask, and token_type_ids if there are types."""
         lengths = self.lengths
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]
         batch = {"input_ids": _fill(real, self.ids, pad_id), "attention_mask": real.astype(np.int64)}

@@ -1,4 +1,4 @@
-"""Weights in and out: safetensors only, in float32, and never code or pickle out of a model folder."""
+"""Reads and writes weights: only safetensors, in float32; never code or pickle of a model folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _reads = ContextVar("reads", default=True)
 
 @contextmanager
 def without_reading() -> Iterator[None]:
-    """Inside, loaders make the model that a folder's config describes, and read no weights: to be measured, not used."""
+    """In the block, loaders make the model that a folder's config describes without reading weights, to estimate its memory."""
     token = _reads.set(False)
     try:
         yield
@@ -64,7 +64,7 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
         raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
     bare = {"add_pooling_layer": False} if has_pooler(config) else {}
     if not bare and hasattr(config, "use_cache"):
-        config.use_cache = False  # a decoder's, which keeps what the next token would need
+        config.use_cache = False  # a decoder's cache for the next token
     model, missing = _load(AutoModel, inner, config, **bare)
     if missing:
         raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
@@ -89,7 +89,7 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
 
 
 def load_masked_lm(inner: Path) -> PreTrainedModel | None:
-    """An encoder with the head that its folder has for masked tokens; None where the folder has none."""
+    """An encoder with its head for masked tokens; None if its folder has no such head."""
     config = _config(inner, None)
     if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
         return None
@@ -98,7 +98,7 @@ def load_masked_lm(inner: Path) -> PreTrainedModel | None:
 
 
 def load_writer(inner: Path, dropout: float | None) -> PreTrainedModel:
-    """A sequence-to-sequence model with its head; InputError where it is none, or weights are missing."""
+    """A sequence-to-sequence model with its head; InputError if the folder holds no such model, or weights are missing."""
     model, missing = _load(AutoModelForSeq2SeqLM, inner, _config(inner, dropout))
     if missing:
         raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
@@ -165,7 +165,7 @@ def _is_encoder_weight(model: PreTrainedModel, name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Unless verbose, leave out what transformers prints of unused weights: what matters is checked, and raised as an InputError."""
+    """Unless verbose, suppress what transformers prints about unused weights: what matters is checked, and raised as an InputError."""
     if is_verbose():
         yield
         return

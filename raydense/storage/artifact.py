@@ -68,7 +68,7 @@ class Artifact:
         for file in self.files:
             if not safe_name(file.path):
                 what = f"names a file outside its folder ({file.path!r})"
-                raise InputError(what, self.place, "do not use it: raydense did not make it so")
+                raise InputError(what, self.place, "do not use it: raydense never writes that")
         made_from, files = self.manifest["made_from"], self.manifest["files"]
         if self.fingerprint != fingerprint_of_files(self.kind, made_from, files):  # which names it in the cache
             raise InputError("its fingerprint is not that of its files", self.place / MANIFEST, "delete the folder and make it again")

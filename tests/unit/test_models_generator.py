@@ -85,7 +85,7 @@ def test_a_start_or_end_token_that_another_file_names_or_none(folder: Path, tmp_
     found = Generator.load(tmp_path / "m")
     assert (found.start_id if does == "begins" else found.end_ids) == (token if does == "begins" else [token])
     (tmp_path / "m/generation_config.json").write_text("{}")
-    with pytest.raises(InputError, match=f"does not say which token a query {does} with"):
+    with pytest.raises(InputError, match=f"has no token that {does} a query"):
         Generator.load(tmp_path / "m")
 
 

@@ -1,7 +1,7 @@
-"""Formats of other tools, one file each: a file here that defines one of these functions is a format of its name, and nothing else lists it.
+"""Formats of other tools, one file each: a file here that defines one of these functions is a format, named as the file. No list exists.
 
 `read(source, intake)` is what `import` calls, `passages(source)` what `import_corpus` calls, `write(outlet)` what `export` calls.
-`source` is a file or folder of this machine; in a format with `BY_NAME = True` it is what a library calls its data set.
+`source` is a file or folder of this machine; in a format with `BY_NAME = True` it is a library's name of a data set.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def load_format(name: str) -> ModuleType:
 
 @cache
 def _texts() -> dict[str, str]:
-    """The text of each file: importing them takes long, and settings need no more than names."""
+    """The text of each file: importing the files is slow, and settings need only their names."""
     files = (file for folder in __path__ for file in Path(folder).glob("[a-z]*.py"))
     return {file.stem: file.read_text("utf-8") for file in sorted(files)}

@@ -19,7 +19,7 @@ HEADER = "query-id\tcorpus-id\tscore"
 
 
 def passages(folder: Path, strict: bool = True) -> Passages:
-    """The passages of `corpus.jsonl`; not `strict`, their text may be missing or null."""
+    """The passages of `corpus.jsonl`; with `strict` off, their text may be missing or null."""
     path = either(folder / "corpus.jsonl")
     fields = [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
     return json_lines(path, fields), where(path)
@@ -62,7 +62,7 @@ def _read_qrels(path: Path, intake: Intake) -> None:
 
 
 def write(outlet: Outlet) -> None:
-    """Write corpus, queries and qrels, as far as they are given, as a BEIR folder."""
+    """Write those of corpus, queries and qrels that are given as a BEIR folder."""
     if not outlet.given or set(outlet.given) - {"corpus", "queries", "qrels"}:
         raise InputError(f"format beir does not write {' with '.join(outlet.given) or 'nothing'}", "export", "give corpus, queries, qrels")
     outlet.path.mkdir()

@@ -66,7 +66,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:
-    """`question<TAB>['answer', ...]`, with CSV quotes where a cell holds one; the answers are a Python list literal."""
+    """`question<TAB>['answer', ...]`; a cell that contains a quote is quoted as in CSV. The answers are a Python list literal."""
     at = where(path)
     row = 0
     for table in columns(path, QUESTIONS, quoted=True):
@@ -82,7 +82,7 @@ def _read_questions(path: Path, gathered: TextCorpus) -> None:
 
 
 def _context(ctx: dict[str, Any], gathered: TextCorpus, own: bool, at: str) -> str:
-    """The passage id of a context: `passage_id`, `psg_id` or `id`; without one, an id made from its text."""
+    """The passage id of a context: `passage_id`, `psg_id` or `id`; if it has none, an id made from its text."""
     given = [str(ctx[key]) for key in ("passage_id", "psg_id", "id") if ctx.get(key) is not None]
     if not own and given:
         return given[0]

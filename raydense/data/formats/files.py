@@ -22,12 +22,12 @@ _PACKERS = {
 
 
 def plain(path: Path) -> Path:
-    """The path of what a file holds: without the .gz of a packed file. An archive of several files (.tar.gz) does not count."""
+    """The path without the .gz of a compressed file. An archive of several files (.tar.gz) keeps its name."""
     return path.with_suffix("") if path.suffix == ".gz" and path.suffixes[-2:-1] != [".tar"] else path
 
 
 def files_of(source: Path, pattern: str = "*") -> list[Path]:
-    """The files in a folder whose names match, in their order, or the file `source` itself.
+    """The files in a folder whose names match, sorted, or the file `source` itself.
 
     Hidden files are left out, and NAME.gz if NAME exists, too.
     """
@@ -45,7 +45,7 @@ def either(path: Path) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked; InputError if it is missing, or, while reading, if the compression is broken."""
+    """The bytes of a file, decompressed; InputError if it is missing, or, while it is read, if the compression is broken."""
     if not path.is_file():
         raise InputError("no such file", path, "check the path")
     try:

@@ -1,4 +1,4 @@
-"""Takes the tables of a reader, checks that ids exist, and writes the parts of a data set."""
+"""Takes the tables of a format's reader, checks that ids exist, and writes the parts of a data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIX = "correct it, or give the data set that it was made for"
 
 
 def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True) -> Artifact:
-    """Write a stream of passages, as tables, each with a function from a row to its file and line; if not `strict`, also those without text."""
+    """Write a stream of tables of passages, each with a function from a row to its file and line; with `strict` off, also those without text."""
     if draft.done:
         return draft.done
     tables, at = passages
@@ -36,9 +36,9 @@ def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool
 
 
 class Intake:
-    """The data set that is being written. Give the corpus first, then the queries, then what names both.
+    """The data set that an import writes. Give the corpus first, then the queries, then what refers to them.
 
-    `store` is the corpus: the imported one, or the one that the settings name; without one, ids of passages are not checked.
+    `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
     """
 
@@ -68,7 +68,7 @@ class Intake:
         self._table("queries", "queries", table)
 
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
-        """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with two results."""
+        """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with different grades."""
         unknown = self.check_ids(table, at, self.strict)
         if unknown:
             say(
@@ -118,7 +118,7 @@ class Intake:
     def check_ids(self, table: pa.Table, at: Where, strict: bool = True) -> int:
         """InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`.
 
-        Not `strict`, passages may be unknown; returns how many are.
+        With `strict` off, passages may be unknown; returns how many are.
         """
         refuse_blank(table, ["query_id", "passage_id"], at)
         self._check_queries(table["query_id"], at)
@@ -150,7 +150,7 @@ def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
 
 
 def _ranked(table: pa.Table) -> pa.Table:
-    """A run in the order its queries first appear, each by rank, else by score falling, else in the order of the lines; ranks from 1."""
+    """A run with queries in the order of their first line, and hits by rank, or by score falling, or in the order of the lines; ranks from 1."""
     ids = table["query_id"].combine_chunks()
     query = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
     line = np.arange(len(query))

@@ -37,7 +37,7 @@ def passages(source: Path) -> Passages:
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Import documents, queries and qrels, as far as the data set has them; the split is the last part of its id."""
+    """Import those of documents, queries and qrels that the data set has; the split is the last part of its id."""
     name = str(source)
     dataset = _load(name)
     if intake.store is None and dataset.has_docs():
@@ -70,7 +70,7 @@ def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
 
 
 def title_and_text(document: Any) -> tuple[str, str | None]:
-    """Title and text of a document of any data set. If only the library knows its text, that begins with the title, which is removed."""
+    """Title and text of a document of any data set. If only `default_text()` has the text, it begins with the title, which is removed."""
     title = (getattr(document, "title", None) or "").strip()
     if hasattr(document, "text"):
         return title, document.text

@@ -33,7 +33,7 @@ _FIX = "correct the line"
 
 
 class Field(NamedTuple):
-    """A field to read: our name for it, its type, the file's name for it, and whether each line must have it."""
+    """A field to read: raydense's name for it, its type, the file's name for it, and whether each line must have it."""
 
     name: str
     type: Literal["id", "text", "int", "float"]
@@ -80,7 +80,7 @@ def first_line(path: Path) -> str:
 
 
 def where(path: Path, skip: int = 0) -> Callable[[int], str]:
-    """A function that gives the line of the n-th row (from 0) of a file as `path:line`; it looks the line up when called."""
+    """A function that returns the line of row n (from 0) of a file as `path:line`; it looks up the line when it is called."""
     return partial(_where, path, skip)
 
 
@@ -95,7 +95,7 @@ def _where(path: Path, skip: int, row: int) -> str:
 
 
 def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
-    """The objects of a JSON lines file, with our names of the fields (of type id or text); other fields are left out."""
+    """The objects of a JSON lines file, their fields (of type id or text) renamed to raydense's names; other fields are left out."""
     wanted = pa.schema([(f.key, _ARROW[f.type]) for f in fields])
     options = pa.json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
     reading = pa.json.ReadOptions(block_size=2 * BLOCK_BYTES)

@@ -1,6 +1,6 @@
-"""MS MARCO: collection, queries, qrels, id triples, text triples, top1000 and runs, all of them tab-separated without quotes.
+"""MS MARCO: collection, queries, qrels, triples of ids, triples of texts, top1000 and runs, all tab-separated without quotes.
 
-A folder is read by the names of its files, as they are downloaded: `collection.tsv`, `queries.<split>.tsv`,
+A folder is read by the names that its files have when downloaded: `collection.tsv`, `queries.<split>.tsv`,
 `qrels.<split>.tsv`, `qidpidtriples.<split>.tsv`, `triples.<split>.tsv`, `top1000.<split>.tsv`, `run.<name>.tsv`. A file of
 another name, given alone, is a run.
 """
@@ -71,7 +71,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def split_of(path: Path) -> str:
-    """`qrels.dev.small.tsv` -> `dev.small`; `all` if the name has no split."""
+    """The split in a file's name: `qrels.dev.small.tsv` -> `dev.small`; `all` if the name has none."""
     middle = plain(path).name.split(".")[1:]
     if middle and middle[-1] in ("tsv", "txt"):
         middle.pop()
@@ -93,7 +93,7 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
 
 
 def _give_triples(triples: pa.Table, path: Path, intake: Intake) -> None:
-    """One example per query: its positives and its negatives, each once, in the order of the file."""
+    """One example per query: its distinct positives and negatives, in the order of the file."""
     for name in ("positive", "negative"):
         intake.check_ids(triples.select(["query_id", name]).rename_columns(["query_id", "passage_id"]), where(path))
     queries = pc.unique(triples["query_id"])
@@ -111,7 +111,7 @@ def _lists(pairs: pa.Table, side: str, queries: pa.Array) -> pa.ListArray:
 
 
 class _TextTriples:
-    """Triples of texts, read a block at a time: of texts that were read before only the numbers are kept, three per line.
+    """Triples of texts, read block by block: each text is written once, and only three numbers per line are kept in memory.
 
     Passages get ids from their texts; equal queries count once.
     """
@@ -124,7 +124,7 @@ class _TextTriples:
         self._lines: dict[Path, list[NDArray[np.int32]]] = {path: [] for path in paths}
 
     def read(self) -> Iterator[pa.Table]:
-        """The passages that no earlier line has, as the files are read."""
+        """The passages that no earlier line has, while the files are read."""
         for path in self.paths:
             line = 0
             for block in columns(path, TEXTS):
@@ -165,7 +165,7 @@ def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _lists_of(query: NDArray[np.int64], passage: NDArray[np.int64], queries: int) -> pa.ListArray:
-    """The passages of each query 0 .. `queries`-1, each once, in their order."""
+    """The distinct passages of each query 0 .. `queries`-1, in their order."""
     _, first = np.unique(query << 32 | passage, return_index=True)
     first.sort()
     query, passage = query[first], passage[first]

@@ -1,4 +1,4 @@
-"""Input of the writers of formats: the given artifacts, opened on first use, and streams of rows and texts."""
+"""What the writers of formats read: the given artifacts, opened on first use, and streams of rows and texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Outlet:
         self.given = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
 
     def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
-        """Which one of `kinds` was given to be written, with `texts` for what its ids mean; InputError otherwise."""
+        """The one of `kinds` that was given; `texts` may be given too, for the texts of its ids. InputError otherwise."""
         name = self.settings.format
         chosen = [kind for kind in kinds if kind in self.given]
         if "examples" in chosen:
@@ -118,7 +118,7 @@ def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:
 
 
 def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart: str = "\t", header: str = "") -> None:
-    """Rows of columns, given as some tables of columns; InputError if a cell contains a separator of cells or lines."""
+    """Write the rows of tables as columns separated by `apart`; InputError if a cell contains a separator of cells or lines."""
     with open(path, "w", encoding="utf-8", newline="\n") as stream:
         stream.write(f"{header}\n" if header else "")
         for table in tables:

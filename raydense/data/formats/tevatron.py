@@ -44,7 +44,7 @@ def passages(source: Path) -> Passages:
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Take a folder or a file; legacy training files without a corpus become it."""
+    """Import a folder or a file; without a corpus, the texts of legacy training files become the corpus."""
     found = _files(source)
     if found["corpus"]:
         intake.corpus(passages(source))

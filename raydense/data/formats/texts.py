@@ -21,7 +21,7 @@ _CHECK_KEY = "to tell for sure"
 
 
 def text_id(*parts: str) -> str:
-    """An id made from texts: the same wherever it is made."""
+    """An id made from texts, the same on every machine."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -36,7 +36,7 @@ class Numbers:
         return len(self._number)
 
     def of(self, texts: pa.ChunkedArray, where: object) -> tuple[NDArray[np.int32], pa.ChunkedArray]:
-        """The number of each text, int32 [n], and those texts that are new; InputError where two different ones have the same hash."""
+        """The number of each text, int32 [n], and the new texts; InputError if two different texts have the same hash."""
         every, check = hash_strings(texts), hash_strings(texts, _CHECK_KEY)
         hashes, first, back = np.unique(every, return_index=True, return_inverse=True)
         place = np.searchsorted(self._hash, hashes)
@@ -61,7 +61,7 @@ class Numbers:
 
 
 class TextCorpus:
-    """Passages and queries of training files; holds them in memory, since JSON with one entry per query is small compared with a corpus."""
+    """Passages and queries of training files, held in memory: JSON with one entry per query is small compared with a corpus."""
 
     def __init__(self) -> None:
         self.passages: dict[str, tuple[str, str, str]] = {}
@@ -69,7 +69,7 @@ class TextCorpus:
         self.answers: dict[str, list[str]] = {}
 
     def add(self, text: str, at: str, title: str = "", passage_id: str | None = None) -> str:
-        """Take a passage, return its id; InputError on an empty text, and on an id that has another text elsewhere."""
+        """Add a passage and return its id; InputError on an empty text, and on an id that has another text elsewhere."""
         if not text.strip():
             raise InputError("empty text", at, "fill it, or remove the passage")
         name = passage_id if passage_id is not None else text_id(title, text)
@@ -81,7 +81,7 @@ class TextCorpus:
         return name
 
     def add_query(self, text: str, at: str, query_id: str | None = None, answers: list[str] | None = None) -> str:
-        """Take a query, return its id (made from the text where the file has none)."""
+        """Add a query and return its id (made from the text if the file has none)."""
         if not text.strip():
             raise InputError("empty query", at, "fill it, or remove the line")
         name = query_id if query_id is not None else text_id(text)
@@ -95,7 +95,7 @@ class TextCorpus:
         return name
 
     def write(self, intake: Intake, with_corpus: bool = True) -> None:
-        """Give the passages (unless the ids are of another corpus) and the queries to `intake`."""
+        """Write the passages (unless the ids are those of another corpus) and the queries."""
         if with_corpus:
             rows = [(name, title, text) for name, (title, text, _) in self.passages.items()]
             schema = pa.schema([(n, pa.string()) for n in ("passage_id", "title", "text")])

@@ -1,4 +1,4 @@
-"""TREC: runs `qid Q0 docid rank score tag` and qrels `qid 0 docid rel`, apart by blanks."""
+"""TREC: runs `qid Q0 docid rank score tag` and qrels `qid 0 docid rel`, separated by blanks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QRELS = [
 
 
 def read(source: Path, intake: Intake) -> None:
-    """Take a run or qrels, or a folder of them; lines of six columns are a run's, lines of four are judgements.
+    """Import a run or qrels, or a folder of them; lines of six columns are a run's, lines of four are judgements.
 
     A run's passages are ranked by score, as trec_eval does, not by the rank column.
     """
@@ -48,7 +48,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def split_of(path: Path) -> str:
-    """`qrels.dev.txt`, `dev.qrels` -> `dev`; `all` if the name has no split."""
+    """The split in a file's name: `qrels.dev.txt`, `dev.qrels` -> `dev`; `all` if the name has none."""
     words = [w for w in plain(path).name.split(".") if w not in ("qrels", "qrel", "txt", "tsv", "trec", "")]
     return ".".join(words) or "all"
 

@@ -1,6 +1,6 @@
-"""The kinds of adapters, one file each: few new weights next to a model's own, which are frozen.
+"""The kinds of adapters, one file each: a small number of new weights next to a model's own, which are frozen.
 
-A file here named `kind.py` with a function `adapt(model, options)` is a kind: nothing else lists it. Asked for as
+A file `kind.py` here with a function `adapt(model, options)` is a kind; no list exists. It is requested as
 `kind` or `kind:option=value,option=value`.
 """
 
@@ -19,14 +19,14 @@ from raydense.errors import InputError, did_you_mean
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model with an adapter: `model` is what goes forward; `merged` gives a plain model with the adapter's weights added in."""
+    """A model with an adapter: `model` computes with it; `merged` returns a plain model whose weights include the adapter's."""
 
     model: Any
     merged: Callable[[], PreTrainedModel]
 
 
 def adapt(model: PreTrainedModel, asked: str) -> Adapted:
-    """`model` with the new adapter that is asked for; new weights are drawn from torch's random state.
+    """`model` with a new adapter of the requested kind; its weights are drawn from torch's random state.
 
     InputError on an unknown kind or option.
     """

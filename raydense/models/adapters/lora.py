@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021, eq. 3): W + (alpha / rank) B A for linear layers, with B and A the only weights that learn; by `peft`.
+"""LoRA (Hu et al. 2021, eq. 3): W + (alpha / rank) B A for linear layers; only B and A are trained. Uses `peft`.
 
 raydense train --model QWEN_DIR --pooling lasttoken --adapter lora:rank=16,alpha=32 ...
 """
@@ -21,7 +21,7 @@ _DEFAULTS = {"rank": "16", "alpha": "32", "dropout": "0", "layers": "all-linear"
 
 
 def adapt(model: PreTrainedModel, options: dict[str, str]) -> Adapted:
-    """A model with LoRA: `rank`, `alpha`, `dropout`, and `layers`, the names of those that have it joined by + (all linear ones)."""
+    """A model with LoRA. Options: `rank`, `alpha`, `dropout`, and `layers`, names joined by + (default: all linear layers)."""
     unknown = next((name for name in options if name not in _DEFAULTS), None)
     if unknown is not None:
         raise InputError(f"lora has no {unknown!r}", "adapter", did_you_mean(unknown, list(_DEFAULTS)))

@@ -1,4 +1,4 @@
-"""The kinds of modules that an encoder is made of, one file each: a file here is a kind, and nothing else lists it.
+"""The kinds of modules that an encoder is made of, one file each: a file here is a kind; no list exists.
 
 `modules.json` of a folder names them by the types of sentence-transformers.
 """
@@ -37,9 +37,9 @@ def kinds() -> dict[str, type[Module]]:
 
 
 def parts_of(folder: Path) -> list[Part]:
-    """The modules of one encoder's folder in order; of a plain Hugging Face folder the model alone.
+    """The modules of one encoder's folder in order; a plain Hugging Face folder has only the model.
 
-    InputError where one is of an unknown kind, or they do not make vectors of tokens.
+    InputError if a module is of an unknown kind, or the modules do not turn tokens into vectors.
     """
     if not (folder / MODULES).is_file():
         return [Part(kinds()["Transformer"], weights_folder(folder))]
@@ -56,5 +56,5 @@ def parts_of(folder: Path) -> list[Part]:
 
 
 def _is_chain(found: list[type[Module]]) -> bool:
-    """Whether each takes what the one before gives, from tokens to vectors."""
+    """Whether each module takes what the one before it gives, from tokens to vectors."""
     return [kind.takes for kind in found] + ["vectors"] == ["tokens"] + [kind.gives for kind in found]

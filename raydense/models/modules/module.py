@@ -1,4 +1,4 @@
-"""What every module of an encoder is: features in, features out, and a folder of its own."""
+"""The base classes of an encoder's modules: features in, features out, and a folder each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATES, VECTORS = "token_embeddings", "sentence_embedding"
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller changes when modules are loaded: `dropout` (None: as the folder says) and an `adapter` (None: none)."""
+    """What a caller changes when modules are loaded: `dropout` (None: the folder's) and an `adapter` (None: no adapter)."""
 
     dropout: float | None = None
     adapter: str | None = None
@@ -49,7 +49,7 @@ class Module(nn.Module, ABC):
 
 
 class InputModule(Module):
-    """The first module: it takes tokens. What the class methods say is known without reading weights.
+    """The first module: it takes tokens. Its class methods read no weights.
 
     `special_tokens`: whether the tokenizer adds those of its own.
     """
@@ -70,7 +70,7 @@ class InputModule(Module):
     @classmethod
     @abstractmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
-        """The most tokens of a query and of a passage, as the files of sentence-transformers in `folder` say; None where they do not."""
+        """The most tokens of a query and of a passage in the files of sentence-transformers in `folder`; None where they have none."""
 
     @classmethod
     @abstractmethod
@@ -83,9 +83,9 @@ class InputModule(Module):
 
     @abstractmethod
     def notes(self, query_length: int, passage_length: int) -> list[str]:
-        """What the README of a folder says about this module in other libraries, a paragraph each."""
+        """Paragraphs of a folder's README about using this module in other libraries."""
 
     @property
     def pretrained(self) -> Any:
-        """The model of transformers inside; AttributeError where there is none."""
+        """The transformers model inside; AttributeError if there is none."""
         raise AttributeError(f"{type(self).__name__} has no model of transformers inside")

@@ -13,7 +13,7 @@ from raydense.models.encoder_folder import read_json, write_json
 from raydense.models.modules.module import STATES, VECTORS, Features, Module, Options
 
 _CONFIG = "config.json"
-# The keys that sentence-transformers 2 to 6 read, by mode; a folder has the first four always.
+# The keys that sentence-transformers 2 to 6 read, by mode; a folder always has the first four.
 _KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -26,10 +26,9 @@ _ORDER = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttok
 
 
 class Pooling(Module):
-    """One vector float32 [n, d] of states [n, length, d]; several modes, as "cls+mean", one after another: [n, modes * d].
+    """States [n, length, d] to one vector float32 [n, d] each; several modes, as "cls+mean", are concatenated: [n, modes * d].
 
-    `cls` is the first token's state, `lasttoken` that of the last real token, wherever padding is. The text's padding is
-    on the right.
+    `cls` is the first token's state, `lasttoken` that of the last real token. Padding is on the right.
     """
 
     takes = "states"
@@ -59,7 +58,7 @@ class Pooling(Module):
 def pooling_mode(folder: Path, prompted: bool = False) -> str:
     """The mode that a Pooling's folder names, or several joined by "+"; `prompted`: whether texts have prompts.
 
-    InputError on a mode that there is none of, or a prompt that is left out.
+    InputError on an unknown mode, or on a folder that excludes the prompt from pooling.
     """
     values = read_json(folder / _CONFIG)
     found = values.get("pooling_mode") or [mode for mode in _ORDER if values.get(_KEYS[mode]) is True]

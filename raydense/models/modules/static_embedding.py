@@ -1,6 +1,6 @@
-"""Static embeddings: a vector a token, and their mean for a text; no transformer. The cheapest encoder that learns.
+"""Static embeddings: one vector per token, and their mean for a text; no transformer. The cheapest encoder that can be trained.
 
-As model2vec and sentence-transformers' StaticEmbedding have it. `distilled` makes one from a transformer's folder.
+The same as in model2vec and sentence-transformers' StaticEmbedding. `distilled` makes one from a transformer's outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raydense.models.weights import reads_weights
 
 _WEIGHTS, _TOKENIZER = "model.safetensors", "tokenizer.json"
 _LIMIT = 1_000_000
-_LONG = 8_192  # tokens of a text where the folder says no length
+_LONG = 8_192  # tokens of a text if the folder has no length
 _BATCH = 256  # tokens of the vocabulary that the transformer reads at once
 _FREQUENCY = 1e-4  # a of SIF
 
@@ -114,7 +114,7 @@ def _shape(file: Path) -> list[int]:
 
 
 def _table(weights: dict[str, Tensor]) -> Tensor:
-    """A row a token, in float32; model2vec's folders may share rows between tokens, and weigh these."""
+    """One row per token, in float32; in model2vec's folders tokens may share rows, and have weights."""
     if "embedding.weight" in weights:
         return weights["embedding.weight"].float()
     table = weights["embeddings"].float()

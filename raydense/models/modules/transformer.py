@@ -34,7 +34,7 @@ class Transformer(InputModule):
         return cls(load_encoder(folder, options.dropout), options.adapter)
 
     def save(self, folder: Path) -> None:
-        """As `Module.save`; an adapter is merged into the weights, so that the folder is whole, and loads everywhere."""
+        """As `Module.save`; an adapter is merged into the weights, so that other libraries can load the folder."""
         save_weights(self._merged() if self._merged else self.model, folder)
 
     def forward(self, features: Features) -> Features:
@@ -62,9 +62,9 @@ class Transformer(InputModule):
 
     def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
         save_tokenizer(source, folder, max(query_length, passage_length))
-        # only where it says something: sentence-transformers before 6 refuses the key
+        # only if the lengths differ: sentence-transformers before 6 refuses the key
         queries = {_QUERY_LENGTH: query_length} if query_length != passage_length else {}
-        # else sentence-transformers makes a pooler, which no vector needs, and warns that its weights are missing
+        # otherwise sentence-transformers makes a pooler, which no vector needs, and warns that its weights are missing
         without = {"model_args": {"add_pooling_layer": False}} if has_pooler(self.model.config) else {}
         write_json(folder / _CONFIG, {"max_seq_length": passage_length, **queries, "do_lower_case": False, **without})
 
