@@ -1,4 +1,4 @@
-"""Where a model actor computes: a GPU, or CPU cores, a batch a thread; and in which precision."""
+"""The device of a model actor: a GPU, or CPU cores with one batch per thread; and its precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
 
 class Device:
-    """Where an actor computes: its GPU, or the cores of its machine that fall to it.
+    """Where an actor computes: its GPU, or its share of the cores of its machine.
 
     On the CPU each batch is computed by one thread, and the threads take different batches: no thread
     waits for another inside a batch, and the bits are the same whatever the number of threads.
@@ -38,11 +38,11 @@ class Device:
         threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
         torch.set_num_threads(1)
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads, which inherit it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads start, which inherit it
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:
-        """What `forward` gives for each text, float32 [n, ...] in the texts' order, and the tokens computed, padding included.
+        """The output of `forward` for each text, float32 [n, ...] in the texts' order, and the number of tokens computed, with padding.
 
         `count` is called with the number of texts of each finished batch.
         """
@@ -61,7 +61,7 @@ class Device:
         return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
 
     def each(self, batches: list[Any], compute: Callable[[Any], Any], count: Callable[[int], None]) -> Iterator[Any]:
-        """What `compute` gives for each batch, an array of texts' numbers, in the batches' order and without gradients."""
+        """The result of `compute` for each batch (an array of text numbers), in the batches' order and without gradients."""
         import torch
 
         def one(batch: Any) -> Any:
@@ -80,7 +80,7 @@ class Device:
 
     @property
     def precision(self) -> str:
-        """What was asked for; of auto half precision on a GPU: bf16 where it has it (compute capability 8), else fp16."""
+        """The requested precision; auto on a GPU is bf16 if the GPU has it (compute capability 8), otherwise fp16."""
         import torch
 
         if self._asked != "auto":

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def encode(settings: EncodeSettings) -> Artifact:
     """Encode every passage of `settings.corpus`, or query of `settings.queries`: `row: int64, embedding: fixed_size_list<dtype>[d]`, and ids.
 
-    Files that an earlier run committed are kept. The bytes are the same whatever the number of actors or threads. InputError
-    where the model is no retriever, or the output was made from something else, or begun in another precision.
+    Files that an earlier run committed are kept. The bytes are the same for any number of actors or threads. InputError
+    if the model is not a retriever, or the output was made from other settings or inputs, or begun in another precision.
     """
     made_from = provenance("encode", settings)
     require_model(settings.model, scores=False, **settings.changes())
@@ -78,7 +78,7 @@ def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
 
 
 class PartEncoder:
-    """A model actor: takes the tokens of a part, commits its vectors, and gives back what the commit noted."""
+    """A model actor: takes the tokens of a part, commits its vectors, and returns the record of the commit."""
 
     def __init__(self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings

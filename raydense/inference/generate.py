@@ -29,8 +29,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     """Write `queries_each` queries for every passage of the corpus: `generated`, a row a passage, `row: int64, queries: list<string>`.
 
     Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
-    The queries are the same whatever the number of actors or threads. InputError where the model is no generator, or the output
-    was made from something else, or begun in another precision.
+    The queries are the same for any number of actors or threads. InputError if the model is not a generator, or the output
+    was made from other settings or inputs, or begun in another precision.
     """
     made_from = provenance("generate", settings)
     from raydense.models.generator import changes, read_generator_config
@@ -66,7 +66,7 @@ def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
 
 
 class PartWriter:
-    """A model actor: takes the tokens of a part, commits the queries drawn for it, and gives back what the commit noted."""
+    """A model actor: takes the tokens of a part, commits the queries drawn for it, and returns the record of the commit."""
 
     def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._settings = draft, settings
@@ -96,7 +96,7 @@ class PartWriter:
         return pa.Table.from_pylist([{"part": part, **note}])
 
     def _draw(self, model: Any, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
-        """The texts drawn for each passage of a shard whose first row is `start`, and how many tokens were written for them."""
+        """The texts drawn for each passage of a shard whose first row is `start`, and the number of tokens drawn for them."""
         import torch
 
         from raydense.models.generator import decode
@@ -124,7 +124,7 @@ class PartWriter:
 
 
 def _kept(drawn: list[list[str]], once: bool) -> tuple[list[list[str]], dict[str, int]]:
-    """What is kept of the queries of each passage, and how many were empty or, where each is kept `once`, repeated."""
+    """The queries of each passage that are kept, and how many were empty, or repeated if each is kept only `once`."""
     full = [[query for query in queries if query] for queries in drawn]
     kept = [list(dict.fromkeys(queries)) for queries in full] if once else full
     sizes = [sum(map(len, lists)) for lists in (drawn, full, kept)]

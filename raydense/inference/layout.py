@@ -1,4 +1,4 @@
-"""How many model actors a pipeline has, and what each of them claims of the cluster."""
+"""The number of model actors of a pipeline, and the resources that each of them claims."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Layout:
     def of(cls, spread: Spread, pending: int) -> Layout:
         """The layout for `pending` files on the running cluster.
 
-        On one machine an actor on the CPU uses every core, so "as many as there is room for" is one. A cluster may grow when more actors
-        wait than it has room for, so there it is one a file; an actor on the CPU uses as many cores as it claims. InputError where no
-        node has what an actor claims, and none comes by itself.
+        On one machine an actor on the CPU uses every core, so "as many as fit" is one. A cluster may grow when more actors wait than
+        fit on it, so there it is one per file; an actor on the CPU uses as many cores as it claims. InputError if no node has the
+        resources that an actor claims, and the cluster adds no nodes.
         """
         import ray
 
@@ -45,7 +45,7 @@ class Layout:
         low, high = spread.concurrency
         most_there = capacity(alive, gpus, spread.cpus_per_actor)
         wanted = high or (pending if joined else max(most_there if gpus else nodes, low))
-        # a pool without room for its fewest would wait for ever, and so would what tokenises where actors hold all CPUs
+        # a pool whose minimum does not fit would wait for ever, and so would the tokenise tasks if actors hold all CPUs
         most = max(1, min(wanted, pending) if joined else min(wanted, pending, most_there))
         fewest = max(1, min(low, most, most_there))
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
@@ -53,7 +53,7 @@ class Layout:
 
 
 def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
-    """How many actors the nodes have room for, by the resources of each; on CPUs with room left on one of them for what tokenises."""
+    """The number of actors that fit on nodes with these resources; on CPUs one node keeps enough CPU for the tokenise tasks."""
     kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
     has = [node.get(kind, 0.0) for node in nodes]
     fit = [int(one / claimed) for one in has]
@@ -62,9 +62,9 @@ def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:
 
 
 def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError | None:
-    """The fault where no node has the GPUs that an actor claims, or the CPUs where it computes on these, by the resources of each.
+    """The error if no node with these resources has the GPUs, or the CPUs, that an actor claims.
 
-    An actor that leaves no CPU for what tokenises would wait for it for ever.
+    An actor that leaves no CPU for the tokenise tasks would wait for them for ever.
     """
     kind, claimed = ("GPU", gpus) if gpus else ("CPU", cpus)
     has = [node.get(kind, 0.0) for node in nodes]

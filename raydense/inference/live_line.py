@@ -1,4 +1,4 @@
-"""The live line of a pipeline: how far the actors are inside the files that they compute."""
+"""The live line of a pipeline: the progress of the actors inside the files that they compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class Meter:
-    """Counts what is done of one file where the driver sees it: the size of an empty (sparse) file in the draft's work folder."""
+    """Counts what is done of one file in a way that the driver can read: as the size of a sparse file in the draft's work folder."""
 
     def __init__(self, draft: Draft, name: str) -> None:
         self._path = meters(draft) / name
@@ -39,7 +39,7 @@ def meters(draft: Draft) -> Path:
 
 @contextmanager
 def live_line(name: str, draft: Draft, unit: str, total: int, done_before: int) -> Iterator[None]:
-    """Show how far the actors are, from their meters, until the block ends."""
+    """Show the actors' progress, from their meters, until the block ends."""
     folder = meters(draft)
     for left in folder.glob("*"):
         left.unlink()

@@ -1,4 +1,4 @@
-"""Tables of one row, which Ray Data neither cuts nor joins: how tokens travel from a task to an actor."""
+"""Packs tokens into tables of one row, which Ray Data neither cuts nor joins, to send them from a task to an actor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def pack(columns: Mapping[str, Any]) -> pa.Table:
-    """A table of one row whose cell `name` is the whole of column `name`: so Ray Data neither cuts nor joins it."""
+    """A table of one row whose cell `name` holds the whole column `name`, so that Ray Data neither cuts nor joins it."""
     arrays = {name: pa.array(values) for name, values in columns.items()}
     return pa.table({name: pa.LargeListArray.from_arrays(np.array([0, len(a)]), a) for name, a in arrays.items()})
 
 
 def unpack(table: pa.Table) -> dict[str, pa.Array]:
-    """Back from `pack`, without a copy."""
+    """The inverse of `pack`, without a copy."""
     return {name: table[name].combine_chunks().flatten() for name in table.column_names}
 
 
@@ -30,7 +30,7 @@ def token_columns(tokens: Tokens) -> dict[str, Any]:
 
 
 def tokens_of(columns: Mapping[str, pa.Array]) -> Tokens:
-    """Back from `token_columns`."""
+    """The inverse of `token_columns`."""
     from raydense.models.tokens import Tokens
 
     types = columns["types"].to_numpy() if "types" in columns else None

@@ -1,7 +1,7 @@
 """The Ray Data pipeline of encode, generate, rerank and of the queries of a search: tokenise tasks, then a pool of model actors.
 
-A pipeline has one row for each part of the work. A task on the CPU reads and tokenises what belongs to it, and an actor of the pool
-computes it. What comes back to the driver is a record: what the actor committed, or the vectors of a block of queries.
+A pipeline has one row for each part of the work. A task on the CPU reads and tokenises the part, and an actor of the pool
+computes it. The driver gets back a record: what the actor committed, or the vectors of a block of queries.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
 
-    They come as they are ready, or `in_order` of the parts. A part whose worker was killed is computed again by Ray. An error that
-    a user can fix is raised here as it was raised there; any other comes as Ray wraps it. Neither is retried.
+    Records come as they are ready, or `in_order` of the parts. Ray computes a part again if its worker was killed. An error that
+    a user can fix is raised here as the worker raised it; others are wrapped by Ray. Neither is retried.
     """
     import ray.data
 
@@ -50,7 +50,7 @@ def run(
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     rows = ray.data.from_items(parts, override_num_blocks=len(parts))
     rows.context.execution_options.preserve_order = in_order
-    # a file that takes longer than Ray's half an hour, or a node that comes later, is waited for
+    # wait for a file that takes longer than Ray's half an hour, or for a node that joins later
     rows.context.execution_no_progress_timeout_s = -1
     tokens = rows.map_batches(
         cast(Any, _tokenise),
@@ -78,7 +78,7 @@ def run(
 
 
 def _waits(job: str) -> bool:
-    """Whether no actor of the job's pools has a process on a node yet, or any more."""
+    """Whether no actor of the job's pools has a running process."""
     return not any(
         "MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in actors_of(job)
     )
@@ -95,7 +95,7 @@ def run_parts(
     actor: Callable[..., Any],
     **more: Any,
 ) -> None:
-    """`run` over the `pending` parts to the last, which commit their files; the live line shows `total` less the `left` and counts in `unit`."""
+    """`run` over all `pending` parts, whose actors commit files; the live line counts in `unit` and starts at `total` minus `left`."""
     settings, stage = settings.located(), draft.made_from["stage"]
     forget_precision(draft)
     with live_line(stage, draft, unit, total, total - left):
@@ -108,7 +108,7 @@ def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[st
 
 
 class _Actor:
-    """What the pool holds: the actor of the stage, and what it raises turned into a record."""
+    """An actor of the pool: calls the stage's actor, and turns its errors into records."""
 
     def __init__(self, actor: Callable[..., Any], stage: str, arguments: dict[str, Any]) -> None:
         import ray
@@ -126,7 +126,7 @@ class _Actor:
 
 
 def _guarded(step: Callable[[], pa.Table]) -> pa.Table:
-    """What `step` gives, or a row with the error that a user can fix: Ray would lose its cause and print its traceback."""
+    """The result of `step`, or a row with an error that a user can fix: Ray would lose its cause and print a traceback."""
     try:
         return step()
     except (InputError, OSError) as error:

@@ -1,4 +1,4 @@
-"""An output is computed in one precision: the first actor of a run records it, and the others are held to it."""
+"""An output is computed in one precision: the first actor of a run records it, and the others must use it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 def forget_precision(draft: Draft) -> None:
-    """Drop what actors of an earlier run recorded: the files that it committed name their own."""
+    """Delete the records of an earlier run's actors: its committed files record their own precision."""
     (draft.shared / _FOLDER).delete()
 
 
 def fix_precision(precision: str, begun: str | None, draft: Draft) -> None:
     """Record the `precision` of an actor's device in the draft: `auto` depends on the machine, and an output has one precision.
 
-    InputError where the files that are there were computed in another (`begun`), or another actor of this run computes in another.
+    InputError if existing files were computed in another (`begun`), or another actor of this run computes in another.
     """
     if begun not in (None, precision):
         raise InputError(
@@ -29,19 +29,19 @@ def fix_precision(precision: str, begun: str | None, draft: Draft) -> None:
         )
     kept = draft.shared / _FOLDER
     (kept / precision).write(b"")
-    # each actor writes before it looks: of two that differ, one at least sees both
+    # each actor writes before it reads: of two that differ, at least one sees both
     refuse_several([name for name in kept.names("*") if name in _PRECISIONS], draft)  # and none that is half written
 
 
 def refuse_several(precisions: list[str], draft: Draft) -> None:
-    """InputError where a draft is, or would be, computed in several precisions."""
+    """InputError if a draft is, or would be, computed in several precisions."""
     if len(precisions) > 1:
         what = f"its files would be computed in {' and '.join(sorted(precisions))}: the devices of the cluster differ"
         raise InputError(what, draft.place, "delete the folder, and give --precision fp32, or devices that do the same")
 
 
 def precision_of(files: Iterable[File], draft: Draft) -> str | None:
-    """The precision of committed files, None where none of them records it; InputError where they differ."""
+    """The precision of committed files; None if none of them records it; InputError if they differ."""
     found = sorted({file.note["precision"] for file in files if "precision" in file.note})
     refuse_several(found, draft)
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""Queries to vectors: in this process, as a server does, or a stream of blocks by a pool of actors, as `search` and `filter` do."""
+"""Encodes queries: in this process (for a server), or a stream of blocks by a pool of actors (for `search` and `filter`)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
     from raydense.models.tokens import Tokens
 
-_TOKENS = 16_384  # of a batch: queries are short, and many of them waste little padding
+_TOKENS = 16_384  # tokens of a batch: queries are short, and need little padding
 Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
 
 def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> Callable[[list[str]], Vectors]:
-    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU where it has one.
+    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU if it has one.
 
-    `dimension` as of `EncodeSettings`. InputError where the folder is no retriever, or not the one of `fingerprint`.
+    `dimension` as in `EncodeSettings`. InputError if the folder holds no retriever, or does not have `fingerprint`.
     """
     import torch
 
@@ -44,8 +44,8 @@ def encode_blocks(
 ) -> Generator[Vectors, None, None]:
     """The vectors float32 [n, d] of each block of queries, in order, while later blocks are encoded.
 
-    `texts` gives the queries of a block in a worker, from a table of one row with the block's values. Ray Data bounds how far the
-    actors are ahead of the caller. InputError where the retriever in folder `model` is not the one of `fingerprint`.
+    `texts` returns the queries of a block in a worker, from a table of one row with the block's values. Ray Data bounds how far the
+    actors are ahead of the caller. InputError if the retriever in folder `model` does not have `fingerprint`.
     """
     of = {"model": model_place(model).located, "fingerprint": fingerprint}
     spread = Spread(gpus_per_actor=0.0) if on_cpu else Spread()
@@ -83,7 +83,7 @@ class _Encoder:
 
 
 class _BlockEncoder:
-    """A model actor: takes the tokens of a block, and gives back its vectors."""
+    """A model actor: takes the tokens of a block, and returns its vectors."""
 
     def __init__(self, model: str, fingerprint: str, dimension: int, texts: Texts, layout: Layout) -> None:
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.

@@ -39,8 +39,8 @@ _COLUMNS = ["query_id", "passage_id", "rank"]
 def rerank(settings: RerankSettings) -> Artifact:
     """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
 
-    Blocks of queries that an earlier run committed are kept. InputError where the model is no re-ranker, the run names a query
-    or passage that is not there, or the output was made from something else, or begun in another precision.
+    Blocks of queries that an earlier run committed are kept. InputError if the model is not a re-ranker, the run names an unknown
+    query or passage, or the output was made from other settings or inputs, or begun in another precision.
     """
     made_from = provenance("rerank", settings)
     require_model(settings.model, scores=True)
@@ -71,7 +71,7 @@ def rerank(settings: RerankSettings) -> Artifact:
 
 
 def loss_of(model: str) -> str | None:
-    """The loss that a re-ranker was trained with, where raydense trained it."""
+    """The loss that a re-ranker was trained with, if raydense trained it."""
     return (((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
 
 
@@ -82,7 +82,7 @@ def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str
 
 
 class RunReader:
-    """Reads a run artifact by row range, one query after another; holds no more of it than the range asked for."""
+    """Reads a run artifact by row range, query by query; holds only the requested range."""
 
     def __init__(self, path: str, fingerprint: str | None = None) -> None:
         self.path = path
@@ -155,7 +155,7 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
 
 @lru_cache(maxsize=1)
 def _queries(folder: str, print_: str) -> pa.Table:
-    """Kept by a worker process from block to block; InputError where the queries are not those of the fingerprint `print_`."""
+    """The queries, kept open by a worker process; InputError if they do not have the fingerprint `print_`."""
     return concat_parts(Artifact.open(folder, "queries", print_).parts(".parquet"), "queries", ["query_id", "text"])
 
 
@@ -166,7 +166,7 @@ def _load_tokenizer(folder: str) -> PairTokenizer:
 
 
 class BlockScorer:
-    """A model actor: takes the pairs of a block, commits its part of the run, and gives back what the commit noted."""
+    """A model actor: takes the pairs of a block, commits its part of the run, and returns the record of the commit."""
 
     def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft = draft

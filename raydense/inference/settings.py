@@ -10,14 +10,14 @@ from raydense.settings import BaseSettings, Folder, FolderOrNone, Pair, Settings
 
 
 class Spread(BaseModel):
-    """How an actor pool is spread; part of the stages that run on Ray Data."""
+    """The size of an actor pool; part of the settings of stages that run on Ray Data."""
 
     concurrency: Pair = resource(
-        (1, 0), "fewest and most model actors, as MIN,MAX; MAX 0 means as many as there is room for, on a cluster one a file: it may grow"
+        (1, 0), "fewest and most model actors, as MIN,MAX; MAX 0: as many as fit, on a cluster one per file, since it may grow"
     )
-    gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1 takes one where the cluster has GPUs, else none")
+    gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1: one if the cluster has GPUs, otherwise none")
     cpus_per_actor: float = resource(1.0, "logical CPUs of one actor; on a cluster it uses as many cores", gt=0)
-    background: bool = resource(False, "on CPUs: let all other work of the machine go first")
+    background: bool = resource(False, "on CPUs: run at the lowest priority")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -30,13 +30,15 @@ class Spread(BaseModel):
 class SplitSettings(Settings):
     """Split documents into passages: whole sentences up to a number of tokens, or blocks of words."""
 
-    corpus: Folder = artifact("corpus", "the documents, or passages that are too long")
+    corpus: Folder = artifact("corpus", "the documents to split, or passages that are too long")
     unit: Literal["tokens", "words"] = setting(
-        "tokens", "whole sentences of at most so many tokens, a longer sentence cut; or blocks of so many words, as blanks separate them"
+        "tokens", "tokens: whole sentences with at most `length` tokens together, longer sentences are cut; words: blocks of `length` words"
     )
-    length: int = setting(0, "most tokens or words of a passage; 0 means 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
-    model: FolderOrNone = artifact("model", "tokens: the folder whose tokenizer counts them, special tokens left out", None)
-    language: str = setting("en", "tokens: whose sentences these are, as en or zh", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)*$")
+    length: int = setting(0, "most tokens or words of a passage; 0: 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
+    model: FolderOrNone = artifact("model", "tokens: the folder whose tokenizer counts them, without special tokens", None)
+    language: str = setting(
+        "en", "tokens: the language, for the rules of sentences, such as en or zh", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)*$"
+    )
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
 
     @model_validator(mode="after")
@@ -50,7 +52,7 @@ class SplitSettings(Settings):
         return self
 
 
-_PRECISION = "auto: half precision on a GPU, bf16 where it has it, else fp16"
+_PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
 class EncodeSettings(Settings, Spread):
@@ -61,18 +63,18 @@ class EncodeSettings(Settings, Spread):
     model: Folder = artifact("model", "the retriever's folder")
     corpus: FolderOrNone = artifact("corpus", "the passages to encode", None)
     queries: FolderOrNone = artifact("queries", "or the queries to encode, for `search --vectors`", None)
-    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says", ge=1)
-    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says", ge=1)
+    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's", ge=1)
+    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's", ge=1)
     dimension: int | None = setting(
-        None, "keep so many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
+        None, "keep only this many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
     )
-    dtype: Literal["float16", "float32"] = setting("float16", "of the vectors")
+    dtype: Literal["float16", "float32"] = setting("float16", "number format of the vectors")
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", f"{_PRECISION}; bf16 is quick on CPUs with AMX too")
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As of every stage, without the corpus where queries are given; these are asked for by name alone."""
+        """As for every stage, without the corpus if queries are given; queries are never a default of a recipe."""
         return super().takes(values) - ({"corpus"} if "queries" in values else {"queries"})
 
     @model_validator(mode="after")
@@ -85,7 +87,7 @@ class EncodeSettings(Settings, Spread):
         return self
 
     def changes(self) -> dict[str, Any]:
-        """What these settings change of the encoder in the folder."""
+        """The values of the encoder's folder that these settings override."""
         given = {name: getattr(self, name) for name in ("passage_length", "query_length", "dimension")}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -94,8 +96,8 @@ class SamplingSettings(BaseSettings):
     """Nucleus sampling (Holtzman et al. 2020)."""
 
     top_p: float = setting(0.95, "draw from the likeliest tokens that together have this probability", gt=0, le=1)
-    top_k: int = setting(25, "and from at most so many; 0 for all", ge=0)
-    temperature: float = setting(1.0, "above 1 more surprising queries, below 1 more likely ones", gt=0)
+    top_k: int = setting(25, "and from at most this many tokens; 0: all", ge=0)
+    temperature: float = setting(1.0, "above 1: less likely queries; below 1: more likely ones", gt=0)
 
 
 class GenerateSettings(Settings, Spread):
@@ -107,18 +109,18 @@ class GenerateSettings(Settings, Spread):
         "sampling_temperature": "sampling.temperature",
     }
 
-    model: Folder = artifact("model", "the generator's folder: any sequence-to-sequence model, as T5 trained for doc2query")
+    model: Folder = artifact("model", "the generator's folder: any sequence-to-sequence model, such as a T5 trained for doc2query")
     corpus: Folder = artifact("corpus", "the passages")
     queries_each: int = setting(5, "queries of each passage", ge=1)
     sampling: SamplingSettings = group("how tokens are drawn", SamplingSettings)
-    passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says, else none")
-    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
-    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
-    duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that a passage has already")
-    seed: int = setting(42, "of the draws; each passage has random numbers of its own", ge=0, lt=2**63)
+    passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's, else none")
+    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
+    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 64", ge=4)
+    duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that the passage already has")
+    seed: int = setting(42, "random seed of the draws; each passage has its own random numbers", ge=0, lt=2**63)
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = setting(
-        16_384, "tokens of one batch, read and to be written, of all queries; it shapes what rounding does to a probability", ge=1
+        16_384, "tokens of one batch, of passages and queries to write; it affects the rounding of probabilities", ge=1
     )
 
 
@@ -131,7 +133,7 @@ class RerankSettings(Settings, Spread):
     run: Folder = artifact("run", "the run to reorder")
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
-    depth: int = setting(100, "passages of each query to score; the rest is left out", ge=1)
+    depth: int = setting(100, "passages of each query to score; the others are dropped", ge=1)
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0 means what suits the device", ge=0)
-    block: int = setting(256, "queries of one commit: each makes a file", ge=1)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    block: int = setting(256, "queries per committed file", ge=1)

@@ -1,4 +1,4 @@
-"""What `encode` reads: the passages of a corpus, shard by shard, or queries, block by block."""
+"""The input of `encode`: the passages of a corpus, shard by shard, or queries, block by block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERIES_A_FILE = 2_048
 
 
 class Source(Protocol):
-    """Texts in parts: part i, of the rows [start, stop) that `parts[i]` holds, makes one file. `unit` names them."""
+    """Texts in parts: part i has the rows [start, stop) of `parts[i]` and becomes one file. `unit` is the word for the texts."""
 
     unit: str
 
@@ -28,10 +28,10 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """That of the artifact."""
+        """The fingerprint of the artifact."""
 
     def texts(self, part: int) -> list[str]:
-        """What the encoder reads of each row of a part."""
+        """The texts of a part's rows, as the encoder reads them."""
 
     def write_ids(self, path: Path) -> None:
         """Write the ids by row, as an Arrow file."""
@@ -60,7 +60,7 @@ class Passages:
 
 
 class Queries:
-    """Queries in the order of their artifact, 2,048 a part; InputError where the artifact is not that of `fingerprint`."""
+    """Queries in the order of their artifact, 2,048 per part; InputError if the artifact does not have `fingerprint`."""
 
     unit: str = "queries"
 
@@ -89,5 +89,5 @@ class Queries:
 
 @lru_cache(maxsize=1)
 def source_of(corpus: str | None, queries: str | None, fingerprint: str) -> Source:
-    """A corpus or queries, kept open by a worker process from task to task; InputError where they are not those of `fingerprint`."""
+    """A corpus or queries, kept open by a worker process between tasks; InputError if they do not have `fingerprint`."""
     return Passages(store_of(corpus, fingerprint)) if corpus else Queries(str(queries), fingerprint)

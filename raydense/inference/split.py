@@ -1,8 +1,8 @@
-"""Documents to passages: a corpus whose texts are short enough for a model, each with the id of its document.
+"""Splits documents into passages: a corpus whose texts are short enough for a model, each with the id of its document.
 
-It is in this package because it joins two packages of the layer below: the passage store (`raydense/data`) and the tokenizer
+It is in this package because it uses two packages of the layer below: the passage store (`raydense/data`) and the tokenizer
 (`raydense/models`). `raydense/data/splitting.py` decides where texts are cut.
-One process does it: the tokenizer's own threads use the cores, and hundreds of megabytes of text take minutes.
+It runs in one process: the tokenizer's threads use the cores, and hundreds of megabytes of text take minutes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from raydense.inference.settings import SplitSettings
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance
 
-_ROWS = 8_192  # whose lengths are looked at together
-_CHARACTERS = 250_000  # of the documents that are cut together: more are no faster, and take more memory
+_ROWS = 8_192  # texts whose lengths are counted together
+_CHARACTERS = 250_000  # characters of the documents that are cut together: more are not faster, and need more memory
 Cut = Callable[[list[str]], list[list[Span]]]
 
 
 def split(settings: SplitSettings) -> Artifact:
     """Cut the documents of `settings.corpus` into passages: a corpus of `passage_id`, `title`, `text` and `doc_id`.
 
-    Passages of the row `D` are `D-0`, `D-1`, ...; they have its title, and its `doc_id`, or else `D` as that. Documents without
-    text make no passage; how many is in the summary and is logged. Killed and run again it gives the same bytes. InputError
-    where the tokenizer cannot be read, no document has text, or an id is there twice.
+    Passages of document `D` are `D-0`, `D-1`, ...; they have its title, and its `doc_id`, or `D` if it has none. Documents without
+    text give no passage; their number is logged and in the summary. A run after a kill writes the same bytes. InputError
+    if the tokenizer cannot be read, no document has text, or an id is repeated.
     """
     made_from = provenance("split", settings)
     cut = _cut_of(settings)
@@ -64,7 +64,7 @@ def _cut_of(settings: SplitSettings) -> Cut:
 
 
 def _portions(store: PassageStore) -> Iterator[pa.Table]:
-    """The documents in order, so many at a time that their texts have about `_CHARACTERS`."""
+    """The documents in order, in tables whose texts have about `_CHARACTERS` characters."""
     for start in range(0, len(store), _ROWS):
         rows = store.slice(start, min(start + _ROWS, len(store)))
         lengths = pc.fill_null(pc.utf8_length(rows["text"]), 0).to_numpy()
@@ -74,7 +74,7 @@ def _portions(store: PassageStore) -> Iterator[pa.Table]:
 
 
 def _passages_of(documents: pa.Table, cut: Cut) -> tuple[pa.Table, int]:
-    """The passages of some documents, and how many of these have none."""
+    """The passages of some documents, and the number of documents without one."""
     texts = pc.fill_null(documents["text"], "").to_pylist()
     spans = cut(texts)
     counts = [len(found) for found in spans]

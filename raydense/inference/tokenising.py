@@ -1,4 +1,4 @@
-"""The tokenise tasks' common part: the tokens of a part, and what a worker process keeps open from one task to the next."""
+"""What all tokenise tasks share: the tokens of a part, and a tokenizer that a worker process keeps open between tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tokenise_part(
 
 @lru_cache(maxsize=1)
 def kept_tokenizer(load: Callable[..., Any], folder: str, print_: str, changes: Changes = ()) -> Any:
-    """What `load(folder, **changes)` gives, kept from task to task; InputError where the folder is not that of the fingerprint `print_`."""
+    """The result of `load(folder, **changes)`, kept between tasks; InputError if the folder does not have the fingerprint `print_`."""
     tokenizer = load(folder, **dict(changes))
     check_unchanged(folder, print_)
     return tokenizer

@@ -1,4 +1,4 @@
-"""A run as the miners read it: block by block of complete queries, with the corpus, the queries and the positives that belong to it."""
+"""Reads a run for mining: in blocks of complete queries, with the corpus, the queries and the positives that belong to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_ROWS = 1 << 18
 
 
 def query_blocks(parts: list[Path], rows: int) -> Iterator[pa.Table]:
-    """The rows of a run's files in order, in tables of whole queries of about `rows` rows; holds little more than one."""
+    """The rows of a run's files in order, in tables of complete queries with about `rows` rows; holds little more than one table."""
     held: pa.Table | None = None
     for part in parts:
         for batch in pq.ParquetFile(part).iter_batches(rows):
@@ -34,7 +34,7 @@ def query_blocks(parts: list[Path], rows: int) -> Iterator[pa.Table]:
 
 
 class Judged:
-    """What all blocks of a run share: the corpus, the queries, the positives, and which queries were met."""
+    """What all blocks of a run share: the corpus, the queries, the positives, and which queries the run has."""
 
     def __init__(self, run: str, corpus: str, queries: str, qrels: str | None) -> None:
         self.run = run
@@ -49,7 +49,7 @@ class Judged:
     def queries_of(self, block: pa.Table) -> tuple[pa.Array, Rows, Rows]:
         """The id of each query of a block, how many rows it has, and its number among the judged queries, or -1.
 
-        InputError on a query that the queries do not have, and on one whose rows are not adjacent.
+        InputError on an unknown query, and on one whose rows are not adjacent.
         """
         starts = query_starts(block["query_id"])
         ids = block["query_id"].take(pa.array(starts[:-1])).combine_chunks()
@@ -66,5 +66,5 @@ class Judged:
 
     @property
     def unmet(self) -> Flags:
-        """Of each judged query whether it has a positive and the run, once it was read, did not have it; bool [queries]."""
+        """For each judged query whether it has a positive and the run, which was read to its end, does not have it; bool [queries]."""
         return (self.positives.counts > 0) & ~self.judged_met

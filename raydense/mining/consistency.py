@@ -1,4 +1,4 @@
-"""The stage `filter`: a generated query is kept where a search with it finds the passage that it was written for.
+"""The stage `filter`: keeps a generated query if a search with it finds the passage that it was written for.
 
 That is round-trip consistency (Alberti et al. 2019, Synthetic QA corpora generation with roundtrip consistency), judged by the rank
 of the passage as in Promptagator (Dai et al. 2022). The queries go through the index's pool in one stream of blocks, file after
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 REPORT = "report.md"
 _BLOCK = 2_048
-# First ranks of the bars of the histogram.
+# The first rank of each bar of the histogram.
 _BINS = [*range(1, 11), *(edge * 10**power + 1 for power in range(1, 9) for edge in (1, 2, 5))]
 
 
 def filter(settings: FilterSettings) -> Artifact:
     """The generated queries whose own passage, or one of the same text, is among the first k that the index finds.
 
-    The output is `generated` again: a file for each one of the input, the same rows, each list in its order without what was
-    not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill continues
-    with the files that are missing; the queries kept are the same whatever the replicas, threads or shards of an exact index.
-    Raises InputError where generated queries, index, model and corpus do not belong together, where the index has the words of
-    these queries, and when no query is left.
+    The output is again of kind `generated`, with the same files and rows; each list keeps its order and loses the queries that
+    were not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill continues
+    with the missing files; the result is the same for any number of replicas, threads or shards of an exact index.
+    Raises InputError if generated queries, index, model and corpus do not belong together, if the index was expanded with
+    these queries, and if no query is left.
     """
     made_from, index = provenance("filter", settings), Artifact.open(settings.index, "index")
     if read_manifest(settings.output) is None:
@@ -74,7 +74,7 @@ def filter(settings: FilterSettings) -> Artifact:
 
 
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
-    """Such an index finds a passage by the query itself, and nothing would be dropped."""
+    """InputError if the index was expanded with these queries: it would find each passage by the query itself, and drop nothing."""
     if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")) == generated.origin:
         raise InputError("was expanded with these same queries", index.place, "give an index of the passages alone")
 
@@ -102,7 +102,7 @@ class Asked:
         return found
 
     def kept(self, kept: Flags) -> pa.ListArray:
-        """The lists with those queries alone that `kept` bool [queries] marks, in their order."""
+        """The lists with only the queries that `kept` bool [queries] marks, in their order."""
         before = np.concatenate([[0], np.cumsum(kept)])
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         return pa.ListArray.from_arrays(pa.array(before[ends], pa.int32()), self.lists.flatten().filter(pa.array(kept)))
@@ -111,7 +111,7 @@ class Asked:
 def places(rows: Rows, own: Rows, text_hash: NDArray[np.uint64]) -> Rows:
     """The rank, from 1, at which each query's hits `rows` int64 [n, k] (-1: none) have its `own` passage or one of the same text.
 
-    `text_hash` uint64 is by row. Returns int64 [n]; 0 where no hit is one.
+    `text_hash` uint64 is by row. Returns int64 [n]; 0 if no hit is such a passage.
     """
     same = (rows >= 0) & (text_hash[rows] == text_hash[own][:, None])
     return np.where(same.any(axis=1), same.argmax(axis=1) + 1, 0)
@@ -158,7 +158,7 @@ def _block_texts(block: pa.Table, folder: str, fingerprint: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _opened(folder: str, fingerprint: str) -> Generated:
-    """Kept by a worker process from block to block; InputError where the artifact is not that of the fingerprint."""
+    """The artifact, kept open by a worker process; InputError if it does not have the fingerprint."""
     return Generated(folder, fingerprint=fingerprint)
 
 
@@ -178,7 +178,7 @@ def _found(own: Rows, hits: Iterator[tuple[Queries, Hits]], store: PassageStore,
 
 
 def _commit(draft: Draft, settings: FilterSettings, name: str, asked: Asked, place: Rows, first: Rows) -> None:
-    """Commit what is kept of a file, and keep its sample for the report."""
+    """Commit the queries of a file that are kept, and store its sample for the report."""
     kept = asked.kept(place > 0)
     bins = [*(edge for edge in _BINS if edge <= settings.k), settings.k + 1]
     ranks = np.histogram(place[place > 0], bins)[0].tolist()
@@ -208,7 +208,7 @@ def _drawn(seed: int, asked: Asked, place: Rows, first: Rows) -> pa.Table:
 
 
 def _sum_up(settings: FilterSettings, notes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary from the notes of the files; InputError when nothing is left."""
+    """The summary from the notes of the files; InputError if nothing is left."""
     counts = added(note["counts"] for note in notes)
     if not counts["queries"]:
         raise InputError("no query is left", settings.generated, "give a greater k, or an index that finds more")

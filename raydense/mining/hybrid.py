@@ -1,4 +1,4 @@
-"""Hybrid augmentation (RocketQAv2, section 3.3): a list of undenoised and of denoised instances."""
+"""Hybrid augmentation (RocketQAv2, section 3.3): lists of undenoised and denoised instances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 
-_DENOISED = 2  # the stream of the draw: other numbers than those of the undenoised negatives, and of `label`
+_DENOISED = 2  # the stream of random numbers, different from those of the undenoised negatives and of `label`
 
 
 class HybridMiner(Miner):
@@ -23,12 +23,12 @@ class HybridMiner(Miner):
 
     The undenoised part: the positives of the qrels, and negatives drawn from the ranks of the run. The denoised part: the
     pseudo-positives and `denoised` of the confident negatives of the labels, which are drawn first. Each part has its own
-    number of negatives, and a shortage of one is not filled from the other. No text is twice among the positives and negatives of a
-    query, but positives of the qrels all stay.
+    number of negatives, and a shortage of one is not filled from the other. No text is repeated among the positives and negatives of
+    a query, except that all positives of the qrels stay.
 
-    A passage of the run that the labels call positive is left out of the undenoised negatives, and counted: that part has noise
-    since it is not known which of its passages are false negatives, and known noise has no use.
-    Scores are the teacher's logits; the undenoised negatives, and positives that the teacher did not see, have none.
+    A passage of the run that the labels call positive is left out of the undenoised negatives, and counted: the undenoised part
+    contains unknown false negatives, but a known one would be of no use.
+    Scores are the teacher's logits; the undenoised negatives, and positives that the teacher did not score, have none.
     """
 
     def __init__(self, settings: MineSettings, run: Artifact) -> None:
@@ -39,7 +39,7 @@ class HybridMiner(Miner):
         self.labels, self.denoised = Labels(settings.hybrid.labels, self.store), settings.hybrid.denoised
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
-        """As `Miner.lists`; short is a query with too few negatives of either part."""
+        """As `Miner.lists`; a query is short if either part has too few negatives."""
         positives, negatives, labelled = self.labels.of(ids)
         denoised = self._denoised(positives, negatives, ids, wanted)
         text = self.store.text_hash
@@ -61,7 +61,7 @@ class HybridMiner(Miner):
         return self._positives(positives, wanted), together, few_drawn | few_denoised
 
     def _positives(self, labelled: Candidates, wanted: Rows) -> Listed:
-        """The positives of the qrels, with the scores that the labels have of them, and then those of the labels alone."""
+        """The positives of the qrels, with their scores in the labels, and then those that only the labels have."""
         row, query = self.positives.lists(wanted)
         gold = Listed.of(query, row, scores_of(query, row, labelled), "gold")
         text = self.store.text_hash[labelled.row]
@@ -69,7 +69,7 @@ class HybridMiner(Miner):
         return gold.then(Listed.of(fresh.query, fresh.row, fresh.score, "pseudo"))
 
     def _denoised(self, positives: Candidates, negatives: Candidates, ids: pa.Array, wanted: Rows) -> Candidates:
-        """`denoised` of the labels' negatives of each query: no positive of the qrels nor of the labels, and no text twice."""
+        """`denoised` of the labels' negatives of each query, without positives of the qrels or the labels, and without repeated texts."""
         text = self.store.text_hash
         known = self.positives.hold_text(wanted[negatives.query], text[negatives.row])
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])

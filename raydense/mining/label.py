@@ -1,7 +1,7 @@
 """Pseudo-labels (RocketQA; PAIR, section 3.3): a re-ranker as the teacher separates positives from negatives among the candidates.
 
 The candidates are scored by `rerank` in the work folder of the output; then each block of the scored run becomes one
-committed file of examples, with what was counted in its note.
+committed file of examples, with its counts in the note.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from raydense.storage import WORK, Artifact, Draft, Place, provenance
 
 BINS = 20
 REPORT = "report.md"
-_STREAM = 1  # of the draw: other numbers than those of `mine`, which may draw from the same candidates
+_STREAM = 1  # the stream of random numbers, different from that of `mine`, which may draw from the same candidates
 
 
 def label(settings: LabelSettings) -> Artifact:
     """Examples for training from the teacher's probability (the sigmoid of its score) of each candidate at ranks 1..depth.
 
-    Above `s_pos` it is a pseudo-positive, below `s_neg` a confident negative, and the rest is left out. Where the qrels have
-    positives of the query (relevance >= 1) these stay, all of them, whatever the teacher's probability, and neither they nor a passage
-    of the same text come back as anything else. Other queries have their pseudo-positives alone; one without any is dropped.
+    Above `s_pos` it is a pseudo-positive, below `s_neg` a confident negative; other candidates are left out. All positives of the
+    qrels (relevance >= 1) stay, whatever the teacher's probability, and neither they nor a passage of the same text get
+    another label. Other queries have only pseudo-positives; a query without any positive is dropped.
     Equal texts count once, and none is on both sides. Examples come in the order of the run; positives of the qrels by relevance
-    falling, then pseudo-positives by probability falling; negatives in the order of the draw. Each has the teacher's score, a logit. `report.md` has the counts, a
-    histogram of the probabilities and a sample to read. Raises InputError on a folder that holds no trained re-ranker, on an
-    unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
+    falling, then pseudo-positives by probability falling; negatives in the order of the draw. Each has the teacher's score, a
+    logit. `report.md` has the counts, a histogram of the probabilities and a sample to read. Raises InputError on a folder without
+    a trained re-ranker, on an unknown passage or query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
     made_from = provenance("label", settings)
     if settings.model is None:
@@ -79,7 +79,7 @@ def _refuse_unscored(run: str) -> None:
 
 
 def _warn_of(loss: str | None) -> None:
-    """The listwise loss is the same for scores that are all higher by any number, so it does not say where 0 is."""
+    """Warn of a teacher trained listwise: that loss does not change if all scores shift, so its scores are not probabilities."""
     if loss == "listwise":
         say(
             "label: the teacher was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so"
@@ -94,7 +94,7 @@ def _scoring(settings: LabelSettings, output: Place) -> RerankSettings:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The candidates of a block with the probability of each in float64, and what they are."""
+    """The candidates of a block, with the probability of each in float64 and whether it is a positive."""
 
     found: Candidates
     probability: NDArray[np.float64]
@@ -103,14 +103,14 @@ class _Scored:
 
 
 class _Labeller:
-    """Makes the examples of one block of the scored run after another, and counts what it finds and leaves out."""
+    """Makes the examples of the scored run block by block, and counts what it finds and leaves out."""
 
     def __init__(self, settings: LabelSettings) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
-        """The examples of one block, and what was counted; its queries as `Judged.queries_of` gives them."""
+        """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
         scored = self._scored(block, numbers, lengths)
         pseudo, negatives, counts = self._thresholded(scored)
         row, query = self.judged.positives.lists(numbers)
@@ -134,13 +134,13 @@ class _Labeller:
         query = np.repeat(np.arange(len(lengths)), lengths)[taken]
         row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
         score = block["score"].to_numpy()[taken].astype(np.float64)
-        probability = 0.5 * (1 + np.tanh(score / 2))  # the sigmoid, which so never overflows
+        probability = 0.5 * (1 + np.tanh(score / 2))  # the sigmoid, in a form that never overflows
         gold = self.judged.positives.hold(numbers[query], row)
         like = self.judged.positives.hold_text(numbers[query], self.judged.store.text_hash[row])
         return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability, gold, gold | like)
 
     def _thresholded(self, scored: _Scored) -> tuple[Candidates, Candidates, dict[str, Any]]:
-        """Pseudo-positives and confident negatives, each in the order of the run, and what was counted."""
+        """Pseudo-positives and confident negatives, each in the order of the run, and the counts."""
         found, probability, free = scored.found, scored.probability, ~scored.gold_or_like
         text = self.judged.store.text_hash[found.row]
         above, below = free & (probability > self.settings.s_pos), free & (probability < self.settings.s_neg)
@@ -182,7 +182,7 @@ def _query_counts(labelled: Flags, some: Flags, short: Flags, kept: Flags) -> di
 
 
 def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary from the notes of the files; InputError on a shortage that must fail, or when nothing is left."""
+    """The summary from the notes of the files; InputError on a shortage that must fail, or if nothing is left."""
     queries = added(block["queries"] for block in blocks)
     candidates = added(block["candidates"] for block in blocks)
     unmet = int(judged.unmet.sum())
@@ -222,8 +222,6 @@ def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
     seen = summary["candidates"]["gold positives"]
     if summary["gold_below_s_neg"]:
         share = 100 * summary["gold_below_s_neg"] / seen
-        say(
-            f"label: the teacher is sure that {summary['gold_below_s_neg']:,} of {seen:,} gold positives are none ({share:.0f}%); they stay"
-        )
+        say(f"label: the teacher scores {summary['gold_below_s_neg']:,} of {seen:,} gold positives below s_neg ({share:.0f}%); they stay")
     if summary["short"]:
         say(f"label: {summary['short']:,} queries have fewer than {settings.negatives} confident negatives; nothing was filled in")

@@ -21,10 +21,10 @@ _PARTS_HELD = 4
 
 
 class Labels:
-    """Holds the query ids and a few files; labels in the order of the run that is mined are read once."""
+    """Holds the query ids and a few files; if the labels are in the order of the run that is mined, each file is read once."""
 
     def __init__(self, path: str, store: PassageStore) -> None:
-        """InputError where the examples are of another corpus, are not scored by a teacher, or name a query twice."""
+        """InputError if the examples are of another corpus, are not scored by a teacher, or repeat a query."""
         artifact = Artifact.open(path, "examples")
         store.refuse_rows_of_another(artifact)
         self._path, self._rows = path, len(store)
@@ -42,9 +42,9 @@ class Labels:
         return pq.read_table(part, columns=_COLUMNS)
 
     def of(self, query_ids: pa.Array) -> tuple[Candidates, Candidates, int]:
-        """The positives and the negatives of these queries, list after list, with the teacher's scores; how many queries have any.
+        """The positives and the negatives of these queries, list after list, with the teacher's scores; and how many queries have labels.
 
-        The rank of each is its place in its list, from 0.
+        The rank of each is its position in its list, from 0.
         """
         at = pc.fill_null(pc.index_in(query_ids, value_set=self._ids), -1).to_numpy().astype(np.int64)
         found = np.flatnonzero(at >= 0)

@@ -1,7 +1,6 @@
-"""The stage `mine`: examples from a run, by from the run alone (miner.py) or with labels too (hybrid.py).
+"""The stage `mine`: makes examples from a run only (miner.py), or from a run and labels (hybrid.py).
 
-The run is read a block of whole queries at a time; each block becomes one committed
-file of examples, with what was counted in its note.
+The run is read in blocks of complete queries; each block becomes one committed file of examples, with its counts in the note.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from raydense.storage import Artifact, Draft, provenance
 
 
 def mine(settings: MineSettings) -> Artifact:
-    """Examples for training: of each judged query of the run all its positives and up to `negatives` hard negatives.
+    """Examples for training: for each judged query of the run all its positives and up to `negatives` hard negatives.
 
-    Candidates are the passages at ranks skip+1..depth. Left out are the query's positives (relevance >= 1), passages whose
-    text equals that of one, and repeats of a text. Examples come in the order of the run; positives by relevance falling, then
+    Candidates are the passages at ranks skip+1..depth, without the query's positives (relevance >= 1), passages with the
+    text of one, and repeated texts. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
-    With `hybrid` some of the negatives, and more positives, are those of `labels`: see `HybridMiner`. Negatives have their score in
-    the run; with `teacher` positives have too, null where the run, at any rank, does not hold one.
-    Raises InputError on an unknown passage or query id, when nothing is left, and on a shortage if `shortage` is "fail".
+    With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
+    the run; with `teacher` positives do too, null if the run does not contain them.
+    Raises InputError on an unknown passage or query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
     if settings.skip >= settings.depth:
         raise InputError(f"skip {settings.skip} leaves nothing of depth {settings.depth}", "skip", "give a larger depth")
@@ -55,7 +54,7 @@ def mine(settings: MineSettings) -> Artifact:
 
 
 def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary of the artifact from the notes of its files; InputError on a shortage that must fail, or when nothing is left."""
+    """The summary of the artifact from the notes of its files; InputError on a shortage that must fail, or if nothing is left."""
 
     def total(name: str) -> int:
         return sum(block[name] for block in blocks)

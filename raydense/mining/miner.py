@@ -1,4 +1,4 @@
-"""Hard negatives of a block of queries: DPR's, RocketQA's and ANCE's draw from the ranks of a run."""
+"""Hard negatives of a block of queries, drawn from the ranks of a run as in DPR, RocketQA and ANCE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = {"bm25": "bm25", "faiss": "dense", "dense": "dense"}
 
 
 class Miner:
-    """Makes the examples of one block of a run after another, and counts what it leaves out."""
+    """Makes the examples of a run block by block, and counts what it leaves out."""
 
     def __init__(self, settings: MineSettings, run: Artifact) -> None:
         self.settings = settings
@@ -28,11 +28,11 @@ class Miner:
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
-        # columns that would say nothing: all positives are gold, and none has a score that means anything without a teacher
+        # columns without information: all positives are gold, and their scores are no teacher's
         self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
-        """The examples of one block of the run, and what was counted; its queries as `Judged.queries_of` gives them."""
+        """The examples of one block of the run, and its counts; the arguments are those of `Judged.queries_of`."""
         wanted = np.flatnonzero(self.positives.counts_of(numbers) > 0)
         place = np.full(len(ids), -1, dtype=np.int64)
         place[wanted] = np.arange(len(wanted))
@@ -52,7 +52,7 @@ class Miner:
         return examples_table(ids, positives, negatives, kept).drop_columns(self.left_out), counts
 
     def candidates(self, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
-        """What may be drawn for each query, in the order of the run; counts what is left out, by cause."""
+        """The candidates of each query, in the order of the run; counts what is left out, by cause."""
         rank = block["rank"].to_numpy()
         inside = (query >= 0) & (rank <= self.settings.depth)
         taken = inside & (rank > self.settings.skip)

@@ -1,4 +1,4 @@
-"""Which passages of a run are hard negatives: plain arithmetic on arrays, one element a candidate, no loop over passages."""
+"""Chooses the hard negatives of a run by arithmetic on arrays, one element per candidate, without a loop over passages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Candidates:
     score: NDArray[np.float32]
 
     def at(self, chosen: Flags | Rows) -> Candidates:
-        """Those that a mask or a list of positions chooses."""
+        """The candidates that a mask or a list of positions selects."""
         return Candidates(self.query[chosen], self.row[chosen], self.rank[chosen], self.score[chosen])
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Positives:
         return np.diff(self.offsets)
 
     def counts_of(self, queries: Rows) -> Rows:
-        """How many positives each of some queries has, int64 [n]; none where its number is -1."""
+        """How many positives each of some queries has, int64 [n]; 0 if its number is -1."""
         return np.append(self.counts, 0)[queries]
 
     def lists(self, queries: Rows) -> tuple[Rows, Rows]:
@@ -98,7 +98,7 @@ class Positives:
         return (row < self._width) & _member(query * self._width + row, self._row_pairs)
 
     def hold_text(self, query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
-        """Whether each passage has the text of a positive of its query: every positive itself has."""
+        """Whether each passage has the text of a positive of its query, as every positive itself has."""
         if not len(self._hashes):
             return np.zeros(len(query), dtype=bool)
         at = np.minimum(np.searchsorted(self._hashes, text_hash), len(self._hashes) - 1)
@@ -132,10 +132,10 @@ def scores_of(query: Rows, row: Rows, scored: Candidates) -> NDArray[np.float32]
 
 
 def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) -> NDArray[np.uint64]:
-    """The random number of each candidate, uint64 [n]: a function of seed, query and passage alone, whatever else the run holds.
+    """The random number of each candidate, uint64 [n]: a function of seed, query and passage only, not of the rest of the run.
 
-    Another `stream` gives numbers that do not depend on these. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014),
-    which passes the usual tests of randomness.
+    Another `stream` gives independent numbers. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014), which passes the
+    usual tests of randomness.
     """
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + stream) & 0xFFFFFFFFFFFFFFFF)
     return _mix(_mix(query_hash + start) ^ row.astype(np.uint64))

@@ -1,6 +1,6 @@
-"""What a partial refresh goes by: the passages of a run whose rank is another than in the run before it.
+"""For a partial refresh: finds the passages of a run whose rank differs from that in the run before it.
 
-Both runs are of the same queries in the same files, as two searches of one refreshed training are.
+Both runs have the same queries in the same files, as two searches of one refreshed training do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raydense.training.ragged import Ragged
 
 
 def changed(found: Artifact, before: Artifact, output: Place) -> Artifact:
-    """The rows of the run `found` whose passage has another rank in the run `before`, or none there, as a run; ranks stay what they are."""
+    """A run of the rows of `found` whose passage has another rank, or none, in the run `before`; ranks are unchanged."""
     draft = Draft.open(output, "run", {"stage": "refresh", "inputs": {"run": found.fingerprint, "before": before.fingerprint}})
     if draft.done:
         return draft.done
@@ -32,7 +32,7 @@ def changed(found: Artifact, before: Artifact, output: Place) -> Artifact:
 
 
 def standing(examples: pa.Table, found: Artifact, before: Artifact, store: PassageStore) -> Flags:
-    """Whether each of all negatives of `examples`, list after list, has the same rank in both runs; bool [negatives]."""
+    """Whether each negative of `examples`, list after list, has the same rank in both runs; bool [negatives]."""
     negatives, ids = Ragged.of_column(examples["negatives"]), examples["query_id"].combine_chunks().dictionary_encode()
     query_of = ids.indices.to_numpy().astype(np.int64)[negatives.owner]
     stands = np.zeros(len(query_of), dtype=bool)
@@ -46,7 +46,7 @@ def standing(examples: pa.Table, found: Artifact, before: Artifact, store: Passa
 
 
 def _compared(found: Artifact, before: Artifact) -> Iterator[tuple[str, pa.Table, Flags]]:
-    """Each file of `found` by its name and its rows, and which of these are of the same query, passage and rank in `before`."""
+    """Each file of `found` with its name, its rows, and whether each row has the same query, passage and rank in `before`."""
     for part, other in zip(found.parts(".parquet"), before.parts(".parquet"), strict=True):
         run = pq.read_table(part)
         both = pa.concat_tables([run, pq.read_table(other)]).select(["query_id", "passage_id", "rank"])

@@ -1,8 +1,8 @@
-"""Periodic refresh: while a retriever trains, its own weights find the hard negatives that it learns from next (ANCE, Xiong et al. 2021).
+"""Periodic refresh: during training a retriever's own weights find the hard negatives that it learns from next (ANCE, Xiong et al. 2021).
 
-A generation: the corpus encoded by the weights of a boundary, an index, the queries of the examples searched, negatives mined, or
-denoised by a re-ranker. Each phase is a stage with an artifact of its own, so that a kill costs a phase at most. The generation itself is
-an artifact too: the examples as they were, with other negatives.
+To make a generation, the weights of a boundary encode the corpus, the vectors are indexed, the queries of the examples are searched,
+and negatives are mined, or denoised by a re-ranker. Each phase is a stage with its own artifact, so that a kill costs at most one phase.
+The generation itself is an artifact too: the examples with new negatives.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raydense.training.settings import TrainSettings, refresh_of
 
 
 def make_generation(settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
-    """Make generation `number` of the examples from the weights that were handed over for it; phases that are done stay done."""
+    """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated."""
     refresh = refresh_of(settings)
     assert isinstance(settings, TrainSettings)
     assert refresh is not None
@@ -69,11 +69,11 @@ def make_generation(settings: LoopSettings, start: str | Path, generations: Gene
     generations.close(number)
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
-    say(f"refresh {number}: {which}, {made.summary['new']:.0%} of them others than before; {duration(time.monotonic() - begun)}")
+    say(f"refresh {number}: {which}, {made.summary['new']:.0%} of their negatives differ from before; {duration(time.monotonic() - begun)}")
 
 
 def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Place) -> Artifact:
-    """The retriever of the weights that were handed over for a generation, as a model folder."""
+    """The model folder of the weights that were handed over for a generation."""
     draft = Draft.open(output, "model", {"stage": "refresh"})
     if draft.done:
         return draft.done
@@ -85,7 +85,7 @@ def _retriever(settings: TrainSettings, start: str, generations: Generations, nu
 
 
 def _positives(settings: TrainSettings, examples: str, number: int, output: Place) -> Artifact:
-    """What is never a new negative of the queries that get some, as qrels: the positives of their examples, and those of `refresh.qrels`."""
+    """Qrels of the passages that are never new negatives of the refreshed queries: positives of their examples and of `refresh.qrels`."""
     refresh = refresh_of(settings)
     assert refresh is not None
     draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
@@ -106,7 +106,7 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Plac
 
 
 def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Place, concurrent: bool) -> Artifact:
-    """Examples with the new negatives; a query for which there are too few has as many as there are."""
+    """Examples with the new negatives; a query may have fewer than wanted."""
     refresh = refresh_of(settings)
     assert refresh is not None
     common = {
@@ -129,7 +129,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
 def _renewed(
     settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Place
 ) -> Artifact:
-    """The examples of the generation before, the queries of `mined` with new negatives where these are enough."""
+    """The examples of the generation before; queries of `mined` get its negatives if there are enough of them."""
     inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})
     draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
     if draft.done:

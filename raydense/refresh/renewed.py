@@ -1,4 +1,4 @@
-"""The examples of a refresh: those of before, some of their queries with other negatives."""
+"""The examples after a refresh: as before, but some queries have new negatives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LISTS = ("negatives", "negative_scores", "negative_sources")
 
 
 def renewed(old: pa.Table, new: pa.Table, stands: Flags, text_hash: NDArray[np.uint64], least: int, most: int) -> tuple[pa.Table, Flags]:
-    """The examples `old`, those of queries that `new` has with its negatives, and which examples these are; bool [examples].
+    """The examples `old`, where those of queries in `new` have its negatives; and whether each example changed, bool [examples].
 
-    Before them come the old negatives that stand, bool [negatives of `old`], and none has the text (`text_hash`, by row) of one of
-    these. An example has the first `most` of both together, and where they are fewer than `least` it keeps what it had.
+    The old negatives marked in `stands`, bool [negatives of `old`], come first, and no new one has the text (`text_hash`, by row) of
+    one of them. An example gets the first `most` of both together; if they are fewer than `least` it keeps its old negatives.
     """
     old, new = old.combine_chunks(), new.combine_chunks()
     was, now = Ragged.of_column(old["negatives"]), Ragged.of_column(new["negatives"])
@@ -27,7 +27,7 @@ def renewed(old: pa.Table, new: pa.Table, stands: Flags, text_hash: NDArray[np.u
     drawn = Ragged(np.arange(len(now.values)), now.offsets).take(place[found])
     of_drawn = found[drawn.owner]
     again = among(of_drawn, text_hash[now.values[drawn.values]], was.owner[kept], text_hash[was.values[kept]])
-    # each negative, of the old ones and then the new ones, by its number, and the example that it is for
+    # the number of each negative (old ones, then new ones), and its example
     number = np.concatenate([kept, len(was.values) + drawn.values[~again]])
     owner = np.concatenate([was.owner[kept], of_drawn[~again]])
     first = first_of_each(owner, np.arange(len(owner)), most)
@@ -59,7 +59,7 @@ def _of_each_negative(examples: pa.Table, name: str) -> pa.Array:
 
 
 def share_new(before: pa.Table, after: pa.Table, changed: Flags) -> float:
-    """The share of the negatives of some examples that these did not have before."""
+    """The share of the changed examples' negatives that these examples did not have before."""
     lists = [Ragged.of_column(table["negatives"]).take(np.flatnonzero(changed)) for table in (before, after)]
     rows = max(int(one.values.max(initial=0)) for one in lists) + 1
     old, new = (one.owner * rows + one.values for one in lists)

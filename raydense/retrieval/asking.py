@@ -1,4 +1,4 @@
-"""Calls of a pool: a block of queries is answered by one version of the index; a call goes to another replica if one is away, until it is answered."""
+"""Calls of a pool: a block of queries is answered by one version of the index; if a replica is away, the call is retried at another."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from raydense.runtime.ray_internals import is_started
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _REPORT_AFTER_S = 30.0
-_FEW = 64  # queries of a block up to which every shard rescores all its hits itself, in the same call
-_INLINE = 65_536  # bytes up to which a call carries its arguments: faster than to put them, and below what Ray puts itself
+_FEW = 64  # in blocks of up to so many queries, each shard rescores all its hits in the same call
+_INLINE = 65_536  # arguments of up to so many bytes are part of the call: faster than ray.put, and below Ray's own limit for inlining
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Moved(Exception):
 
 
 class _Ask:
-    """One call of one shard; sent to another replica while one is away or busy, until there is an answer."""
+    """One call of one shard; while a replica is away or busy, the call is sent to another."""
 
     def __init__(self, versions: Versions, version: Version, shard: int, number: int, method: str, *args: Any) -> None:
         self._versions, self._version = versions, version
@@ -85,7 +85,7 @@ class _Ask:
             self._send()
 
     def _got(self) -> Any:
-        """The actor's answer; prints a line, once for all shards, if the actor does not start, as when no node has memory for it.
+        """The actor's answer; logs once for all shards if the actor does not start, for instance if no node has memory for it.
 
         A pool with a controller lists only actors that have started.
         """
@@ -97,7 +97,7 @@ class _Ask:
         return ray.get(self._ref)
 
     def _left(self, error: RayError) -> None:
-        """The actor is away: Ray restarts it; or it has ended, and the pool's controller lists others."""
+        """Handle an actor that is away: Ray restarts it, or it has ended and the pool's controller lists others."""
         self._version.set_away(self._actor)
         if isinstance(error, ActorDiedError):
             if not self._versions.changes:
@@ -134,7 +134,7 @@ class Block:
         self.found = [self._ask(shard, "search", how, *self.refs) for shard in range(len(version.shard_rows))]
 
     def answer(self) -> Answer:
-        """The merged best k; for an exact index with scores that depend on nothing but query and passage."""
+        """The merged best k; for an exact index each score depends only on query and passage."""
         while True:
             try:
                 return Answer(self.queries, self._hits(), self.version.plan.fingerprint, self.version.number)
@@ -172,7 +172,7 @@ class Block:
         return contenders(parts, complete, self.k, bound)
 
     def _widen(self, parts: list[Hits], open_: NDArray[np.bool_]) -> list[Hits]:
-        """The hits with k + MARGIN of each shard for the queries that are open there ([shards, n])."""
+        """The hits, with k + MARGIN from each shard for the queries that are still undecided there (`open_` [shards, n])."""
         again = {shard: np.flatnonzero(line) for shard, line in enumerate(open_) if line.any()}
         asks = {s: self._ask(s, "settle", "nearest", self.prepared[0][which], self.k + MARGIN) for s, which in again.items()}
         wider = {s: ask.answer() for s, ask in asks.items()}

@@ -1,4 +1,4 @@
-"""Waits for the nodes that Ray's autoscaler adds for a pool's actors, or reports that it has none for them."""
+"""Waits for the nodes that Ray's autoscaler adds for a pool's actors, or reports that no node type fits them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raydense.errors import InputError
 from raydense.runtime.progress import size
 from raydense.runtime.ray_internals import autoscaler_state
 
-_SURE_S = 10.0  # for which the autoscaler must refuse: at first it may not have seen the request
+_SURE_S = 10.0  # how long the autoscaler must refuse: at first it may not have seen the request
 _LOOK_S = 1.0
 
 
@@ -31,7 +31,7 @@ def await_nodes(actor_bytes: list[int], loading: Callable[[], int]) -> None:
 
 
 def _refused(sizes: set[float]) -> set[float]:
-    """The sizes that the autoscaler has no node for."""
+    """The sizes for which the autoscaler has no node."""
     try:
         return sizes & {request.resources_bundle["memory"] for request in autoscaler_state().infeasible_resource_requests}
     except RpcError:  # a busy cluster: the next call may succeed

@@ -1,7 +1,7 @@
-"""Merges small searches of several callers into one, on one thread; NumPy and threads, without Ray.
+"""Merges small searches of several callers into one, on one thread; uses NumPy and threads, not Ray.
 
-Only where a query's hits do not depend on what else is in its batch: exact indexes, whose scores are made exact as well, and
-BM25. Others are searched call by call, so that an answer never depends on other callers.
+This is only done if a query's hits do not depend on the rest of its batch: for exact indexes, whose scores are rescored, and for
+BM25. Other indexes are searched call by call, so that an answer never depends on other callers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from raydense.retrieval.merge import Hits, Rows, Scores
 
-MERGED = 1_024  # queries of one search that calls are merged into; a larger call is searched alone
+MERGED = 1_024  # most queries of a merged search; a larger call is searched alone
 Parts = tuple[Any, ...]
 
 
@@ -45,7 +45,7 @@ def join_words(calls: list[Parts]) -> Parts:
 
 
 def next_batch(waiting: deque[Call], most: int) -> list[Call]:
-    """Takes the first call from `waiting`, and those right behind it that ask in the same way, up to `most` queries in all."""
+    """Takes the first call from `waiting`, and the calls right after it with the same arguments, up to `most` queries in all."""
     batch = [waiting.popleft()]
     queries = batch[0].queries
     while waiting and waiting[0].how == batch[0].how and queries + waiting[0].queries <= most:
@@ -55,15 +55,17 @@ def next_batch(waiting: deque[Call], most: int) -> list[Call]:
 
 
 class Batching:
-    """Answers calls from many threads by one `nearest`, one at a time; calls that wait meanwhile are then searched together.
+    """Answers calls from many threads by one `nearest` at a time; calls that arrive meanwhile are searched together.
 
-    `join` makes the queries of several calls those of one; None searches each call alone.
+    `join` concatenates the queries of several calls; None searches each call alone.
     """
 
     def __init__(self, nearest: Callable[..., Hits], join: Callable[[list[Parts]], Parts] | None) -> None:
         self._nearest, self._join = nearest, join
         self._coming: SimpleQueue[Call] = SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True).start()  # one: OpenMP keeps a team of threads for each that calls it
+        threading.Thread(
+            target=self._serve, daemon=True
+        ).start()  # one thread: OpenMP keeps a team of threads for each thread that calls it
 
     def ask(self, parts: Parts, queries: int, *how: int) -> Hits:
         """What `nearest(*parts, *how)` gives for one call, [queries, at most k]; raises what it raises."""

@@ -42,7 +42,7 @@ def shard_file(shard: int, part: str) -> str:
 def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     """Commit `vocabulary.arrow`, three arrays per shard and `passage_ids.arrow`; finish the draft.
 
-    With `expand`, a passage has the words of the queries generated for it too (doc2query, Nogueira and Lin 2019). Raises InputError
+    With `expand`, a passage also has the words of the queries generated for it (doc2query, Nogueira and Lin 2019). Raises InputError
     on an unknown stemmer or list of stop words, more shards than passages, or queries of another corpus.
     """
     words = Words(settings.bm25.stemmer, settings.bm25.stopwords)
@@ -81,7 +81,7 @@ class _Inputs:
     prints: dict[str, str]
 
     def open(self) -> tuple[PassageStore, Generated | None]:
-        """InputError where one of them was replaced since."""
+        """InputError if one of them was replaced since."""
         store = store_of(self.corpus, self.prints["corpus"])
         return store, Generated(self.expand, store, self.prints["expand"]) if self.expand else None
 
@@ -98,7 +98,7 @@ def _counts(draft: Draft, shard: int) -> Any:
 
 
 def _count(draft: Draft, inputs: _Inputs, words: Words, shard: int, start: int, stop: int) -> int:
-    """Pass 1: each passage's length, and its words (numbered in this shard's own vocabulary) with how often each is there."""
+    """Pass 1: each passage's length, and its words (numbered in the shard's own vocabulary) with their counts."""
     store, generated = inputs.open()
     tokenizer = words.tokenizer()
     lengths, passages, ids, counts = [], [], [], []

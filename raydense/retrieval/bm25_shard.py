@@ -13,7 +13,7 @@ PARTS = ("scores", "passages", "starts")  # its files
 
 
 class Bm25Shard:
-    """The passages of rows start..start+rows-1; speaks global rows."""
+    """The passages of rows start..start+rows-1; returns global rows."""
 
     def __init__(self, files: list[Path], start: int, stop: int) -> None:
         self.start, self.rows = start, stop - start

@@ -1,6 +1,6 @@
 """The controller of a pool with a name: a small detached actor that starts its shard actors, watches them, and switches it to other indexes.
 
-What must outlive the controller's process (which version is current) is in Ray's key-value store, which lives as long as detached
+The state that must outlive the controller's process (the current version) is in Ray's key-value store, which lives as long as detached
 actors do; the shard actors are found again by their names. So the controller and its callers may die at any moment.
 """
 
@@ -27,7 +27,7 @@ _MOVE_S = 120.0  # in which a replica must load on another node
 
 @dataclass(frozen=True)
 class Current:
-    """What is stored of a pool: its version, the bytes of each shard's actor, and the request that made the version."""
+    """The stored state of a pool: its version, the bytes of each shard's actor, and the request that made the version."""
 
     number: int
     plan: PoolPlan
@@ -102,7 +102,7 @@ class PoolController:
             try:
                 new = Current(current.number + 1, plan, actor_bytes, request)
                 replicas = self._loaded(new, patience)
-                self._store(new)  # from here on the new version is current, whatever dies
+                self._store(new)  # from here on the new version is current, even if processes die
                 self.serving = new, replicas
                 retire(list(old.values()))
                 return ""
@@ -123,7 +123,7 @@ class PoolController:
         for name in self._actor_names():
             kill_named(name)
 
-    # -- what is stored, and found again
+    # -- state that is stored and recovered
 
     def _key(self) -> str:
         return f"pool/{self.name}/{self.birth}"
@@ -160,7 +160,7 @@ class PoolController:
         return found | {slot: self._start(current, slot, 0) for slot in current.slots if slot not in found}
 
     def _end_leftovers(self) -> None:
-        """End actors that are no replica of this pool, as a swap leaves them that died with an earlier process of the controller."""
+        """End actors that are no replica of this pool; a swap leaves such actors if the controller dies during it."""
         mine = {replica.name for replica in self.serving[1].values()}
         for name in self._actor_names():
             if name not in mine:

@@ -1,4 +1,4 @@
-"""Builds a FAISS index in shards: trained once on a seeded sample, cloned empty, and each shard filled by a task of its own."""
+"""Builds a FAISS index in shards: trained once on a seeded sample; each shard is an empty clone, filled by its own task."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 def _fill(draft: Draft, embeddings: str, fingerprint: str, shard: int, start: int, stop: int) -> int:
-    """Fill one shard. One thread, since FAISS builds graphs in another order with more: bytes must not depend on the machine."""
+    """Fill one shard, with one thread: with more, FAISS builds graphs in another order, and the bytes would depend on the machine."""
     faiss.omp_set_num_threads(1)
     index = faiss.read_index(str(draft.read(EMPTY)))
     largest = 0.0

@@ -1,9 +1,9 @@
 """One FAISS shard, opened memory-mapped where FAISS can, and searched in an order that does not depend on the sharding.
 
-FAISS breaks ties at the k-th place as it likes, and BLAS gives equal vectors scores that differ in the last bit. So an exact
-index (Flat, SQ) is asked for a few hits more (`nearest`), the pool picks the rows that contend, and `rescore` sums each
-pair's product in one way, whatever else is in the batch. `exact` settles what even that leaves open. A few queries are
-rescored with all their hits at once: that spares their caller a second call, which takes longer.
+FAISS breaks ties at the k-th place arbitrarily, and BLAS gives equal vectors scores that differ in the last bit. So an exact
+index (Flat, SQ) is asked for a few more hits (`nearest`), the pool picks the rows that may be among the best k, and `rescore` sums
+each pair's product in one order, independent of the batch. `exact` decides cases that are still open. For a small block all hits are
+rescored at once, which saves the caller a second call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUERIES = 64
 
 
 class FaissShard:
-    """The vectors of rows start..start+ntotal-1; speaks global rows."""
+    """The vectors of rows start..start+ntotal-1; returns global rows."""
 
     def __init__(self, path: str, start: int, threads: int, gpu: bool = False, search_params: str = "") -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -34,7 +34,7 @@ class FaissShard:
 
         self._faiss = faiss
         self._threads = threads
-        faiss.cvar.distance_compute_min_k_reservoir = 1  # its other way to keep the best k, a heap, takes up to a tenth longer
+        faiss.cvar.distance_compute_min_k_reservoir = 1  # FAISS's other method for the best k, a heap, takes up to a tenth longer
         self.start = start
         self.index = open_index(Path(path))
         self.rows: int = self.index.ntotal
@@ -44,13 +44,13 @@ class FaissShard:
         self._one_at_a_time = Lock() if gpu else nullcontext()  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
 
     def nearest(self, queries: Scores, k: int, rescored: bool = False) -> Hits:
-        """What FAISS finds: float32 and global rows int64, [n, min(k, rows)], as FAISS orders them; -inf and -1 where there is none.
+        """FAISS's hits in its order: float32 and global rows int64, [n, min(k, rows)]; -inf and -1 for none.
 
         With `rescored` the scores are those of `rescore`, in the same order.
         """
         k = min(k, self.rows)
         searched = self._searched if k <= _GPU_K else self.index
-        self._faiss.omp_set_num_threads(self._threads)  # it holds for the thread that sets it, and an actor has several
+        self._faiss.omp_set_num_threads(self._threads)  # the setting is per thread, and an actor has several
         with self._one_at_a_time:
             scores, rows = searched.search(np.ascontiguousarray(queries, dtype=np.float32), k)
         found = rows >= 0
@@ -69,7 +69,7 @@ class FaissShard:
         return scores
 
     def _score(self, queries: Scores, local: Rows) -> Scores:
-        """One dot product per pair, so that a score depends on nothing but its query and its vector; -1 gives -inf."""
+        """One dot product per pair, so that a score depends only on its query and its vector; row -1 gives -inf."""
         faiss = self._faiss
         queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
         scores = np.empty(local.shape, np.float32)
@@ -105,7 +105,7 @@ class FaissShard:
         return best
 
     def _scan(self, query: Scores, k: int) -> Hits:
-        """The best k of one query [1, d], every vector looked at: the slow and sure way."""
+        """The best k of one query [1, d] by a scan of all vectors: slow but certain."""
         scores, rows = np.empty(0, np.float32), np.empty(0, np.int64)
         for at in range(0, self.rows, _PAIRS):
             local = np.arange(at, min(at + _PAIRS, self.rows))

@@ -1,4 +1,4 @@
-"""The stage `index`: embeddings or a corpus in, a sharded index out."""
+"""The stage `index`: makes a sharded index from embeddings or a corpus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raydense.storage import Artifact, Draft, provenance
 
 
 def index(settings: IndexSettings) -> Artifact:
-    """Make the index, one committed file (bm25: three) per shard; a second run after a kill continues where it stopped.
+    """Make the index: one committed file (bm25: three) per shard; after a kill a second run resumes it.
 
     The artifact's summary holds kind, shards ([start, stop) rows of each), rows, corpus, and for faiss factory, dimension,
     model and, where the index is exact, the largest norm of a vector. Raises InputError on settings that FAISS or bm25s

@@ -73,5 +73,5 @@ def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:
 
 
 def announce(plan: MemoryPlan, index: Artifact) -> None:
-    """Print the plan."""
+    """Log the plan."""
     say(f"search: {index.summary['kind']} {index.summary['factory'] or ''} {index.rows:,} passages, {plan}".replace("  ", " "))

@@ -1,4 +1,4 @@
-"""Puts the hits of shards in one order: score falling, then row rising; pure NumPy, so that the order never depends on the sharding."""
+"""Merges the hits of shards in one order: score falling, then row rising; pure NumPy, so the order never depends on the sharding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Hits = tuple[Scores, Rows]
 
-MARGIN = 16  # hits that an exact index is asked for beyond k, so that a few near ties there cost no second search
+MARGIN = 16  # hits beyond k that an exact index is asked for, so that a few near ties need no second search
 
 
 def no_hits(queries: int, k: int) -> Hits:
@@ -20,8 +20,8 @@ def no_hits(queries: int, k: int) -> Hits:
 def order_hits(scores: Scores, rows: Rows, k: int) -> Hits:
     """The first k of each query's hits, by score falling and then row rising.
 
-    `scores` float32 [n, m] and `rows` int64 [n, m], in any order; a row of -1 is none, whatever its score. Returns
-    [n, k] of both, filled up with -inf and -1.
+    `scores` float32 [n, m] and `rows` int64 [n, m], in any order; a row of -1 is no hit, whatever its score. Returns
+    [n, k] of both, padded with -inf and -1.
     """
     found = rows >= 0
     scores = np.where(found, scores, -np.inf).astype(np.float32)
@@ -39,7 +39,7 @@ def merge_hits(parts: list[Hits], k: int) -> Hits:
 
 
 def top_k(scores: Scores, rows: Rows, k: int) -> Hits:
-    """One query's best k by score falling, then row rising, every tie at the k-th place looked at; 1-D in, 1-D of at most k out."""
+    """One query's best k by score falling, then row rising, with all ties at the k-th place considered; 1-D in, 1-D of at most k out."""
     if len(scores) > k:
         threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
         kept = scores >= threshold
@@ -49,7 +49,7 @@ def top_k(scores: Scores, rows: Rows, k: int) -> Hits:
 
 
 def rounding_bound(queries: Scores, largest_norm: float) -> Scores:
-    """How far two float32 inner products of the same pair may lie apart, float32 [n], however each was summed.
+    """A bound on the difference of two float32 inner products of the same pair, float32 [n], for any order of summation.
 
     Rounding errors of a sum of d products add up as a random walk, lambda sqrt(d) u |q| |p| with probability
     1 - 2 exp(-lambda^2 / 2) (Higham & Mary 2019, A new approach to probabilistic rounding error analysis); lambda = 8 here.
@@ -60,10 +60,10 @@ def rounding_bound(queries: Scores, largest_norm: float) -> Scores:
 
 
 def first_share(k: int, shards: int) -> int:
-    """The hits that each shard of an exact index is asked for at first: twice its even share of `k`, and the margin.
+    """The hits that each shard of an exact index is first asked for: twice its even share of `k`, plus the margin.
 
-    Keeping k hits of every shard costs FAISS a tenth of a search over 7 shards. At most half of the shards can hold that many
-    of the best k, and only those are asked again (`contenders`, `widened`): but for near ties, no corpus costs half as much again.
+    Keeping k hits of every shard takes a tenth of FAISS's time for a search over 7 shards. At most half of the shards can hold that
+    many of the best k, and only those are asked again (`contenders`, `widened`). So apart from near ties a search costs at most half more.
     """
     return min(k, -(-2 * k // shards)) + MARGIN
 
@@ -77,11 +77,11 @@ def widened(hits: Hits, queries: NDArray[np.int64], wider: Hits) -> Hits:
 
 
 def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -> tuple[Rows, NDArray[np.bool_]]:
-    """The rows that may be among the best k once their scores are exact, and the shards that may hold more for a query.
+    """The rows that may be among the best k once their scores are exact, and the shards that may hold more such rows for a query.
 
     `parts` holds each shard's hits in FAISS's order, with scores that are off by at most `bound` [n]: FAISS's own, or rescored
-    ones. `complete` says of each shard whether it returned all its rows. Returns rows int64 [n, w], -1 where there is none, and bool
-    [shards, n]: true where a shard's last hit is so near the k-th place that rows it did not return contend too.
+    ones. `complete` is true for a shard that returned all its rows. Returns rows int64 [n, w], -1 for none, and bool
+    [shards, n]: true if a shard's last hit is so close to the k-th score that rows it did not return may be among the best k.
     """
     rows = np.concatenate([p[1] for p in parts], axis=1)
     scores = np.where(rows >= 0, np.concatenate([p[0] for p in parts], axis=1), -np.inf).astype(np.float32)
@@ -90,7 +90,7 @@ def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -
     floor = kth - 2 * bound
     contending = (scores >= floor[:, None]) & (rows >= 0)
     width = int(contending.sum(axis=1).max(initial=0))
-    if 0 < width < found:  # the contenders are the highest scores: partitioning finds them without ordering the rest
+    if 0 < width < found:  # these rows have the highest scores: partitioning finds them without sorting the rest
         highest = np.argpartition(scores, found - width, axis=1)[:, found - width :]
         rows, contending = np.take_along_axis(rows, highest, axis=1), np.take_along_axis(contending, highest, axis=1)
     open_ = np.stack([(p[0][:, -1] >= floor) & (not whole) for p, whole in zip(parts, complete, strict=True)])

@@ -1,4 +1,4 @@
-"""Pools with a name from the caller's side: which exist, their status, their table of actors, and how to close them."""
+"""Named pools from the caller's side: lists them, reads their status and table of actors, and closes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _controller(name: str) -> Any:
 
 
 def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
-    """The result of a method of the pool's controller; prints `late` if it takes long. InputError if there is no such pool, or it ends meanwhile."""
+    """The result of a method of the pool's controller; logs `late` if it takes long. InputError if there is no such pool, or it ends meanwhile."""
     try:
         answer = getattr(_controller(name), method).remote(*args)
         if late and not ray.wait([answer], timeout=_REPORT_AFTER_S)[0]:
@@ -65,7 +65,7 @@ def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
 
 
 def versions_of(name: str, pinned: bool) -> Versions:
-    """The versions of the pool `name`, once each shard has an actor that is loaded; InputError if there is no such pool, or a shard cannot load."""
+    """The versions of the pool `name`; waits until each shard has a loaded actor. InputError if there is no such pool, or a shard cannot load."""
 
     def look() -> Table:
         begun, reported = time.monotonic(), False

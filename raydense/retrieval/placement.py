@@ -1,4 +1,4 @@
-"""On which nodes the actors of a pool should be after nodes were added; pure, so that every case can be tested."""
+"""Decides which actors of a pool move to added nodes; a pure function, so that every case can be tested."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Slot = tuple[int, int]  # shard, replica
 def next_move(placed: dict[Slot, str], nodes: list[str]) -> tuple[Slot, str] | None:
     """The replica to move next, as (shard, replica), and the node to move it to; None if the spread is right.
 
-    `placed` is the node of each replica, `nodes` those that accept one. Nodes should differ by at most one actor; and two replicas of
-    a shard should not share a node while a node with fewer actors has none of it. Each move comes closer to that, so that moves end.
+    `placed` is the node of each replica, `nodes` those that accept one. The numbers of actors per node should differ by at most one; and two replicas of
+    a shard should not share a node while a node with fewer actors has none of it. Each move comes closer to this, so moves end.
     """
     if not nodes:
         return None

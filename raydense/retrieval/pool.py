@@ -37,7 +37,7 @@ from raydense.storage import Artifact
 
 _BLOCK = 2_048
 _PATIENCE_S = 600.0
-_RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the memory of ended actors is free; and of those that a swap retired, which end later
+_RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the memory of ended actors is free; and that of actors retired by a swap, which end later
 
 
 class SearchPool:
@@ -58,11 +58,11 @@ class SearchPool:
         search_params: str = "",
         idle_timeout: float = 0.0,
     ) -> SearchPool:
-        """Start `replicas` actors of every shard; returns at once, while they load, or when the nodes that they need have joined.
+        """Start `replicas` actors of every shard; returns while they load, or when the nodes that they need have joined.
 
         With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until `idle_timeout`
-        seconds pass without a call (0: never); it returns when each shard has an actor that is loaded. `threads` of an actor: 0
-        shares a machine's cores between its actors. Raises InputError if the memory plan fits neither the nodes nor those that Ray's
+        seconds pass without a call (0: never); then `start` returns when each shard has a loaded actor. `threads` per actor: 0
+        divides a machine's cores among its actors. Raises InputError if the memory plan fits neither the nodes nor those that Ray's
         autoscaler would start, search parameters do not suit the index, GPUs are requested and absent, or the name is taken.
         """
         if name:
@@ -108,8 +108,8 @@ class SearchPool:
     def connect(cls, name: str, pinned: bool = False) -> SearchPool:
         """The pool that was started under `name`, perhaps by another job; it continues after `with`, `close` ends it.
 
-        Waits until each shard has an actor that is loaded. Raises InputError if there is no such pool; with `pinned`, also any later
-        search does after the pool has switched to another index, so that all answers come from one.
+        Waits until each shard has a loaded actor. Raises InputError if there is no such pool. With `pinned`, a search raises it too
+        after the pool has switched to another index, so that all answers come from one.
         """
         check_name(name)
         ensure_ray()
@@ -185,7 +185,7 @@ class SearchPool:
         """The best k passages of each query, by score falling, then row rising.
 
         `queries` are float32 [n, d] for FAISS, a list of strings for BM25. Returns scores float32 [n, min(k, rows of the index)] and
-        rows int64 of the same shape; -inf and -1 where there is none. All come from one version of the index; `answer` says which.
+        rows int64 of the same shape; -inf and -1 for none. All come from one version of the index; `answer` also returns which.
         """
         return self.answer(queries, k).hits
 
@@ -206,7 +206,7 @@ class SearchPool:
         """As `search`, over a stream of blocks of queries of any length: each block with its hits, in order.
 
         At most two blocks per replica are taken from the stream before their hits are returned: that bounds the memory. Each block
-        comes from one version of the index; `answers` says which.
+        comes from one version of the index; `answers` also returns which.
         """
         return ((answer.queries, answer.hits) for answer in self.answers(blocks, k))
 
@@ -258,7 +258,7 @@ def _check_free(index: Artifact, memory: MemoryPlan, nodes: dict[str, int], stay
 
 
 def _check_alike(old: Artifact, new: Artifact) -> None:
-    """The new index must take the queries that the old one takes: callers do not change."""
+    """InputError unless the new index takes the same queries as the old one, since callers do not change."""
     for key in ("kind", "dimension"):
         if old.summary.get(key) != new.summary.get(key):
             what = f"its {key} is {new.summary.get(key)}, the pool's is {old.summary.get(key)}"

@@ -1,4 +1,4 @@
-"""The vectors that a search asks with: those that were given, or what the retriever of the index makes of the queries."""
+"""The query vectors of a search: given ones, or those that the retriever of the index makes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
 
 
 def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int]) -> Generator[Block, None, None]:
-    """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts`, rising, each as it is encoded.
+    """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts` (rising), as they are encoded.
 
-    The parts that are encoded together are those of `encode --queries`, whatever the blocks of the search: so the vectors are the same.
-    They are encoded on the CPU with `background`, and where the pool takes all GPUs.
+    Queries are encoded in the parts of `encode --queries`, whatever the blocks of the search, so the vectors are the same.
+    They are encoded on the CPU with `background`, or if the pool takes all GPUs.
     """
     total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
     ranges = [(at, min(at + settings.block, total)) for at in starts]
@@ -63,7 +63,7 @@ def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact,
 
 
 def takes_all_gpus(index: Artifact, replicas: int) -> bool:
-    """Whether a pool of `index` on GPUs, one for each of its actors, leaves none of the running cluster's to what encodes."""
+    """Whether a pool of `index` on GPUs, one per actor, leaves no GPU of the running cluster for encoding."""
     import ray
 
     return len(index.summary["shards"]) * replicas >= ray.cluster_resources().get("GPU", 0)
@@ -75,7 +75,7 @@ def _texts(block: pa.Table) -> list[str]:
 
 
 def _recut(parts: Iterator[tuple[int, Block]], ranges: list[tuple[int, int]]) -> Generator[Block, None, None]:
-    """The rows of each range [start, stop), rising, from parts with the row that each begins at."""
+    """The rows of each range [start, stop) (rising), from parts that come with their first row."""
     first, part = next(parts)
     for at, stop in ranges:
         pieces = []

@@ -1,4 +1,4 @@
-"""The replicas of a pool with a name: detached shard actors, their names, their health, and their end."""
+"""The replicas of a named pool: detached shard actors, their names, health checks, and how they end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raydense.retrieval.placement import Slot
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, start_actor
 
 CHECK_S = 1.0  # between two checks of the actors
-_QUIET_S, _DRAIN_S = 2.0, 30.0  # retired actors end after so long without a call, and after so long in any case
+_QUIET_S, _DRAIN_S = 2.0, 30.0  # retired actors end after this time without a call, and after this time in any case
 
 
 @dataclass

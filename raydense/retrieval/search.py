@@ -30,9 +30,9 @@ def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 
     Queries are encoded by a pool of actors while earlier blocks are searched, or their vectors are given. A second run after a kill
-    continues with the blocks that are missing. By a pool that is there, the run is the one that its index makes; once finished it needs the pool no
-    more. Raises InputError where model, vectors, queries and index do not belong together, qrels name an unknown query, the pool
-    does not fit the cluster, or the pool that is asked answers from another index, or switches to one meanwhile.
+    continues with the missing blocks. A search by a running pool gives the same run as a search of its index; a finished run no
+    longer needs the pool. Raises InputError if model, vectors, queries and index do not belong together, qrels name an unknown
+    query, the pool does not fit on the cluster, or a running pool answers from another index or switches to one meanwhile.
     """
     pool = None
     if settings.pool:
@@ -44,7 +44,7 @@ def search(settings: SearchSettings) -> Artifact:
             return done
     made_from = provenance("search", settings)
     index = Artifact.open(str(settings.index), "index")
-    if not settings.pool and read_manifest(settings.output) is None:  # before a folder is begun that other parameters do not fit
+    if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
         check_search_params(index, settings.search_params)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
@@ -64,7 +64,7 @@ def search(settings: SearchSettings) -> Artifact:
 
 
 def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSettings]:
-    """The pool `name`, held to the index that it answers from now, and the settings of the same search by that index."""
+    """The pool `name`, pinned to the index that it answers from now, and the settings of the same search of that index."""
     from raydense.retrieval.pool import SearchPool
 
     pool = SearchPool.connect(name, pinned=True)
@@ -76,7 +76,7 @@ def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSet
 
 
 def _finished(settings: SearchSettings) -> Artifact | None:
-    """The run that a pool made before, and is closed or has switched by now; InputError where it was made from other things than are given."""
+    """A finished run of a pool that is closed or has switched since; InputError if it was made from other settings or inputs."""
     manifest = read_manifest(settings.output)
     if manifest is None:
         return None
@@ -89,7 +89,7 @@ def _search_blocks(
     from raydense.retrieval.pool import SearchPool
 
     ids, block = PassageIds(index), settings.block
-    # as many as asked, and the query itself
+    # k, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
@@ -107,7 +107,7 @@ def _search_blocks(
 def _blocks(
     settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int]
 ) -> Generator[Queries, None, None]:
-    """The queries of the blocks that begin at `starts` as the index takes them: their vectors, or the texts for BM25."""
+    """The queries of the blocks that begin at `starts`, in the index's format: vectors, or texts for BM25."""
     if settings.vectors:
         given = Vectors(settings.vectors, of="queries")
         return (given.take(positions[at : at + settings.block]) for at in starts)
@@ -134,7 +134,7 @@ def _queries(settings: SearchSettings) -> tuple[pa.Table, Rows]:
 
 
 def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
-    """The queries that are judged with a passage of their own id: an accident of how ids were given, and no reason to drop it."""
+    """The queries that are judged with a passage of their own id: such a passage is not the query, and is not dropped."""
     if not (settings.qrels and settings.drop_identical):
         return pa.chunked_array([], pa.string())
     qrels = read_table(settings.qrels, "qrels", ["query_id", "passage_id"])
@@ -142,7 +142,7 @@ def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:
 
 
 def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
-    """The first k of each query in a run, its ranks counted again, without passages of the query's own id; those of the queries `but` stay."""
+    """The first k of each query in a run without passages of the query's own id, ranked again; those of the queries `but` stay."""
     same = pc.and_(pc.equal(run["query_id"], run["passage_id"]), pc.invert(pc.is_in(run["query_id"], value_set=but)))
     run = run.filter(pc.invert(same))
     starts = query_starts(run["query_id"])
@@ -170,7 +170,7 @@ class PassageIds:
 
 
 def run_table(query_ids: pa.ChunkedArray, scores: NDArray[np.float32], rows: NDArray[np.int64], ids: PassageIds) -> pa.Table:
-    """Hits [n, k] as rows of a run, ranks from 1; where there is no passage (-1) there is no row."""
+    """Hits [n, k] as rows of a run, ranks from 1; a hit of row -1 is left out."""
     found = rows >= 0
     query, place = np.nonzero(found)
     return pa.table(

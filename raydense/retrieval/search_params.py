@@ -1,4 +1,4 @@
-"""What a FAISS index must and may be searched with; read from its factory string first, which needs no FAISS."""
+"""Checks the search parameters of a FAISS index; the factory string is checked first, which needs no FAISS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "search_params"
 
 
 def require_nprobe(factory: str, search_params: str, key: str = KEY) -> None:
-    """InputError where an index of inverted lists is to be searched without `nprobe`.
+    """InputError if an index of inverted lists would be searched without `nprobe`.
 
     FAISS would probe one list: of 20,000 passages in `IVF256,Flat` such a search finds 0.016 of the best 100.
     """
@@ -20,11 +20,11 @@ def require_nprobe(factory: str, search_params: str, key: str = KEY) -> None:
         what = (
             f"an index {factory} is searched with nprobe, the number of lists that a query looks into: FAISS's own 1 finds next to nothing"
         )
-        raise InputError(what, key, f"give --{key.replace('_', '-')} nprobe=32, and more where recall matters more than time")
+        raise InputError(what, key, f"give --{key.replace('_', '-')} nprobe=32, or more for a higher recall at a lower speed")
 
 
 def check_search_params(index: Artifact, search_params: str) -> None:
-    """InputError where `index` cannot be searched with these parameters, or needs some that they lack."""
+    """InputError if `index` cannot be searched with these parameters, or needs one that is missing."""
     if index.summary["kind"] == "bm25":
         if search_params:
             raise InputError("BM25 has no search parameters", KEY, "leave them out")

@@ -1,4 +1,4 @@
-"""The settings of `index` and `search`, and of the pool that a search asks."""
+"""The settings of `index` and `search`, and of the pool that a search calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, arti
 
 
 class BM25Settings(BaseSettings):
-    """BM25 as Lucene has it."""
+    """BM25 as in Lucene."""
 
     k1: float = setting(0.9, "term saturation", ge=0)
     b: float = setting(0.4, "length normalisation", ge=0, le=1)
@@ -24,19 +24,17 @@ class IndexSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields}
 
     kind: Literal["faiss", "bm25"] = setting(
-        ..., "faiss for vectors, bm25 for words; of Chinese, Japanese and Korean, each two neighbouring characters"
+        ..., "faiss for vectors, bm25 for words; words of Chinese, Japanese and Korean are pairs of neighbouring characters"
     )
     embeddings: FolderOrNone = artifact("embeddings", "faiss: the vectors", None)
     corpus: FolderOrNone = artifact("corpus", "bm25: the passages", None)
-    expand: FolderOrNone = artifact("generated", "bm25: queries generated for the passages, whose words they are given too", None)
+    expand: FolderOrNone = artifact("generated", "bm25: generated queries, whose words are added to their passages", None)
     shards: int = setting(1, "parts, each held by its own actor", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
-    bm25: BM25Settings = group("how words are made of texts, and weighed", BM25Settings)
-    seed: int = setting(42, "of the sample that a quantiser is trained on", ge=0, lt=2**63)
-    concurrency: int = resource(
-        0, "shards made at once; 0 means as many as the machine has CPUs, on a cluster all that are left: it may grow", ge=0
-    )
+    bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
+    seed: int = setting(42, "random seed of the sample that a quantiser is trained on", ge=0, lt=2**63)
+    concurrency: int = resource(0, "shards made at once; 0: as many as the machine has CPUs, on a cluster all, since it may grow", ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -53,12 +51,12 @@ class IndexSettings(Settings):
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As of every stage, without the settings of the other kind."""
+        """As for every stage, without the settings of the other kind."""
         other = {"bm25": ("embeddings", "factory", "train_sample"), "faiss": ("corpus", "expand", "bm25")}.get(str(values.get("kind")), ())
         return {key for key in super().takes(values) if key.partition(".")[0] not in other}
 
     def shaping(self) -> dict[str, Any]:
-        """As of every stage, but for the seed of bm25: a recipe gives its own to every stage that has one, and nothing is drawn there."""
+        """As for every stage, but without the seed of bm25: a recipe sets it for every stage that has one, but bm25 draws nothing."""
         return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
 
 
@@ -68,7 +66,7 @@ class Pool(BaseModel):
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
     replicas: int = resource(1, "actors of each shard", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
-    gpu: bool = resource(False, "hold the shards on GPUs (needs faiss-gpu)")
+    gpu: bool = resource(False, "load the shards on GPUs (needs faiss-gpu)")
 
 
 class SearchSettings(Settings, Pool):
@@ -76,7 +74,7 @@ class SearchSettings(Settings, Pool):
 
     newer = ("drop_identical",)
 
-    index: FolderOrNone = artifact("index", "the index; with pool, by default the one that the pool answers from", None)
+    index: FolderOrNone = artifact("index", "the index; with pool, by default the pool's", None)
     queries: Folder = artifact("queries", "the queries")
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     vectors: FolderOrNone = artifact("embeddings", "in place of model: the vectors of the queries, as `encode --queries` makes them", None)
@@ -84,11 +82,11 @@ class SearchSettings(Settings, Pool):
     k: int = setting(100, "passages of each query", ge=1)
     drop_identical: bool = setting(
         False,
-        "leave out a passage that has the query's own id and is not judged (with qrels), as BEIR does: in ArguAna and Quora it is the query",
+        "leave out a passage with the query's own id (unless qrels judge it), as BEIR does: in ArguAna and Quora it is the query itself",
     )
-    block: int = setting(2_048, "queries of one commit, sent at once: each makes a file, and bounds the memory", ge=1)
-    pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
-    background: bool = resource(False, "encode the queries on the CPU: the GPU of this machine is for other work")
+    block: int = setting(2_048, "queries of a block, which is searched at once and committed as one file; it bounds the memory", ge=1)
+    pool: str | None = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one")
+    background: bool = resource(False, "encode the queries on the CPU, and leave the GPUs to other work")
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:
@@ -101,5 +99,5 @@ class SearchSettings(Settings, Pool):
         return self
 
     def left_open(self) -> set[str]:
-        """What a pool that is asked knows of itself: its search parameters, and its index where none is given."""
+        """The values that a running pool provides: its search parameters, and its index if none is given."""
         return {"search_params", *(() if self.index else ("index",))} if self.pool else set()

@@ -1,4 +1,4 @@
-"""The actor that holds one shard of one index for its whole life; it batches small searches of several callers."""
+"""The actor that holds one shard of one index during its whole life; it batches small searches of several callers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from raydense.storage import Artifact
 
 NAMESPACE = "raydense"
 BUSY, RETIRED = "busy", "retired"
-_WAITING = 32  # searches that may wait in an actor; it answers BUSY to more, whose callers try again
+_WAITING = 32  # searches that may wait in an actor; it answers BUSY to further ones, and their callers retry
 _SLIVER = 0.001
 _GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What every actor knows of its pool, so that a name is enough to connect."""
+    """The plan of a pool, which every actor has, so that a name is enough to connect."""
 
     index: str
     fingerprint: str
@@ -40,7 +40,7 @@ class PoolPlan:
     neighbours: int
 
     def open(self) -> Artifact:
-        """The index; InputError if its folder holds another one by now."""
+        """The index; InputError if its folder holds another one now."""
         index = Artifact.open(self.index, "index")
         if index.fingerprint != self.fingerprint:
             what = f"was made again (fingerprint {index.fingerprint[:12]}, the pool was started with {self.fingerprint[:12]})"
@@ -49,7 +49,7 @@ class PoolPlan:
 
 
 class ShardActor:
-    """Holds one shard: `search` asks it, and `settle` asks what a block's ties still need while the next block is searched."""
+    """Holds one shard: `search` searches it, and `settle` resolves the ties of a block while the next block is searched."""
 
     def __init__(self, plan: PoolPlan, shard: int) -> None:
         self.plan = plan
@@ -74,9 +74,9 @@ class ShardActor:
 
     @ray.method(concurrency_group="search")
     def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
-        """The shard's hits, searched as `how` says: k, and whether they are rescored.
+        """The shard's hits; `how` is k, and whether to rescore them.
 
-        Or BUSY if too many wait already, or RETIRED if the pool has switched to other actors.
+        BUSY instead if too many searches wait, RETIRED if the pool has switched to other actors.
         """
         with self._counted():
             if self._retired:

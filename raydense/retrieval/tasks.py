@@ -1,4 +1,4 @@
-"""Runs one Ray task per shard, a bounded number at once, and reports that none can start."""
+"""Runs one Ray task per shard, a bounded number at once, and logs if none can start."""
 
 from __future__ import annotations
 

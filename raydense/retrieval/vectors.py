@@ -19,7 +19,7 @@ _BLOCK_ROWS = 65_536
 class Vectors:
     """The vectors of an embeddings artifact; picklable by its folder.
 
-    InputError where they are not `of` passages, or of queries, or the artifact is not that of `fingerprint`.
+    InputError if they are not vectors `of` passages or queries as asked, or the artifact does not have `fingerprint`.
     """
 
     def __init__(

@@ -18,12 +18,12 @@ from raydense.retrieval.shard_actor import PoolPlan
 
 Queries = Scores | list[str]
 _LOOK_S = 5.0  # between two requests for missing replicas
-_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # for which other replicas are preferred after one was away; doubled each time
+_AWAY_S, _LONGEST_AWAY_S = 5.0, 60.0  # for how long other replicas are preferred after one was away; doubled each time
 
 
 @dataclass(frozen=True)
 class Table:
-    """A pool as its controller reports it: the current version, its plan, and of each shard the actors that are loaded and answer."""
+    """A pool as its controller reports it: the current version, its plan, and for each shard the actors that are loaded and answer."""
 
     number: int
     plan: PoolPlan
@@ -40,8 +40,8 @@ class Version:
         self.is_bm25 = self.index.summary["kind"] == "bm25"
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
-        self.reported = False  # that a caller waits for its actors
-        self._away: dict[Any, tuple[float, float]] = {}  # by actor: until when, and the length
+        self.reported = False  # whether a line was printed that a caller waits for its actors
+        self._away: dict[Any, tuple[float, float]] = {}  # by actor: the end of the period, and its length
 
     @property
     def incomplete(self) -> bool:
@@ -49,7 +49,7 @@ class Version:
         return any(len(replicas) < self.plan.replicas for replicas in self.actors)
 
     def pick(self, shard: int, number: int) -> Any:
-        """The actor of `shard` for call `number`, in rotation, or the next that was not away recently."""
+        """The actor of `shard` for call `number`, in rotation; actors that were away recently are skipped."""
         replicas = self.actors[shard]
         ordered = [replicas[(number + i) % len(replicas)] for i in range(len(replicas))]
         now = time.monotonic()
@@ -65,7 +65,7 @@ class Version:
         self._away.pop(actor, None)
 
     def prepare(self, queries: Queries) -> list[Any]:
-        """The queries as the shards take them, checked: vectors, or the ids of BM25's words and where each query starts."""
+        """The checked queries in the shards' format: vectors, or the ids of BM25's words and the start of each query."""
         if self.is_bm25:
             if not isinstance(queries, list):
                 raise InputError("a BM25 index is searched with a list of strings", "queries")
@@ -73,7 +73,7 @@ class Version:
         if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
             raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
         if not np.isfinite(queries).all():
-            raise InputError("a query has numbers that are not finite", "queries", "look at what encodes them")
+            raise InputError("a query has numbers that are not finite", "queries", "check what encodes them")
         return [np.ascontiguousarray(queries, dtype=np.float32)]
 
     @cached_property
@@ -89,10 +89,10 @@ class Version:
 
 
 class Versions:
-    """The version that a caller knows, renewed from the pool's controller; safe to use from several threads.
+    """A caller's copy of the current version, updated from the pool's controller; safe to use from several threads.
 
-    `look` returns the current table, with at least one actor of every shard, or raises InputError if there is no such pool; None for
-    a pool without a controller, which never changes. With `pinned`, another index or other search parameters raise InputError.
+    `look` returns the current table, with at least one actor of every shard, or raises InputError if there is no such pool; it is None
+    for a pool without a controller, which never changes. With `pinned`, another index or other search parameters raise InputError.
     """
 
     def __init__(self, version: Version, look: Callable[[], Table] | None = None, pinned: bool = False) -> None:
@@ -105,7 +105,7 @@ class Versions:
         return self._look is not None
 
     def current(self) -> Version:
-        """The version to call; while a shard has fewer replicas than planned, it is renewed now and then."""
+        """The version to call; it is updated at intervals while a shard has fewer replicas than planned."""
         version = self._version
         if version.incomplete and self.changes and time.monotonic() - self._looked > _LOOK_S:
             return self.renew(version)

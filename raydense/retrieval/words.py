@@ -1,7 +1,7 @@
 """Splits texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems.
 
-Chinese, Japanese and Korean set no blanks between words, or not between all: of a run of their characters each two neighbours are a
-word, and a character that stands alone, as Lucene's CJKAnalyzer has it.
+Chinese, Japanese and Korean do not separate all words by blanks: in a run of their characters each pair of neighbours is a
+word, and so is a single character, as in Lucene's CJKAnalyzer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Words:
     stopwords: str
 
     def tokenizer(self) -> Tokenizer:
-        """A tokeniser with an empty vocabulary; InputError on a stemmer or a list of stop words that there is none of."""
+        """A tokeniser with an empty vocabulary; InputError on an unknown stemmer or list of stop words."""
         if self.stemmer != NONE and self.stemmer not in Stemmer.algorithms():
             raise InputError(f"no stemmer {self.stemmer!r}", "stemmer", did_you_mean(self.stemmer, [*Stemmer.algorithms(), NONE]))
         stemmer = None if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer)
@@ -52,7 +52,7 @@ class Words:
         return flat, lengths
 
     def query_ids(self, queries: list[str], vocabulary: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The words of each query that `vocabulary` has, as positions in it, one query after another; and where each query starts, [n + 1].
+        """The words of each query that are in `vocabulary`, as positions in it, one query after another; and the start of each query, [n + 1].
 
         `vocabulary` is sorted, as an index's is.
         """
@@ -67,9 +67,9 @@ class Words:
 
 
 def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:
-    """Where each word stands in a sorted vocabulary, int32 [n]; -1 where it does not.
+    """The position of each word in a sorted vocabulary, int32 [n]; -1 if it is absent.
 
-    All words are halved in on together: `index_in` would hash the whole vocabulary, at each call.
+    A binary search for all words at once: `index_in` would hash the whole vocabulary at each call.
     """
     if not len(vocabulary):
         return np.full(len(words), -1, np.int32)
@@ -87,7 +87,7 @@ def _taken(vocabulary: pa.Array, at: NDArray[np.int64]) -> pa.Array:
 
 
 def _neighbours(run: re.Match[str]) -> str:
-    """Each two neighbouring characters of a run, between blanks."""
+    """The pairs of neighbouring characters of a run, separated by blanks."""
     found = run[0]
     return f" {' '.join(map(''.join, pairwise(found))) or found} "
 

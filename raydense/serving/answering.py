@@ -1,6 +1,6 @@
-"""Answers questions by a search pool: encodes them in batches, searches, and names passages by the index that answered. Independent of HTTP.
+"""Answers questions by a search pool: encodes them in batches, searches, and returns passage ids and texts. Independent of HTTP.
 
-An app calls a running pool, or one of its own, which any of its processes starts if it does not run. The pool may be switched to
+An app calls a running pool, or its own pool, which any of its processes starts if it does not run. The pool may be switched to
 another index at any time: each answer comes from one index, with its ids, and an index of another model's vectors is refused.
 """
 
@@ -32,13 +32,13 @@ from raydense.serving.question import Question
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
 
-_IDLE_S = 600.0  # after which the pool of an app ends, once all processes of the app have ended
+_IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
 _AWAKE_S = 60.0  # between two calls that keep the pool of an app from ending
 Reply = dict[str, Any]
 
 
 class Unavailable(Exception):
-    """A valid question that cannot be answered now; the text is one line with the reason."""
+    """A valid question cannot be answered now; the text is one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Known:
 
 
 def own_pool(settings: ServeSettings, app: str) -> str:
-    """The name of the pool that the app `app` starts for itself: another name for another index, so that no caller gets answers of the wrong one."""
+    """The name of the pool that the app `app` starts for itself: it depends on the index, so that no caller gets answers of another one."""
     index = Artifact.open(str(settings.index), "index")
     made_of = json.dumps([index.fingerprint, settings.search_params, settings.shard_replicas])
     return f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
@@ -67,7 +67,7 @@ def connect(settings: ServeSettings, app: str) -> SearchPool:
         try:
             SearchPool.start(index, settings.shard_replicas, name, search_params=settings.search_params, idle_timeout=_IDLE_S)
         except InputError:
-            if name not in pools():  # else another process of the app started it first
+            if name not in pools():  # otherwise another process of the app started it first
                 raise
     return SearchPool.connect(name)
 
@@ -139,7 +139,7 @@ class Answering:
                     pool = self._reconnected(pool)
                     answer = pool.answer(queries, k)
                 known = self._known.get(answer.index)
-                if known is None and pool.index.fingerprint == answer.index:  # else it has switched to a third one meanwhile
+                if known is None and pool.index.fingerprint == answer.index:  # otherwise it has switched to a third one meanwhile
                     known = self._check(pool.index)
                 if isinstance(known, InputError):
                     raise known

@@ -1,6 +1,6 @@
 """The Ray Serve application: HTTP in front of `answering`, with the queries of many callers in one batch, and a limit on waiting requests.
 
-No `from __future__ import annotations` here: FastAPI reads the annotations in each process, where the class has come by pickle.
+No `from __future__ import annotations` here: FastAPI reads the annotations in each process, which gets the class by pickle.
 `build` is what Serve's configuration files name: `import_path: raydense.serving.app:build`, with ServeSettings as `args`.
 """
 

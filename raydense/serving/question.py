@@ -1,4 +1,4 @@
-"""What a caller asks over HTTP, checked as settings are: one clear line for the first fault."""
+"""A request over HTTP, validated like settings: one clear line for the first fault."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class Question(BaseSettings):
-    """Some queries, with how many passages of each are wanted."""
+    """Queries, and the number of passages wanted for each."""
 
     queries: list[Text] | None = setting(None, "the queries, at most 256", min_length=1, max_length=256)
     query: Text | None = setting(None, "one query, in place of queries")
     k: int = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
-    texts: bool = setting(False, "whether to give the title and text of each passage, where the server has the corpus")
+    texts: bool = setting(False, "whether to return the title and text of each passage, if the server has the corpus")
 
     @model_validator(mode="after")
     def _asks_something(self) -> Self:

@@ -1,4 +1,4 @@
-"""Starts the app, and takes it down again: on a local Ray, or on a cluster, where other apps may run next to it."""
+"""Starts the app and stops it again: on a local Ray, or on a cluster, where other apps may run next to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from raydense.storage import Artifact
 
 @contextmanager
 def running(settings: ServeSettings, name: str, route: str, host: str, port: int) -> Iterator[str]:
-    """The app `name` under `route` of a server at host:port, for as long as the block runs; gives its URL.
+    """Runs the app `name` under `route` of a server at host:port during the block; yields its URL.
 
-    An app of that name that runs already becomes this one. At the end the app is taken down, its own pool too, and Serve where no other
-    app is left. InputError where the port or the route is taken, Serve of that cluster listens elsewhere, model and index do not fit, or `connect` refuses.
+    A running app of that name is updated. At the end the app and its own pool are stopped, and Serve too if no other app is left.
+    InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model and index do not fit, or `connect`
+    refuses.
     """
     if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
@@ -60,7 +61,7 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
 
 
 def _end(settings: ServeSettings, name: str) -> None:
-    """Take the app down; other apps stay."""
+    """Stop the app; other apps stay."""
     apps = serve.status().applications
     if name in apps:
         serve.delete(name)

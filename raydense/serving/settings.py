@@ -13,13 +13,13 @@ class ServeSettings(BaseSettings):
     """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together."""
 
     index: FolderOrNone = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)
-    pool: str | None = resource(None, "the name of a pool that is there (`raydense pool start`), to ask in place of one of its own")
+    pool: str | None = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one")
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
-    corpus: FolderOrNone = artifact("corpus", "the passages of the index, where callers may ask for their titles and texts", None)
+    corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
-    replicas: int = resource(1, "processes that take requests, each with a query encoder", ge=1)
-    gpus_per_replica: float = resource(0.0, "GPUs of one of them, which may be a fraction", ge=0)
+    replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
+    gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction", ge=0)
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:

@@ -1,4 +1,4 @@
-"""The batches of a run: which examples, which positive and which hard negatives each step sees, whatever the number of workers.
+"""The batches of a training: which examples, positives and hard negatives each step sees, for any number of workers.
 
 A step's batch is a pure function of (seed, epoch, step). A step has `accumulation` parts; a worker takes its contiguous slice
 of each part, so that the negatives of a part come from the same queries for any number of workers.
@@ -35,7 +35,7 @@ class Sampler:
             )
 
     def steps(self, epochs: float, max_steps: int) -> int:
-        """Steps of a run of so many epochs; `max_steps`, where not 0, is the number itself."""
+        """Steps of a training of so many epochs; `max_steps`, if not 0, is the number itself."""
         return max_steps or max(1, int(epochs * self.steps_per_epoch))
 
     def _shuffled(self, epoch: int) -> Ints:

@@ -1,4 +1,4 @@
-"""Whether a cluster has room for the workers of a training: refused where it never will have; and whether they wait for it."""
+"""Checks that the workers of a training fit on the cluster: refuses what can never fit, and detects workers that wait for resources."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import refresh_of
 
-_REFRESH_CPUS = 1.5  # an actor that encodes, and a task that tokenises for it
-_COMES_BACK_S = 60.0  # a node of a fixed cluster that was lost, as where its machine is started again
+_REFRESH_CPUS = 1.5  # for the refresh: an actor that encodes, and a task that tokenises for it
+_COMES_BACK_S = 60.0  # time for a lost node of a fixed cluster to return, for example after a restart of its machine
 
 
 def require_capacity(settings: LoopSettings) -> bool:
-    """Whether workers get a GPU each. InputError where no node comes by itself and there is no room for the workers, or they cannot train so."""
+    """Whether workers get a GPU each. InputError if the workers do not fit on a cluster that adds no nodes, or cannot train in this precision."""
     ensure_ray()
     import ray
 
@@ -39,7 +39,7 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:
-    """The fault where nodes of these resources are too few for the workers, and for what finds negatives meanwhile."""
+    """The error if nodes with these resources cannot hold the workers, and in mode async the actors that find new negatives."""
     workers, each = settings.workers, {"CPU": settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
     refresh = refresh_of(settings)
     concurrent = refresh is not None and refresh.mode == "async"
@@ -59,7 +59,7 @@ def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> In
 
 
 def workers_wait(job: str) -> bool:
-    """Whether the job has asked for room that it was not given yet: the ids of what it asked for end with its own."""
+    """Whether the job waits for resources that it requested; the ids of its requests end with the job's id."""
     import ray
 
     asked = ray.util.placement_group_table()

@@ -29,9 +29,9 @@ _LISTED = "checkpoint_manager_snapshot.json"
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: `step` steps are done, with so many `workers`; `best_step` has the best dev metric, `best`.
+    """The state of a training: `step` steps are done, with this number of `workers`; `best_step` has the best dev metric, `best`.
 
-    `precision` is the one that the steps were done in, never auto.
+    `precision` is the one used for the steps, never auto.
     """
 
     precision: Precision
@@ -52,7 +52,7 @@ def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
 
 
 def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: Place) -> State:
-    """Continue from the newest registered checkpoint, where there is one; InputError where it is of another precision."""
+    """Continue from the newest registered checkpoint, if there is one; InputError if it is of another precision."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return State(precision, workers=workers)
@@ -74,12 +74,12 @@ def refuse_other_precision(output: Place, state: State, precision: Precision) ->
 
 
 def newest_state(shared: Place) -> State | None:
-    """Where unfinished work in `shared` stands, as its checkpoints say; None without one."""
+    """The state of unfinished work in `shared`, from its newest checkpoint; None if there is none."""
     return max(_states(shared), key=lambda state: state.step, default=None)
 
 
 def _states(shared: Place) -> list[State]:
-    """What every checkpoint in `shared` says, one not yet registered and one not yet deleted too; one cut short by a kill is none."""
+    """The state in every checkpoint in `shared`, registered or not; a checkpoint that a kill cut short is skipped."""
     found = []
     for name in shared.names(f"{RUN}/*/{_STATE}"):
         with suppress(json.JSONDecodeError):
@@ -90,9 +90,9 @@ def _states(shared: Place) -> list[State]:
 
 
 def keep_registered(shared: Place) -> None:
-    """Keep a copy of Ray Train's list of what is registered, where it is new and whole: Ray writes it in place.
+    """Copy Ray Train's list of registered checkpoints, if it is new and complete: Ray overwrites it in place.
 
-    In a bucket every file is whole, and needs no copy.
+    In a bucket every file is complete, and needs no copy.
     """
     if shared.durable:
         return
@@ -102,9 +102,9 @@ def keep_registered(shared: Place) -> None:
 
 
 def fix_registered(shared: Place) -> None:
-    """Before workers start: put the kept list in place of one that a kill cut short, as long as its checkpoints are there.
+    """Before workers start: replace a list that a kill cut short by its copy, if the checkpoints in the copy exist.
 
-    With neither, the training starts from step 0: Ray itself would refuse the folder for ever.
+    Without a usable list the training starts from step 0: Ray itself would always refuse the folder.
     """
     listed, kept = (shared / RUN / _LISTED).read_text(), (shared / _LISTED).read_text()
     if listed is None or _names_checkpoints(listed, shared):
@@ -116,7 +116,7 @@ def fix_registered(shared: Place) -> None:
 
 
 def _names_checkpoints(text: str, shared: Place) -> bool:
-    """Whether a list is whole, and the checkpoints that it names are there."""
+    """Whether a list is complete, and the checkpoints that it names exist."""
     try:
         named = json.loads(text)["checkpoint_results"]
     except (json.JSONDecodeError, KeyError):
@@ -135,18 +135,18 @@ def refuse_other_workers(output: Place, state: State, settings: LoopSettings) ->
 
 
 def weights_name(step: int) -> str:
-    """The name of the best weights, or the last ones, as of `step`."""
+    """The file name of the best or last weights, saved after `step`."""
     return f"weights-{step}.safetensors"
 
 
 def write_weights(file: Place, weights: dict[str, Tensor]) -> None:
-    """Write weights, which appear whole."""
+    """Write weights; the file appears only when it is complete."""
     with file.writing() as aside:
         save_file({key: value.clone().contiguous() for key, value in weights.items()}, aside)
 
 
 def save_weights(shared: Place, step: int, weights: dict[str, Tensor]) -> None:
-    """Write the weights; earlier ones go, but for those that a checkpoint names as its best."""
+    """Write the weights; remove earlier ones, except those that a checkpoint names as its best."""
     write_weights(shared / weights_name(step), weights)
     kept = {weights_name(s) for s in (step, *(state.best_step for state in _states(shared)))}
     for old in set(shared.names("weights-*.safetensors")) - kept:

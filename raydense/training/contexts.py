@@ -1,4 +1,4 @@
-"""What pre-training reads: passages, and for each a context, drawn at random each time it is seen.
+"""The input of pre-training: passages, and for each a context, drawn at random each time the passage is used.
 
 The context of a passage is another passage of its document, one of the queries generated for it, or either (query-as-context,
 section 3).
@@ -23,14 +23,14 @@ class Contexts:
     """The passages of a corpus with their contexts, by row."""
 
     def __init__(self, store: PassageStore, kind: str | None = None, generated: str | None = None) -> None:
-        """InputError where the corpus or the generated queries cannot give the contexts asked for."""
+        """InputError if the corpus or the generated queries have no contexts of the requested kind."""
         self.store, self.kind = store, kind
         self.generated = Generated(generated, store) if generated else None
         if self.kind in ("passage", "mixed") and "doc_id" not in store.slice(0, 1).column_names:
             raise InputError("has no doc_id", store.path, "context passage needs to know documents: give a corpus of `raydense split`")
 
     def examples(self, log: bool = False) -> Examples:
-        """Each passage that has a context, or each where none is asked for; with `log` the number of those without is logged."""
+        """The passages that have a context, or all if no context is needed; with `log`, logs how many are left out."""
         rows = np.flatnonzero(self._has_passage() | (self._counted > 0)) if self.kind else np.arange(len(self.store))
         if log and len(rows) < len(self.store):
             say(f"pretrain: {len(self.store) - len(rows):,} of {len(self.store):,} passages have no context, and are left out")
@@ -44,7 +44,7 @@ class Contexts:
         return self.store.passages(rows)
 
     def draw(self, rows: Rows, random: NDArray[np.float64]) -> list[str]:
-        """A context of each passage at `rows`, decided by `random` float64 [n, 2], in [0, 1): which kind, and which one."""
+        """A context of each passage at `rows`; `random` float64 [n, 2] in [0, 1) chooses its kind, and which one of that kind."""
         query = self._counted[rows] > 0
         if self.kind == "mixed":
             query &= (random[:, 0] < 0.5) | (self._documents[3][rows] < 2)
@@ -57,7 +57,7 @@ class Contexts:
         return texts.tolist()
 
     def _siblings(self, rows: Rows, random: NDArray[np.float64]) -> Rows:
-        """Another passage of the document of each."""
+        """Another passage of each passage's document."""
         order, place, first, size = self._documents
         others = (random * (size[rows] - 1)).astype(np.int64)
         others += others >= place[rows] - first[rows]
@@ -65,7 +65,7 @@ class Contexts:
 
     @cached_property
     def _documents(self) -> tuple[Rows, Rows, Rows, Rows]:
-        """Rows in the order of their documents; by row, its place there, where its document begins there, and its size."""
+        """Rows ordered by document; and for each row its position in that order, the start of its document there, and the document's size."""
         names = np.concatenate([hash_strings(self.store.slice(a, b, ["doc_id"])["doc_id"]) for a, b in self.store.shards])
         order = np.argsort(names, kind="stable")
         _, starts, sizes = np.unique(names[order], return_index=True, return_counts=True)

@@ -1,6 +1,6 @@
-"""The dev metrics while training, MRR@10: a retriever over a small set of passages, a re-ranker over the first of a run.
+"""The dev metrics during training, MRR@10: of a retriever over a small set of passages, of a re-ranker over the first hits of a run.
 
-The work is shared out over the workers, each with equally many batches, as ZeRO 3 asks for.
+The work is split over the workers; each has the same number of batches, as ZeRO 3 requires.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DevSet:
-    """Dev queries by position [n], their candidates' rows, and what is relevant.
+    """Dev queries by position [n], the rows of their candidates, and which of these are relevant.
 
     A retriever's candidates are the same for all queries: rows [p], relevant bool [n, p]. A re-ranker's are each query's own:
     rows [n, depth], relevant bool [n, depth], absent bool [n, depth] where a query has fewer.
@@ -70,7 +70,7 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
 
 
 def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
-    """Query positions, ranks from 0, and rows of the run's first passages, by query and rank."""
+    """Query positions, ranks (from 0) and rows of the first passages of a run, ordered by query and rank."""
     assert dev.run is not None
     run = read_table(dev.run, "run", ["query_id", "passage_id", "rank"])
     run = run.filter(pc.less_equal(run["rank"], _DEPTH))
@@ -79,7 +79,7 @@ def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> t
 
 
 def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
-    """Queries over a small set of passages: their positives, the first of the run, and others drawn at random."""
+    """Queries over a small set of passages: their positives, the first hits of the run, and passages drawn at random."""
     kept = np.unique(rows)
     if run is not None:
         run_at, rank, run_rows = run
@@ -97,7 +97,7 @@ def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: n
 
 
 def reranker_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
-    """Queries, each over its own first passages of the run."""
+    """Queries, each over its own first hits in the run."""
     query = np.unique(at)
     if len(query) * _DEPTH > most:
         query = np.sort(rng.choice(query, size=max(1, most // _DEPTH), replace=False))
@@ -115,7 +115,7 @@ def _pair(query: Ints, rows: Ints, corpus: int) -> Ints:
 
 
 class Dev:
-    """A dev set with its tokens, of which this worker holds its share; it measures the retriever, or the re-ranker, of the model."""
+    """This worker's share of a dev set, tokenised; measures the retriever or the re-ranker of the model."""
 
     def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int) -> None:
         kind = DualEncoder if dev.absent is None else CrossEncoder
@@ -130,17 +130,17 @@ class Dev:
             self._pairs = self._share(model.tokenize_pairs(texts.queries(queries), texts.passages(rows)))
 
     def _mine(self, total: int, values: Ints) -> Ints:
-        """This worker's share of `values`; every share is of one size, the last ones filled up by repeats of the last value."""
+        """This worker's share of `values`; all shares have the same size, and the last ones are padded with the last value."""
         share = -(-total // self.workers)
         return values[np.minimum(np.arange(self.rank * share, (self.rank + 1) * share), total - 1)]
 
     @staticmethod
     def _share(tokens: Tokens) -> tuple[Tokens, Ints]:
-        """The tokens, and their order by length, so that batches need little padding."""
+        """The tokens, and their order by length, which reduces padding."""
         return tokens, np.argsort(tokens.lengths, kind="stable")
 
     def measure(self, engine: Engine) -> float:
-        """MRR@10, the same on every worker; InputError, on all alike, where a score is not a number."""
+        """MRR@10, the same on every worker; InputError, on all workers, if a score is not a number."""
         engine.module.eval()
         with torch.no_grad():
             scores = self._retriever_scores(engine) if isinstance(self.model, DualEncoder) else self._reranker_scores(engine)

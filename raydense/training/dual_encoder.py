@@ -1,4 +1,4 @@
-"""What methods that train a dual encoder share: settings, loading, dev metric, and each query's own list of passages."""
+"""The base of methods that train a dual encoder: settings, loading, dev metric, and each query's own list of passages."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _CHANGES = ("shared", "pooling", "normalize", "query_prefix", "passage_prefix", 
 
 
 def changes(settings: VectorSettings) -> dict[str, Any]:
-    """What the settings change of a retriever's folder; None leaves it as it is."""
+    """The values of a retriever's folder that the settings override; None leaves a value unchanged."""
     return {name: getattr(settings, name) for name in _CHANGES}
 
 
 def temperature_of(settings: VectorSettings, normalized: bool) -> float:
-    """The temperature that the settings give, else the one that suits the vectors.
+    """The temperature in the settings, otherwise the default for the vectors.
 
-    Scores of vectors of length 1 lie in [-1, 1]: undivided, a softmax over them is nearly flat and teaches nearly nothing.
+    Scores of vectors of length 1 are in [-1, 1]: without a temperature, a softmax over them is nearly flat and its gradient small.
     """
     return settings.temperature or (0.05 if normalized else 1.0)
 
 
 def completed(settings: Any) -> Any:
-    """The settings with the temperature that follows the model folder."""
+    """The settings with the temperature that follows from the model folder."""
     if settings.temperature is not None:
         return settings
     normalized = settings.normalize
@@ -50,7 +50,7 @@ def completed(settings: Any) -> Any:
 
 
 class DualEncoderMethod(Method):
-    """A retriever that learns from each query's own list alone: its positive, then its hard negatives."""
+    """A retriever that learns from each query's own list only: its positive and its hard negatives."""
 
     couples = False
     model: DualEncoder
@@ -111,9 +111,9 @@ class DualEncoderMethod(Method):
         return {"queries": model.config.query_length, "passages": model.config.passage_length}
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; the passages stand query by query: its positive, then its negatives.
+        """As `Method.prepare`; passages are ordered by query: its positive, then its negatives.
 
-        `teacher` float32 [n, 1 + negatives]: the teacher's scores of them, where the examples have scores.
+        `teacher` float32 [n, 1 + negatives]: their teacher scores, if the examples have scores.
         """
         import numpy as np
 
@@ -122,7 +122,7 @@ class DualEncoderMethod(Method):
         return self.tokenized(mine, rows.ravel()) | teacher_of(mine)
 
     def tokenized(self, mine: Part, rows: NDArray[np.int64]) -> Batch:
-        """The padded texts of a slice's queries, and of the passages at `rows`."""
+        """Padded batches of a slice's queries, and of the passages at `rows`."""
         from raydense.training.tensors import pad
 
         return {

@@ -1,8 +1,8 @@
-"""What runs forward, backward and step: plain PyTorch with DDP, or DeepSpeed with ZeRO 0 to 3, behind one small interface.
+"""Runs forward, backward and step: plain PyTorch with DDP, or DeepSpeed with ZeRO 0 to 3, behind one small interface.
 
 Both get the same torch optimiser, the same clipping (set explicitly: DeepSpeed's default of 1.0 would make engines differ), and
-the mean of the parts' losses over parts and workers. A loss goes to `backward` once a part, or in so many pieces that add up to
-it; `step` follows the last.
+the mean of the parts' losses over parts and workers. `backward` is called once for each part, or for each piece of a part, whose
+losses add up to the part's; `step` follows the last call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_LOSS_SCALE = 2.0**14
 
 
 def choose_precision(asked: str, device: torch.device) -> Precision:
-    """The number format of a run on `device`; InputError where the device, or this torch for it, cannot do what was asked."""
+    """The number format of a training on `device`; InputError if the device, or this build of torch, does not support the requested one."""
     if device.type == "cpu":
         if asked == "fp16":
             raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
@@ -44,7 +44,7 @@ def choose_precision(asked: str, device: torch.device) -> Precision:
 
 
 def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
-    """InputError where this torch holds no kernels for a GPU of capability major.minor (binaries run within a major version)."""
+    """InputError if this build of torch has no kernels for a GPU of capability major.minor (binaries run within a major version)."""
     numbers = [(kind, int(digits)) for kind, _, rest in (a.partition("_") for a in built_for) if (digits := rest.rstrip("af")).isdigit()]
     binary = any(kind == "sm" and n // 10 == major and n % 10 <= minor for kind, n in numbers)
     compiled = any(kind == "compute" and n <= major * 10 + minor for kind, n in numbers)
@@ -57,7 +57,7 @@ def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
 
 
 def learning_rate(step: int, steps: int, settings: LoopSettings) -> float:
-    """Of `step` (from 0): rises linearly over the warm-up, then falls linearly to zero at `steps`."""
+    """The learning rate of `step` (from 0): rises linearly during the warm-up, then falls linearly to zero at `steps`."""
     rising = int(settings.warmup * steps)
     share = (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
     return settings.lr * share
@@ -77,18 +77,18 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Opti
 
 
 def frozen(model: nn.Module) -> set[str]:
-    """The names of the weights that training leaves as they are."""
+    """The names of the weights that are not trained."""
     return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The weights and buffers of `model` without those that training leaves as they are."""
+    """The weights and buffers of `model`, without frozen weights."""
     left = frozen(model)
     return {name: value for name, value in model.state_dict().items() if name not in left}
 
 
 def restore(src: dict[str, Tensor], dst: nn.Module) -> None:
-    """Load what `trained` gave of another copy of the model `dst`, whose other weights stay."""
+    """Load what `trained` returned for another copy of the model into `dst`; its other weights stay."""
     dst.load_state_dict({**dst.state_dict(), **src})
 
 
@@ -112,14 +112,14 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write this worker's files of a checkpoint into its own `folder`: without frozen weights, which are those of the start."""
+        """Write this worker's files of a checkpoint into its own `folder`, without frozen weights."""
 
     @abstractmethod
     def load(self, folder: Path, workers: int) -> None:
-        """Read a checkpoint that the files of all its `workers` are in, as many as now or not."""
+        """Read a checkpoint that contains the files of all its `workers`, whose number may differ from now."""
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, in full, fp32 where trained so, on the CPU (whole on worker 0 at least); frozen weights are those of the start."""
+        """The trained weights, unsharded, on the CPU (complete at least on worker 0), in fp32 if trained in it; without frozen weights."""
         return {name: value.detach().cpu() for name, value in trained(self.module).items()}
 
 
@@ -177,10 +177,10 @@ class DeepSpeedEngine(Engine):
     def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
-        import deepspeed  # only here: DDP runs do without the second that it takes
+        import deepspeed  # imported only here: it takes a second, which DDP need not spend
 
         if device.type == "cpu":
-            # else it compiles a collective of its own at the first start, half a minute or more, and needs a compiler; gloo does
+            # otherwise it compiles its own collectives at the first start, which takes half a minute or more and a compiler; gloo suffices
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         limit_logs("DeepSpeed", "ERROR")
         self.device, self.precision, self.zero, self._pieces = device, precision, settings.engine.zero, pieces
@@ -195,7 +195,7 @@ class DeepSpeedEngine(Engine):
         return self._engine(**batch)
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss * self._pieces)  # it divides by all that it accumulates, and pieces are a sum
+        self._engine.backward(loss * self._pieces)  # DeepSpeed divides by all accumulation steps, but the losses of pieces are summed
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
@@ -234,7 +234,7 @@ class DeepSpeedEngine(Engine):
 def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
-    Gradients of parts and pieces are added up in float32, also in half precision, where small ones would be lost; ZeRO 0 cannot.
+    Gradients of parts and pieces are summed in float32, since half precision would lose small ones; ZeRO 0 cannot do that.
     """
     adds_in_float32 = settings.engine.zero > 0 and precision != "fp32"
     return {
@@ -251,11 +251,11 @@ def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int,
 
 
 def make_engine(model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
-    """The engine that the settings name, on this worker's device; each part comes back in so many pieces."""
+    """The engine that the settings name, on this worker's device; `backward` is called for `pieces` pieces of each part."""
     cls = DeepSpeedEngine if settings.engine.name == "deepspeed" else TorchEngine
     return cls(model, settings, device, precision, pieces)
 
 
 def tied(settings: LoopSettings) -> bool:
-    """Whether a checkpoint loads with the number of workers that wrote it only: ZeRO 3 shares out each weight."""
+    """Whether a checkpoint can be loaded only by the number of workers that wrote it: ZeRO 3 shards each weight."""
     return settings.engine.name == "deepspeed" and settings.engine.zero == 3

@@ -1,4 +1,4 @@
-"""Training examples as arrays: read, checked against their queries and corpus, and narrowed to those with a teacher's scores."""
+"""Training examples as arrays: read, checked against their queries and corpus, and filtered to those with a teacher's scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raydense.training.texts import Texts
 class Examples:
     """Training examples, as arrays: the query's position [n], its positives and its hard negatives.
 
-    `judged` are its positives with those that are never drawn, where there are such.
+    `judged` are all judged positives, if some of them are never drawn as positives.
     """
 
     query: Ints
@@ -38,7 +38,7 @@ class Examples:
 
     @cached_property
     def known(self) -> Ragged:
-        """All positives of each example's query, those too that other examples of the same query have."""
+        """All positives of each example's query, including those of other examples of the same query."""
         queries, number = np.unique(self.query, return_inverse=True)
         positives = self.positives if self.judged is None else self.judged
         if len(queries) == len(self):
@@ -48,12 +48,12 @@ class Examples:
         return Ragged(positives.values[np.argsort(of_query, kind="stable")], offsets).take(number)
 
     def and_then(self, other: Examples) -> Examples:
-        """These examples and then the other ones."""
+        """These examples followed by `other`."""
         query = np.concatenate([self.query, other.query])
         return Examples(query, self.positives.and_then(other.positives), self.negatives.and_then(other.negatives))
 
     def scored(self, negatives: int) -> Examples:
-        """Those with a positive and so many negatives that have a score; only what has one is drawn."""
+        """The examples with a scored positive and at least `negatives` scored negatives; only scored passages are kept."""
         of_query = Examples(self.query, self.positives.scored(), self.negatives.scored(), self.positives)
         kept = np.flatnonzero((of_query.positives.lengths > 0) & (of_query.negatives.lengths >= negatives))
         return Examples(*(getattr(of_query, name)[kept] if name == "query" else getattr(of_query, name).take(kept) for name in _LISTS))
@@ -67,9 +67,9 @@ _COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
 def read_training_data(
     settings: TrainSettings, store: PassageStore, negatives: int, needs_scores: bool, log: bool = False
 ) -> tuple[Examples, Texts]:
-    """All examples that the settings name, and the texts that they name; with `log` what is left out is logged.
+    """All examples of the settings, and their texts; with `log`, logs how many are left out.
 
-    InputError where a method needs scores and the examples have none.
+    InputError if a method needs scores and the examples have none.
     """
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
     examples = read_examples(settings.examples, queries, store, negatives)
@@ -96,7 +96,7 @@ def _scored(examples: Examples, negatives: int, settings: TrainSettings, log: bo
 def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: PassageStore, negatives: int) -> Examples:
     """The examples artifact, or qrels as examples without negatives, checked against its queries and corpus.
 
-    InputError on whatever training would trip over.
+    InputError on anything that would make the training fail later.
     """
     artifact = Artifact.open(path)
     if artifact.kind == "qrels":
@@ -121,7 +121,7 @@ def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: Passag
 
 
 def _lists(table: pa.Table, path: object) -> tuple[Ragged, Ragged]:
-    """The positives and the negatives, with scores where both have some."""
+    """The positives and the negatives, with scores if both have some."""
     lists = [Ragged.of_column(table[f"{name}s"]) for name in ("positive", "negative")]
     if all(name in table.column_names for name in _SCORES):
         for i, name in enumerate(_SCORES):

@@ -1,6 +1,6 @@
 """Runs a training, by any method, on Ray Train workers, into an artifact.
 
-The driver checks the inputs, starts the workers, shows how far they are, and puts the best weights into the model's folder.
+The driver checks the inputs, starts the workers, shows their progress, and writes the best weights into the model's folder.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from raydense.training.tracking import Send, tracking
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
-# Ray Train waits this long between two looks at its workers: it bounds what a report, and the end, have to wait for.
+# Ray Train polls its workers at this interval: it bounds the delay of a report, and of the end.
 _LOOK_EVERY_S = "0.25"
 
 
 def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     """Train by the method of the settings, and return its artifact; continues from the newest checkpoint where an earlier run stopped.
 
-    An artifact of kind `joint` holds several models, each in a sub-folder. `make` makes new hard negatives where the settings ask for
+    An artifact of kind `joint` holds several models, each in a sub-folder. `make` makes new hard negatives if the settings have
     a refresh. InputError on bad inputs, or on a loss that is not finite.
     """
     settings = method_of(settings).completed(settings)
@@ -95,7 +95,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
-        opened = {key: value for key, value in inputs.items() if "." not in key}  # the groups' are for the driver
+        opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
         job = Job(settings, start, shared, steps, dev, generations, steps, opened)
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
             return _train(job, gpu, state.step if state else 0, send, builder)
@@ -104,7 +104,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
 def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilder) -> dict[str, Any]:
     """Train to the last step, and return what worker 0 reports.
 
-    Where the training waits for new negatives, its workers end at each boundary, and their GPUs are free for what makes these.
+    In mode sync the workers end at each boundary, so that their GPUs are free for finding the new negatives.
     """
     lends = job.generations.last > 0 and not job.generations.behind
     followed = _Followed(job, send)
@@ -122,7 +122,7 @@ def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilde
 
 
 class _Followed:
-    """Starts workers, and shows and sends what they write into the history."""
+    """Starts workers, shows their progress, and sends their history to trackers."""
 
     def __init__(self, job: Job, send: Send) -> None:
         self._shared, self._send, self._sent = job.shared, send, 0
@@ -134,8 +134,8 @@ class _Followed:
     def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome.
 
-        Ray gives up after so many failures, however far it came between them, and at once where its controller is killed. Here a
-        new checkpoint resets the count of failures.
+        Ray gives up after a number of failures, even if it made progress between them, and at once if its controller is killed.
+        Here a new checkpoint resets the count of failures.
         """
         from ray.exceptions import ActorDiedError
         from ray.train import TrainingFailedError
@@ -150,7 +150,7 @@ class _Followed:
                 lost = lost if at == before else 0
                 if fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
                     raise
-                say(f"train: its workers were lost, and it goes on from step {at:,}")
+                say(f"train: its workers were lost, and it continues from step {at:,}")
 
     def _once(self, fit: _Fit, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         import ray
@@ -166,7 +166,7 @@ class _Followed:
                 fit.join(self._shared.look_every_s)
                 builder.check()
                 keep_registered(self._shared)
-                with suppress(StorageError):  # the workers may reach the store all the same
+                with suppress(StorageError):  # the workers may still reach the store
                     self._report(progress)
         return fit.outcome()
 
@@ -180,7 +180,7 @@ class _Followed:
             say(f"train: {start}")
             self._shows_start = progress.starting = False
         self._at = max(self._at, steps_done(self._shared) or 0)
-        progress.set(self._at or progress.done)  # also where nothing is new: a line comes by time
+        progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
         for line in self._follower.new_lines():
             self._at = max(self._at, line["step"])
             progress.set(self._at, f"loss {line['loss']:.4f}")
@@ -197,7 +197,7 @@ def _checkpointed(job: Job) -> int:
 
 
 def _tiny(settings: LoopSettings, store: PassageStore, shared: Place) -> str:
-    """The folder of a small model from scratch, its vocabulary made from the corpus; made once."""
+    """The folder of a new small model, with a vocabulary made from the corpus; made once."""
     draft = Draft.open(shared / _TINY, "model", {"stage": _TINY})
     if not draft.done:
         draft.commit_tree(lambda folder: method_of(settings).make_tiny(_texts(store), folder, settings.seed))
@@ -212,7 +212,7 @@ def _texts(store: PassageStore) -> Iterator[str]:
 
 
 class _Fit(threading.Thread):
-    """Ray Train's fit in a thread of its own: the main one shows progress, and keeps Ctrl-C, which fit would take for itself."""
+    """Runs Ray Train's fit in a thread: the main thread shows progress, and handles Ctrl-C, which fit would capture."""
 
     def __init__(self, job: Job, gpu: bool) -> None:
         super().__init__(name="fit", daemon=True)
@@ -238,13 +238,13 @@ class _Fit(threading.Thread):
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _LOOK_EVERY_S)
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
-    if not joins_cluster():  # an embedded Ray is never preempted: one actor less to start
+    if not joins_cluster():  # an embedded Ray is never preempted: no actor needed for that
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
-    # else threads that wait for work keep their cores busy, and two trainings on one machine take ten times as long as one
+    # otherwise idle threads keep their cores busy, and two trainings on one machine take ten times as long as one
     env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **_allocator(job, gpu)}
     trainer = TorchTrainer(
         lambda: train_worker(job),  # type: ignore[arg-type]
@@ -263,12 +263,12 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
 
 
 def _allocator(job: Job, gpu: bool) -> dict[str, str]:
-    """The environment of the workers' allocator; with activation checkpointing glibc's, which `give_memory_back` has return memory."""
+    """The environment of the workers' allocator; with activation checkpointing it is glibc's, since `give_memory_back` sets glibc up."""
     return {} if gpu or job.settings.activation_checkpointing else cpu_worker_env()
 
 
 def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
-    """Commit the best weights as model folders, and what was measured."""
+    """Commit the best weights as model folders, and the measurements."""
     start = str(shared / _TINY) if settings.model == "tiny" else settings.model
     method, model = method_of(settings), load_model(settings, start)
     inputs: dict[str, str] = draft.made_from["inputs"]

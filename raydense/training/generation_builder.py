@@ -1,4 +1,4 @@
-"""Builds the generations of hard negatives that workers hand weights over for: while they are stopped, or in a thread while they train."""
+"""Builds the generations of hard negatives from the weights that workers hand over: while they are stopped, or in a thread while they train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raydense.training.loop_settings import LoopSettings
 
 
 class MakeGeneration(Protocol):
-    """Makes generation `number`, whole, of the weights that were handed over; `start` is the folder that the training began from."""
+    """Makes all of generation `number` from the weights that were handed over; `start` is the model folder that the training started from."""
 
     def __call__(self, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None: ...
 
@@ -28,7 +28,7 @@ class GenerationBuilder:
     def __init__(
         self, make: MakeGeneration | None, settings: LoopSettings, start: str, generations: Generations, inputs: dict[str, str]
     ) -> None:
-        """`inputs`: the fingerprints of what the training began with, by the keys of the settings."""
+        """`inputs`: the fingerprints of the training's inputs, by the keys of the settings."""
         self._make, self._settings, self._start, self._generations, self._inputs = make, settings, start, generations, inputs
         self._left = threading.Event()
         self._error: BaseException | None = None
@@ -47,7 +47,7 @@ class GenerationBuilder:
                 self._generations.give_up("the training was stopped")
 
     def make_open(self) -> float:
-        """Make all generations that were handed over and are not there yet; returns the seconds."""
+        """Make all generations whose weights were handed over; returns the seconds."""
         begun = time.monotonic()
         for number in self._generations.open():
             assert self._make is not None, "a training with refresh is started by raydense.refresh.train"
@@ -56,7 +56,7 @@ class GenerationBuilder:
         return time.monotonic() - begun
 
     def check(self) -> None:
-        """Raise what went wrong in the thread; the workers that wait for it end."""
+        """Raise an error of the thread; the workers that wait for the thread end."""
         if self._error is not None:
             raise self._error
 
@@ -65,7 +65,7 @@ class GenerationBuilder:
             try:
                 with muted():
                     self.make_open()
-            except StorageError as error:  # the workers wait, or end where the store is gone for them too
+            except StorageError as error:  # the workers wait, or fail if they cannot reach the store either
                 say(f"train: new negatives are tried again: {error}")
             except BaseException as error:  # raised again by check(), in the main thread
                 self._error = error

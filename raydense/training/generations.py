@@ -1,8 +1,8 @@
-"""Which generation of hard negatives each step learns from, and the files by which workers and driver hand generations over.
+"""The generation of hard negatives that each step learns from, and the files by which workers and driver exchange weights and generations.
 
-After every so many steps (a boundary) worker 0 leaves the weights, and the driver makes the next generation of them. In mode `sync` the
-steps from that boundary on learn from it, in mode `async` those from the boundary after. Generation 0 is the examples that the training
-was given. All of it follows from the number of a step, so that a training goes on the same after a kill, and on every worker.
+After every `refresh.every` steps or epochs (a boundary) worker 0 saves the weights, and the driver makes the next generation from them.
+In mode `sync` the steps from that boundary on learn from it, in mode `async` those from the next boundary on. Generation 0 is the
+given examples. All of this follows from the number of a step, so it is the same on every worker and after a kill.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FAULT, _EXAMPLES = "refresh-fault.txt", "refresh"
 class Generations:
     """The boundaries of a training of `steps` steps; without refresh there is none before its end.
 
-    `behind` is how many periods of `every` steps the weights that found the negatives are older than they would be in mode sync;
-    with `keeps_run` what they found stays until the next generation is made, which is compared with it.
+    `behind` is the staleness of the weights that found the negatives, in periods of `every` steps: 0 in mode sync.
+    With `keeps_run` the run of a generation is kept until the next generation has been compared with it.
     """
 
     output: Place
@@ -41,7 +41,7 @@ class Generations:
 
     @classmethod
     def of(cls, settings: LoopSettings, sampler: Sampler, steps: int, output: Place) -> Generations:
-        """Those of a training into `output`."""
+        """The generations of a training into `output`."""
         refresh = refresh_of(settings)
         if refresh is None:
             return cls(output, steps, steps)
@@ -67,7 +67,7 @@ class Generations:
         return (number + self.behind) * self.every
 
     def made_of(self, number: int) -> int:
-        """The steps that the weights had behind them which found the negatives of a generation."""
+        """The number of steps after which the weights that found a generation's negatives were saved."""
         return number * self.every
 
     @property
@@ -85,11 +85,11 @@ class Generations:
 
     @property
     def look_every_s(self) -> float:
-        """How often who waits for weights or examples looks whether they are there."""
+        """The polling interval of a process that waits for weights or examples."""
         return self._shared.look_every_s
 
     def work(self, number: int) -> Place:
-        """What a generation is made in; gone when it is made."""
+        """The work folder of a generation; removed when it is made."""
         return self.output / WORK / "refresh" / f"{number:03d}"
 
     def weights(self, number: int) -> Path:
@@ -97,7 +97,7 @@ class Generations:
         return (self.work(number) / _WEIGHTS).fetch()
 
     def run(self, number: int) -> Place:
-        """What the weights of a generation found for the queries."""
+        """The run of the queries that the weights of a generation gave."""
         return self.work(number) / _RUN
 
     def boundary(self, step: int) -> bool:
@@ -106,7 +106,7 @@ class Generations:
         return not beyond and 1 <= number <= self.last
 
     def hand_over(self, step: int, weights: dict[str, Tensor]) -> None:
-        """Leave the weights after `step` steps, a boundary, to the driver; where some are left already, as before a kill, these stay."""
+        """Save the weights after `step` steps (a boundary) for the driver; weights saved before a kill stay."""
         number = step // self.every
         if not self._left(number) and not self.made(number):
             write_weights(self.work(number) / _WEIGHTS, weights)
@@ -115,7 +115,7 @@ class Generations:
         return (self.work(number) / _WEIGHTS).exists()
 
     def made(self, number: int) -> bool:
-        """Whether a generation is there, whole."""
+        """Whether a generation is complete."""
         return (self.examples(number) / MANIFEST).exists()
 
     def _all_made(self) -> set[int]:
@@ -123,7 +123,7 @@ class Generations:
         return {int(name.partition("/")[0]) for name in names}
 
     def open(self) -> Iterator[int]:
-        """The generations that were handed over, in order as they are, and are not made yet."""
+        """The generations whose weights were handed over and that are not made yet, in order."""
         made = self._all_made()
         for number in range(1, self.last + 1):
             if number not in made:
@@ -132,21 +132,21 @@ class Generations:
                 yield number
 
     def leaves(self, number: int) -> list[Place]:
-        """What a generation that is made was made in, and is to go; where its run is kept, that of the one before."""
+        """The folders to remove once a generation is made; if its run is kept, that includes the run before it."""
         work, before = self.work(number), self.work(number - 1)
         if not self.keeps_run:
             return [work / name for name in work.entries()]
         return [*(work / name for name in work.entries() if name != _RUN), *(before / name for name in before.entries())]
 
     def close(self, number: int) -> None:
-        """Remove what a generation that is made leaves."""
+        """Remove the folders that a finished generation no longer needs."""
         self.work(number).forget()
         for place in self.leaves(number):
             place.delete()
         self.work(number - 1 if self.keeps_run else number).delete()
 
     def await_(self, number: int) -> float:
-        """Wait till a generation is made; returns the seconds. InputError where the driver could not make it."""
+        """Wait until a generation is made; returns the seconds. InputError if the driver could not make it."""
         begun = time.monotonic()
         while not self.made(number):
             fault = (self._shared / _FAULT).read_text()
@@ -156,11 +156,11 @@ class Generations:
         return time.monotonic() - begun
 
     def give_up(self, why: str) -> None:
-        """Tell the workers that wait that no further generation will come."""
+        """Notify waiting workers that no further generation will come."""
         (self._shared / _FAULT).write_text(why)
 
     def begin(self) -> None:
-        """Forget what an earlier run could not make, and remove what it left of what it made."""
+        """Remove the error of an earlier run, and the folders that it did not clean up."""
         (self._shared / _FAULT).delete()
         for number in sorted(self._all_made()):
             self.close(number)

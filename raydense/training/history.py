@@ -1,7 +1,7 @@
-"""What a run measured, step by step: one line of JSON a step, and the same numbers for TensorBoard.
+"""The history of a training: one line of JSON per step, and the same numbers for TensorBoard.
 
-Both files hold nothing of the clock or the machine, so that the same run gives the same bytes. TensorBoard shows the number of the
-step as the time of day.
+Both files contain no times and nothing of the machine, so that the same training writes the same bytes. TensorBoard shows the number
+of the step as the time of day.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Line = dict[str, Any]
 
 
 class History:
-    """The writer of a history file, on worker 0. It waits for a dying writer of an earlier attempt to be gone."""
+    """The writer of a history file, on worker 0. It first waits for the writer of an earlier attempt to end."""
 
     def __init__(self, shared: Place, done: int) -> None:
-        """Open the history in `shared`, and keep the lines of the first `done` steps: what a checkpoint holds."""
+        """Open the history in `shared`, and keep the lines of the first `done` steps, those before the checkpoint."""
         self._shared, self._next_sending = shared, 0.0
         self._stream = open((shared / HISTORY).growing(), "a+")  # noqa: SIM115 - held as long as the run
         fcntl.flock(self._stream, fcntl.LOCK_EX)
@@ -45,17 +45,17 @@ class History:
         self.send()
 
     def add(self, lines: list[Line]) -> None:
-        """Append the lines of some steps, and flush them to the disk; they go to a store every now and then."""
+        """Append the lines of some steps, and flush them to the disk; they are sent to a bucket at intervals."""
         self._stream.writelines(map(_as_text, lines))
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._events.add(lines)
         if time.monotonic() >= self._next_sending:
-            with suppress(StorageError):  # it goes with the next ones
+            with suppress(StorageError):  # they are sent with the next lines
                 self.send()
 
     def send(self) -> None:
-        """Let others see all lines so far: before a checkpoint, which is of no use without them."""
+        """Make all lines visible to others; called before each checkpoint, which needs them."""
         begun = time.monotonic()
         (self._shared / HISTORY).send()
         ended = time.monotonic()
@@ -77,7 +77,7 @@ def read_history(path: Path) -> list[Line]:
 
 
 class Follower:
-    """Reads a history file while another process writes it; where that starts again from a checkpoint, so does this."""
+    """Reads a history file while another process writes it; follows when the writer starts again from a checkpoint."""
 
     def __init__(self, place: Place) -> None:
         self.place, self._offset = place, 0
@@ -87,7 +87,7 @@ class Follower:
         begin, new = self.place.tail(max(0, self._offset - 1))
         if begin and new[:1] == b"\n":
             begin, new = begin + 1, new[1:]
-        elif begin:  # another beginning, which has grown beyond what was read of the last one
+        elif begin:  # a new history, already longer than what was read of the last one
             begin, new = self.place.tail(0)
         whole, newline, _ = new.rpartition(b"\n")
         self._offset = begin + len(whole) + len(newline)

@@ -1,4 +1,4 @@
-"""Checks that what a training reads is what it began with: its workers start later, and read again after each failure."""
+"""Checks that the inputs of a training have not changed since it began: its workers start later, and read again after each failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from raydense.training.loop_settings import LoopSettings
 
 
 def refuse_replaced(settings: LoopSettings, inputs: dict[str, str]) -> None:
-    """InputError where an input of the settings is not the one whose fingerprint `inputs` has by its key, as `examples` or `dev.qrels`."""
+    """InputError if an input of the settings does not have its fingerprint in `inputs`, by its key such as `examples` or `dev.qrels`."""
     for key, fingerprint in inputs.items():
         folder = settings.value_of(key)
         if folder != "tiny":

@@ -12,7 +12,7 @@ from torch import Tensor
 class Lamb(torch.optim.Optimizer):
     """Adam's direction r plus decay, as long for each weight as the weight itself: w -= lr |w| / |r + decay w| (r + decay w).
 
-    As in the authors' code, groups that are not `scaled` (biases and norms) take Adam's own length; so does a weight or a direction of
+    As in the authors' code, groups that are not `scaled` (biases and norms) use Adam's own length; so does a weight or a direction of
     length 0.
     """
 

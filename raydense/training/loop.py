@@ -36,10 +36,10 @@ _FIX = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver hands to each worker: the settings with absolute paths, the start model's folder, and
-    what driver and workers share.
+    """What the driver sends to each worker: the settings with absolute paths, the start model's folder, and
+    the folder that driver and workers share.
 
-    The workers end after `until` of the `steps`. `inputs` has the fingerprints of what they open, by the keys of the settings.
+    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings.
     """
 
     settings: LoopSettings
@@ -53,7 +53,7 @@ class Job:
 
 
 def train_worker(job: Job) -> dict[str, Any]:
-    """Run one worker. What a person must fix is returned as `fault`, not raised: Ray Train would try it again."""
+    """Run one worker. An error that the user must fix is returned as `fault`, not raised: Ray Train would retry it."""
     from ray.train import get_context
     from ray.train.torch import get_device
 
@@ -81,7 +81,7 @@ class Loop:
     def __init__(self, job: Job, place: Rank) -> None:
         self.job, self.place, self.settings = job, place, job.settings
         if place.device.type == "cpu":
-            cores = physical_cpus() - job.generations.behind  # one for what makes generations meanwhile
+            cores = physical_cpus() - job.generations.behind  # one core for making generations meanwhile
             torch.set_num_threads(max(int(job.settings.cpus_per_worker), cores // place.on_machine, 1))
         s = self.settings
         method = method_of(s)
@@ -106,7 +106,7 @@ class Loop:
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
 
-        It is found once for a run and a number of workers: with another one dropout would draw otherwise after a restart.
+        It is found once for a training and a number of workers: another one would change what dropout draws after a restart.
         """
         place, name = self.place, f"micro_batch-{self.place.workers}.txt"
         kept = (self.job.shared / name).read_text()
@@ -120,7 +120,7 @@ class Loop:
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step, or to where this job ends; returns what the driver puts into the summary."""
+        """Train to the last step, or to the end of this job; returns values for the summary."""
         state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
         log = Log(self.job.shared, state.step, self.place)
         status = Status(self.job.shared) if self.place.rank == 0 else None
@@ -146,14 +146,14 @@ class Loop:
         return {"best_step": state.best_step, "best": state.best, **done}
 
     def _described(self, parts: list[Batch]) -> str:
-        """What is trained on what, in a line; the tokens are estimated from this worker's first step."""
+        """One line about examples, steps, workers and tokens; the tokens are estimated from this worker's first step."""
         s, place = self.settings, self.place
         what = f"{len(self.sampler.examples):,} examples, {self.job.steps:,} step{'s' * (self.job.steps > 1)} of {s.batch_size:,}"
         on = f"{place.workers} worker{'s' * (place.workers > 1)} on {place.device.type} in {self.precision}"
         return f"{what}, {on}, about {tokens_of(parts) * place.workers:,} tokens a step"
 
     def _take_generation(self, number: int) -> None:
-        """Learn from generation `number` of the hard negatives from here on; waits till it is made."""
+        """Use generation `number` of the hard negatives from now on; waits until it is made."""
         if number != self.generation:
             self.waited += self.job.generations.await_(number)
             newer = {"examples": str(self.job.generations.examples(number))}
@@ -179,7 +179,7 @@ class Loop:
         log.add(step + 1, lr, values)
 
     def _after(self, state: State, log: Log) -> State:
-        """What is due once `state.step` steps are done: dev metric, log, weights for a generation, checkpoint."""
+        """Do what is due after `state.step` steps: dev metric, log, weights for a generation, checkpoint."""
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
             values = {name: dev.measure(self.engine) for name, dev in self.dev.items()}
@@ -211,7 +211,7 @@ class Loop:
 
 
 class Log:
-    """Losses and metrics of steps, kept on the device until they are written: the mean over workers, on worker 0."""
+    """Losses and metrics of steps, kept on the device until worker 0 writes their means over workers."""
 
     def __init__(self, shared: Place, done: int, place: Rank) -> None:
         self.place = place
@@ -219,11 +219,11 @@ class Log:
         self._history = History(shared, done) if place.rank == 0 else None
 
     def add(self, step: int, lr: float, values: dict[str, Tensor]) -> None:
-        """Hold the scalars of a step."""
+        """Add the scalars of a step."""
         self._held.append((step, lr, values))
 
     def flush(self, more: Line | None = None) -> None:
-        """Write what is held, with `more` for the last step; InputError where a loss is not finite, on all workers alike."""
+        """Write the added steps, with `more` for the last one; InputError, on all workers, if a loss is not finite."""
         if not self._held:
             return
         values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
@@ -244,12 +244,12 @@ class Log:
             _refuse_not_finite(next(line for line in lines if not math.isfinite(line["loss"])))
 
     def send(self) -> None:
-        """Let the driver see what was written."""
+        """Make what was written visible to the driver."""
         if self._history is not None:
             self._history.send()
 
     def close(self) -> None:
-        """Close the history, where this worker writes it."""
+        """Close the history, if this worker writes it."""
         if self._history is not None:
             self._history.close()
 
@@ -259,7 +259,7 @@ def _refuse_not_finite(line: Line) -> None:
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:
-    """InputError, on all workers alike, where a weight that one of them holds is not finite; all call this at the same step."""
+    """InputError, on all workers, if a weight on one of them is not finite; all call this at the same step."""
     wrong = torch.tensor([not all(value.isfinite().all() for value in weights.values())], dtype=torch.int32, device=place.device)
     if place.workers > 1:
         dist.all_reduce(wrong)

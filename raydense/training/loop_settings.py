@@ -1,4 +1,4 @@
-"""The settings that all trainings have in common, and how the method that they name gives its own.
+"""The settings that all trainings have in common, and how they become the class of the method that they name.
 
 `TrainSettings(objective="pair", alpha=0.2)` and `TrainSettings.read` make the method's own class, here `Pair.Settings`.
 """
@@ -28,9 +28,9 @@ class EngineSettings(BaseSettings):
 
 
 class LoopSettings(Settings):
-    """What every training has: how long, with which optimiser, on which engine and workers.
+    """The settings of every training: how long, with which optimiser, on which engine and workers.
 
-    A class of settings is one method's (`trains`), or stands for those of the method that the key `chosen_by` names.
+    A settings class belongs to one method (`trains`), or is replaced by that of the method that the key `chosen_by` names.
     """
 
     trains: ClassVar[type[Any] | None] = None
@@ -39,47 +39,47 @@ class LoopSettings(Settings):
     scratch = ("model",)
 
     model: Folder = artifact(
-        "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small one from scratch"
+        "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small new model"
     )
     corpus: Folder = artifact("corpus", "the passages")
     dropout: float | None = setting(
-        None, "dropout of the model, in joint training of the re-ranker alone; by default as the model folder says", ge=0, lt=1
+        None, "dropout of the model, in joint training only of the re-ranker; by default the model folder's", ge=0, lt=1
     )
     epochs: float = setting(1.0, "passes over the examples", gt=0)
-    max_steps: int = setting(0, "stop after this many steps; 0 means after the epochs", ge=0)
+    max_steps: int = setting(0, "stop after this many steps; 0: after the epochs", ge=0)
     batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
-    accumulation: int = setting(1, "parts that a step is made of, one after another; in-batch negatives come from the same part", ge=1)
+    accumulation: int = setting(
+        1, "number of parts of a step, which run one after another; in-batch negatives come from the same part", ge=1
+    )
     lr: float = setting(2e-5, "highest learning rate", gt=0)
-    warmup: float = setting(0.1, "share of the steps that the learning rate rises for, before it falls to zero linearly", ge=0, lt=1)
+    warmup: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls linearly to zero", ge=0, lt=1)
     optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine.name ddp")
     weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "clip the norm of the gradient to this; 0 does not clip", ge=0)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 where the GPU has it, fp16 on older GPUs, fp32 on CPU")
-    seed: int = setting(42, "of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 if the GPU has it, fp16 on older GPUs, fp32 on CPUs")
+    seed: int = setting(42, "random seed of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
 
-    engine: EngineSettings = group("what runs forward, backward and step", EngineSettings)
+    engine: EngineSettings = group("the engine that runs forward, backward and step", EngineSettings)
     workers: int = resource(
         1,
-        "training workers; batches are the same for any number, and losses, but for what dropout draws;"
-        " a run that was stopped may go on with another number, but not with ZeRO 3",
+        "training workers; batches, and losses apart from dropout, are the same for any number;"
+        " a stopped training may continue with another number, except with ZeRO 3",
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
-    gpus_per_worker: int = resource(
-        -1, "GPUs of one worker; -1 takes one where the cluster has GPUs when it begins, else none", ge=-1, le=1
-    )
+    gpus_per_worker: int = resource(-1, "GPUs of one worker; -1: one if the cluster has GPUs at the start, otherwise none", ge=-1, le=1)
     micro_batch: NumberOrAuto = resource(
         0,
-        "texts that one worker sends through the model at once, 0 for all, auto for the most that its memory takes: fewer need less"
-        " memory and more time, and give the same gradients, but for what dropout draws",
+        "texts that one worker sends through the model at once; 0: all; auto: as many as fit in its memory. Fewer texts take less"
+        " memory and more time, and give the same gradients apart from dropout",
     )
-    activation_checkpointing: bool = resource(False, "compute activations again on the way back: less memory, a third more time")
-    checkpoint_every: int = resource(200, "steps between checkpoints: the most that a crash costs", ge=1)
+    activation_checkpointing: bool = resource(False, "compute activations again in the backward pass: less memory, a third more time")
+    checkpoint_every: int = resource(200, "steps between checkpoints: a crash costs at most this many", ge=1)
     log_every: int = resource(10, "steps between log lines", ge=1)
-    max_failures: int = resource(
-        3, "worker failures that are recovered from, before the run gives up; a new checkpoint resets the count", ge=0
+    max_failures: int = resource(3, "worker failures to recover from before giving up; a new checkpoint resets the count", ge=0)
+    track: Literal["none", "mlflow", "wandb"] = resource(
+        "none", "an experiment tracker to log to as well; TensorBoard files are always written"
     )
-    track: Literal["none", "mlflow", "wandb"] = resource("none", "also log there; TensorBoard files are always written")
 
     @model_validator(mode="after")
     def _fits_workers(self) -> Self:
@@ -91,7 +91,7 @@ class LoopSettings(Settings):
 
     @classmethod
     def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
-        """The settings class of the method that is named; InputError where there is none, or `values` have keys of other methods."""
+        """The settings class of the named method; InputError if there is none, or `values` have keys of other methods."""
         if cls.trains is not None:
             return cls
         own = super().chosen(values, where)
@@ -103,7 +103,7 @@ class LoopSettings(Settings):
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
-        """As `BaseSettings.read`; the method is asked for first, since it decides which other keys there are."""
+        """As `BaseSettings.read`; a missing method is reported first, since it decides which other keys exist."""
         if cls.trains is None and values.get(cls.chosen_by) is None:
             raise InputError("missing", f"{where}{cls.chosen_by}", f"give it: {cls.model_fields[cls.chosen_by].description}")
         return super().read(values, where)
@@ -114,7 +114,7 @@ class LoopSettings(Settings):
 
     @classmethod
     def refuse_unknown(cls, key: str, where: str) -> None:
-        """As `BaseSettings.refuse_unknown`; a key of another method is known, so that a sweep over methods can leave it out."""
+        """As `BaseSettings.refuse_unknown`; a key of another method counts as known, so that a sweep over methods can leave it out."""
         if key.partition(".")[0] not in _of_other_methods(cls):
             super().refuse_unknown(key, where)
 
@@ -132,5 +132,5 @@ class LoopSettings(Settings):
 
 
 def _of_other_methods(own: type[LoopSettings]) -> set[str]:
-    """The keys that methods which come with raydense have."""
+    """The keys of the methods that come with raydense."""
     return {key for method in built_in_methods(own.verb) for key in method.Settings.model_fields}

@@ -1,6 +1,6 @@
-"""What memory one training worker needs at its fullest moment, estimated from the start model's config before any weight is read.
+"""Estimates the peak memory of one training worker from the start model's config, before any weight is read.
 
-The model goes forward and backward in torch's FakeTensorMode, where tensors have shapes and no memory: what autograd would hold is
+The model runs forward and backward in torch's FakeTensorMode, where tensors have shapes and no memory: what autograd would hold is
 counted, for any family of encoders. What engine and optimiser hold follows from the number of weights.
 """
 
@@ -42,9 +42,9 @@ Batch = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one worker, by what they are for.
+    """The peak memory of one worker in bytes, by purpose.
 
-    `activations` is what its fullest moment holds beyond the rest: forward and backward of a piece, the update of the weights, or
+    `activations` is the peak beyond the rest: in forward and backward of a piece, in the update of the weights, or in
     the copy of them that is saved. `outputs` are the vectors and scores of all texts with their gradients; `process` is Python,
     torch and Ray (0 on a GPU).
     """
@@ -67,10 +67,10 @@ class Memory:
 
 
 class Outline:
-    """A training whose model has shapes and no memory; estimates what each `micro_batch` needs."""
+    """A training whose model has shapes and no memory; estimates the memory for each `micro_batch`."""
 
     def __init__(self, settings: LoopSettings, folder: str | Path, device: torch.device) -> None:
-        """InputError where the folder cannot be used; it is checked, and its weights are not read."""
+        """InputError if the folder cannot be used; its weights are not read."""
         self.settings, self._gpu = settings, device.type == "cuda"
         self.precision = choose_precision(settings.precision, device)
         self._fake = _Fake()
@@ -89,7 +89,7 @@ class Outline:
         return 4 * (_count(self.model.parameters()) + _count(self._trained))
 
     def memory(self, micro_batch: int) -> Memory:
-        """What a worker needs that sends at most so many texts of a kind through the model at once; 0 means all."""
+        """The memory of a worker that sends at most `micro_batch` texts of a kind through the model at once; 0 means all."""
         settings = self.settings.model_copy(update={"micro_batch": micro_batch})
         pieces = pieces_of(settings)
         weights, gradients, optimizer, updating = self._held()
@@ -101,8 +101,8 @@ class Outline:
     def running(self, pieces: int) -> int:
         """The most bytes that forward and backward of a piece hold at once on top of weights and gradients.
 
-        Gradients are there from the start: those of earlier pieces are, and those of a first one come to lie in what activations
-        have left, which no allocator gives back in time.
+        Gradients count from the start: those of earlier pieces exist, and those of the first piece reuse memory of activations
+        that no allocator returns in time.
         """
         mixed = DTYPES[self.precision] if self.settings.engine.name == "ddp" and self.precision != "fp32" else None
         with self._fake, torch.random.fork_rng(devices=[]):
@@ -116,9 +116,9 @@ class Outline:
         return tally.peak
 
     def _held(self) -> tuple[int, int, int, int]:
-        """Bytes of weights, of gradients, of the optimiser, and of what comes on top when it updates the weights.
+        """Bytes of weights, of gradients, of the optimiser, and of what is added when it updates the weights.
 
-        DeepSpeed's are what its 0.19 was seen to hold, as multiples of the weights.
+        Those of DeepSpeed are measured with version 0.19, as multiples of the weights.
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), DTYPES[self.precision].itemsize
@@ -160,7 +160,7 @@ def longest_batch(model: nn.Module, settings: LoopSettings, pieces: int, device:
 
 
 def _masked_share(settings: LoopSettings) -> float:
-    """Of the tokens of all kinds together, which have as many texts each."""
+    """The share of masked tokens over all kinds of texts, which have equally many texts."""
     shares = method_of(settings).masked(settings).values()
     return sum(shares) / max(1, len(shares))
 
@@ -173,9 +173,9 @@ def forward_and_back(model: nn.Module, batch: Batch) -> None:
 
 
 def describe(settings: LoopSettings) -> str:
-    """What a worker will need, in words; empty where a start model is not there (yet), or is none.
+    """The memory of a worker in words; empty if a start model does not exist yet, or cannot be read.
 
-    For this machine's kind of device: a GPU where torch sees one. Of micro_batch auto, what it can choose from.
+    For this machine's kind of device: a GPU if torch sees one. For micro_batch auto, the range that it can choose from.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as aside:
@@ -192,19 +192,19 @@ def describe(settings: LoopSettings) -> str:
 
 
 def many_words() -> Iterator[str]:
-    """Texts that fill the vocabulary of `tiny`: a corpus gives it as many pieces, or fewer."""
+    """Texts that fill the vocabulary of `tiny` to its limit; a corpus gives at most as many pieces."""
     return (f"{i * i * 7919:o} {i * 104729:o}" for i in range(5_000))
 
 
 class _Fake(FakeTensorMode):
-    """One mode for all of a model: also for the layers that PyTorch makes as copies of a first one, which would copy it too."""
+    """One mode for all of a model: layers that PyTorch makes by copying another layer must not copy the mode."""
 
     def __deepcopy__(self, memo: Any) -> _Fake:
         return self
 
 
 class _Tally(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive, but for those `held` before; `peak` is the most there were at once."""
+    """Counts the bytes of live tensors, except those `held` before; `peak` is the maximum."""
 
     def __init__(self, held: list[Tensor]) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class _Tally(TorchDispatchMode):
 
 
 class _KernelDropout(TorchFunctionMode):
-    """On a GPU attention draws dropout inside its kernel, and keeps no shares of tokens for it; a CPU's kernel cannot."""
+    """On a GPU attention applies dropout inside its kernel and stores no attention weights for it; a CPU's kernel stores them."""
 
     def __init__(self, on: bool) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class _KernelDropout(TorchFunctionMode):
 
 
 class _MaskedPicked(TorchFunctionMode):
-    """Picks the masked tokens of tensors without values: as many as there will be, of all kinds of texts alike."""
+    """Selects masked tokens from tensors without values: as many as expected, for all kinds of texts."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class _MaskedPicked(TorchFunctionMode):
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """As `model.to(dtype)`, which cannot swap weights that have no memory."""
+    """As `model.to(dtype)`, which does not work for weights without memory."""
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad))

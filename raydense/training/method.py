@@ -1,6 +1,6 @@
-"""What a training method is: its settings, the texts of a step, its model, its loss, its dev metrics and what it saves.
+"""The base class of training methods: settings, the texts of a step, model, loss, dev metrics, and what is saved.
 
-The loop, the memory estimate and `plan` ask a `Method`, and never which one it is. Importing this, or a method, imports no torch.
+The loop, the memory estimate and `plan` use this interface, and have no branch on a method's name. Importing a method imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Draws", "Held", "Method", "Metrics", "Outputs", "load_model", "method", "method_of"]
 
-# The padded texts that the model reads, each a dict of its own, by the names that its forward gives them; and what the loss needs.
+# The padded texts for the model, a dict for each parameter of its forward, and further tensors for the loss.
 Batch = dict[str, Any]
 Outputs = tuple[Any, ...]
 Metrics = dict[str, "Tensor"]
@@ -33,7 +33,7 @@ Metrics = dict[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Draws:
-    """What each step takes of an example: so many positives, drawn at random or the first ones, and so many negatives, drawn at random."""
+    """What each step takes from an example: a number of positives, drawn at random or the first ones, and of negatives, drawn at random."""
 
     positives: int = 1
     negatives: int = 0
@@ -51,13 +51,12 @@ class Held:
 class Method(ABC):
     """A training method.
 
-    Batches are prepared ahead, in a thread; losses are computed where the model is. The model's forward takes the texts of a batch
-    by name and returns a tuple with a tensor for each, a row for each text that depends on that text alone: so it can run piece by
-    piece.
+    Batches are prepared ahead, in a thread; losses are computed on the model's device. The model's forward takes the texts of a batch
+    by name and returns a tuple with a tensor for each; a row depends only on its text, so that forward can run piece by piece.
 
     `Settings` is the method's own settings class. `needs_scores`: the examples must have a teacher's scores; see `Part`.
-    `couples` says that the loss compares texts of different queries: a part of a step then runs in pieces by gradient caching.
-    Where it is False the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
+    `couples`: the loss compares texts of different queries; a part of a step then runs in pieces by gradient caching.
+    If it is False, the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
     the queries, and a part runs in pieces by plain accumulation.
     """
 
@@ -78,11 +77,11 @@ class Method(ABC):
         if hasattr(cls, "Settings"):
             cls.Settings.trains = cls
 
-    # of the settings alone: `plan`, the memory estimate and the command line ask these, and no model is loaded
+    # from the settings only: for `plan`, the memory estimate and the command line; no model is loaded
 
     @classmethod
     def draws(cls, settings: Any) -> Draws:
-        """What each step takes of an example."""
+        """What each step takes from an example."""
         negatives = settings.negatives if isinstance(settings, NegativesSettings) else 0
         return Draws(negatives=negatives, random_positives=settings.draw_positives)
 
@@ -99,7 +98,7 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def held(cls, settings: Any) -> Held:
-        """What the loss holds at once."""
+        """How many vectors and scores the loss holds at once."""
 
     @classmethod
     def masked(cls, settings: Any) -> dict[str, float]:
@@ -108,7 +107,7 @@ class Method(ABC):
 
     @classmethod
     def starts_from(cls, settings: Any) -> list[str]:
-        """The model folders that it starts from."""
+        """The model folders that training starts from."""
         return [settings.model]
 
     @classmethod
@@ -118,21 +117,21 @@ class Method(ABC):
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
-        """What is measured while it trains, by the names of the metrics; the first decides which weights are best."""
+        """The dev sets to measure during training, by the names of the metrics; the first decides which weights are best."""
         return {}
 
     # of the data and the model
 
     @classmethod
     def read(cls, settings: Any, store: PassageStore, log: bool = False) -> tuple[Examples, Any]:
-        """The examples, and the texts that they name; with `log` what is left out is logged."""
+        """The examples and their texts; with `log`, logs how many are left out."""
         from raydense.training.examples import read_training_data
 
         return read_training_data(settings, store, cls.draws(settings).negatives, cls.needs_scores, log)
 
     @classmethod
     def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:
-        """Write a small model with new weights, whose vocabulary is made from the texts: what `model: tiny` starts from."""
+        """Write a small new model, with a vocabulary made from the texts, for `model: tiny`."""
         from raydense.models.tiny import make_tiny_encoder
 
         make_tiny_encoder(texts, folder, seed)
@@ -145,11 +144,11 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def check(cls, settings: Any, folder: str) -> None:
-        """InputError where `load` could not read the folder's files or follow the settings; reads no weights."""
+        """InputError if `load` could not read the folder's files or apply the settings; reads no weights."""
 
     @classmethod
     def completed(cls, settings: Any) -> Any:
-        """The settings with the values that follow the model folder filled in, as the output records them."""
+        """The settings, completed by values that follow from the model folder, as the output records them."""
         return settings
 
     @classmethod
@@ -177,7 +176,7 @@ class Method(ABC):
 
 
 def method_of(settings: LoopSettings) -> type[Method]:
-    """The method that the settings are of."""
+    """The method that the settings belong to."""
     assert settings.trains is not None, f"{type(settings).__name__} is of no method"
     return settings.trains
 

@@ -1,6 +1,6 @@
-"""`micro_batch: auto`: the most texts at once that every worker's memory takes, found before the first step.
+"""`micro_batch: auto`: finds the most texts at once that fit in every worker's memory, before the first step.
 
-On a CPU by the estimate of memory.py and the memory that the machine has free; on a GPU by trying the longest batch.
+On a CPU by the estimate of memory.py and the machine's free memory; on a GPU by trying the longest batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
 from raydense.training.step import pieces_of, texts_of
 
-# The rest stays free: the estimate is within a fifth of the truth, and Ray ends workers when a machine is nearly full.
+# The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -30,12 +30,12 @@ _CGROUPS = (
 def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
     """The most texts at once that fit on every worker, and the line to log; every worker calls this, with its `model` loaded.
 
-    InputError, on all alike, where not even one text fits. `on_machine`: the workers of this machine.
+    InputError, on all workers, if not even one text fits. `on_machine`: the workers of this machine.
     """
     together = dist.is_initialized() and dist.get_world_size() > 1
     outline = Outline(settings, start, device)
     if together:
-        dist.barrier()  # so that no worker takes for free what another is about to load its model into
+        dist.barrier()  # so that no worker counts memory as free that another is about to load its model into
     if device.type == "cuda":
         mine = largest_by_trial(model.to(device).train(), outline, device)
     else:
@@ -50,14 +50,14 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
 
 
 def refuse_too_little(settings: LoopSettings, start: str) -> None:
-    """InputError where workers on this machine's CPUs have no memory for even one text at a time."""
+    """InputError if workers on this machine's CPUs do not have the memory for even one text at a time."""
     outline = Outline(settings, start, torch.device("cpu"))
     if outline.memory(1).total > memory_for(settings.workers):
         raise too_little(outline, settings)
 
 
 def too_little(outline: Outline, settings: LoopSettings) -> InputError:
-    """The error where not even one text fits."""
+    """The error if not even one text fits."""
     checkpointing = "" if settings.activation_checkpointing else ", --activation-checkpointing"
     return InputError(
         f"even one text at a time needs about {outline.memory(1)}, which is more than {settings.workers} worker(s) have here",
@@ -67,7 +67,7 @@ def too_little(outline: Outline, settings: LoopSettings) -> InputError:
 
 
 def choices(settings: LoopSettings) -> list[int]:
-    """What auto chooses from: all texts at once, then the powers of two below."""
+    """The candidates of auto: all texts at once, then smaller powers of two."""
     most = max(texts_of(settings).values())
     return [most, *(2**power for power in reversed(range((most - 1).bit_length())))]
 
@@ -85,12 +85,12 @@ def _free_in_containers() -> Iterator[int]:
 
 
 def largest_by_estimate(outline: Outline, available: int) -> int:
-    """The largest choice that needs no more than `available` bytes; 0 where none does."""
+    """The largest candidate that needs at most `available` bytes; 0 if none does."""
     return _first(choices(outline.settings), lambda texts: outline.memory(texts).total <= available)
 
 
 def largest_by_trial(model: nn.Module, outline: Outline, device: torch.device) -> int:
-    """The largest choice whose longest batch fits on a GPU, forward and backward, next to what the engine will hold; 0 where none does."""
+    """The largest candidate whose longest batch fits on a GPU, forward and backward, next to what the engine will hold; 0 if none does."""
     return _first(choices(outline.settings), lambda texts: _goes(model, outline, texts, device))
 
 
@@ -99,7 +99,7 @@ def _goes(model: nn.Module, outline: Outline, texts: int, device: torch.device) 
     needed = outline.memory(texts)
     mixed = DTYPES[outline.precision]
     try:
-        # the model and its gradients are here in float32; what is on top of them is set aside
+        # the model and its gradients are on the GPU in float32; what the engine needs beyond them is reserved
         held = torch.empty(max(0, needed.total - needed.activations - outline.here), dtype=torch.uint8, device=device)
         with torch.autocast(device.type, mixed, enabled=outline.precision != "fp32"):
             forward_and_back(model, longest_batch(model, settings, pieces_of(settings), device))
@@ -114,7 +114,7 @@ def _goes(model: nn.Module, outline: Outline, texts: int, device: torch.device) 
 
 
 def _first(falling: list[int], fits: Callable[[int], bool]) -> int:
-    """The first that fits, in a list of which all fit from some place on; 0 where none does."""
+    """The first that fits, in a list whose items all fit after some point; 0 if none does."""
     low, high = 0, len(falling)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A part of a step's batch, as methods get it: which queries, which of their passages, and a teacher's scores of these."""
+"""A part of a step's batch, as methods receive it: the queries, their drawn passages, and a teacher's scores of these."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raydense.training.ragged import Floats, Ints, Ragged
 class Part:
     """A part of a step, or one worker's slice of it, of b queries.
 
-    `query` [b] is the position in the queries table; `positives` [b, m] and `negatives` [b, k] are corpus rows, a place without
-    a positive -1 (never the first); `known` holds all positives of each query. In pre-training a query is a passage, its own
-    positive. `random_state` seeds all that is drawn at random for the part besides. `scores` float32 [b, m + k] are a teacher's
-    scores of the positives and then the negatives, NaN where there is none; None where the examples have no scores.
+    `query` [b] is the position in the queries table; `positives` [b, m] and `negatives` [b, k] are corpus rows, -1 for a missing
+    positive (never the first); `known` holds all positives of each query. In pre-training a query is a passage, and its own
+    positive. `random_state` seeds everything else that is drawn at random for the part. `scores` float32 [b, m + k] are a teacher's
+    scores of the positives and then the negatives, NaN for none; None if the examples have no scores.
     """
 
     query: Ints

@@ -1,4 +1,4 @@
-"""Makes batches ahead of the step, in a thread: tokenizers let go of Python's lock, so this costs the step little."""
+"""Makes batches ahead of the step, in a thread: tokenizers release Python's global lock, so the step is hardly slower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AHEAD = 3
 
 
 def prefetched(make: Callable[[int], Item], start: int, stop: int) -> Iterator[tuple[int, Item]]:
-    """(step, make(step)) for start..stop-1, made up to three ahead; what `make` raises is raised here."""
+    """Yields (step, make(step)) for start..stop-1, made up to three steps ahead; an error of `make` is raised here."""
     made: queue.Queue[tuple[int, Item | None, BaseException | None]] = queue.Queue(_AHEAD)
     left = threading.Event()
 
@@ -20,7 +20,7 @@ def prefetched(make: Callable[[int], Item], start: int, stop: int) -> Iterator[t
         for step in range(start, stop):
             try:
                 result: tuple[int, Item | None, BaseException | None] = (step, make(step), None)
-            except BaseException as error:  # handed over, not hidden
+            except BaseException as error:  # raised again in the caller's thread
                 result = (step, None, error)
             while not left.is_set():
                 try:

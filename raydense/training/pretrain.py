@@ -1,4 +1,4 @@
-"""The stage `pretrain`: an encoder goes on learning from passages alone, and is saved as a folder that `train` starts from."""
+"""The stage `pretrain`: trains an encoder on passages without labels, and saves it as a folder that `train` starts from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raydense.training.settings import PretrainSettings
 
 
 def pretrain(settings: PretrainSettings) -> Artifact:
-    """Pre-train by the method of the settings, and return the model artifact; its heads are dropped.
+    """Pre-train by the method of the settings, and return the model artifact, without the heads of pre-training.
 
     Continues from the newest checkpoint where an earlier run stopped. InputError on bad inputs, or on a loss that is not finite.
     """

@@ -1,4 +1,4 @@
-"""Lists of different lengths in two arrays, and drawing from them."""
+"""Lists of different lengths in two arrays, and random draws from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 class Ragged:
     """Lists of numbers of different lengths: list i is values[offsets[i]:offsets[i + 1]]. int64 [v], int64 [n + 1].
 
-    `scores` float32 [v], where there are any: a teacher's score of each value, NaN where it has none.
+    `scores` float32 [v], if any: a teacher's score of each value, NaN for none.
     """
 
     values: Ints
@@ -25,12 +25,12 @@ class Ragged:
 
     @classmethod
     def of_column(cls, column: pa.ChunkedArray) -> Ragged:
-        """The lists of an Arrow column; without a copy where it is one chunk."""
+        """The lists of an Arrow column, without a copy if it is one chunk."""
         lists = _one_chunk(column)
         return cls(lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().astype(np.int64))
 
     def with_scores(self, column: pa.ChunkedArray) -> Ragged:
-        """These lists with the scores of a column of lists as long as they are, or null; ValueError, with the list's number, if not."""
+        """These lists with scores from a column of lists of the same lengths, or null; ValueError, with the list's number, if a length differs."""
         lists = _one_chunk(column)
         missing = lists.is_null().to_numpy(zero_copy_only=False)
         offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -53,11 +53,11 @@ class Ragged:
 
     @property
     def owner(self) -> Ints:
-        """Which list each value is of: int64 [v], for lists whose values are packed."""
+        """The list of each value: int64 [v], for lists whose values are packed."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def _places(self, lists: Ints) -> tuple[Ints, Ints]:
-        """Where the values of the lists at these positions are, and the offsets of those lists once packed."""
+        """The positions of the values of some lists, and the offsets of these lists when packed."""
         lengths = self.offsets[lists + 1] - self.offsets[lists]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return np.arange(offsets[-1]) + np.repeat(self.offsets[lists] - offsets[:-1], lengths), offsets
@@ -68,7 +68,7 @@ class Ragged:
         return Ragged(self.values[at], offsets, None if self.scores is None else self.scores[at])
 
     def and_then(self, other: Ragged) -> Ragged:
-        """These lists and then the other ones, packed; with scores where both have some."""
+        """These lists followed by `other`, packed; with scores if both have some."""
         a, b = (lists.take(np.arange(len(lists))) for lists in (self, other))
         scores = None if a.scores is None or b.scores is None else np.concatenate([a.scores, b.scores])
         return Ragged(np.concatenate([a.values, b.values]), np.concatenate([a.offsets, a.offsets[-1] + b.offsets[1:]]), scores)
@@ -82,18 +82,18 @@ class Ragged:
         return Ragged(packed.values[kept], np.append(0, np.cumsum(counts)), packed.scores[kept])
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """`count` different values of each packed list, drawn at random: int64 [n, count], -1 where a list has no more.
+        """`count` distinct values of each packed list, drawn at random: int64 [n, count], -1 if a list has fewer.
 
-        And the score of each: float32 [n, count], NaN where there is none.
+        And the score of each: float32 [n, count], NaN for none.
         """
         return self._first(count, np.lexsort((rng.random(len(self.values)), self.owner)))
 
     def first(self, count: int) -> tuple[Ints, Floats]:
-        """The first `count` values of each packed list, as `draw` gives them."""
+        """The first `count` values of each packed list, in the shape of `draw`."""
         return self._first(count, np.arange(len(self.values)))
 
     def _first(self, count: int, order: Ints) -> tuple[Ints, Floats]:
-        """The first values of each list, whose values stand in `order`."""
+        """The first values of each list, in the order `order`."""
         place = np.arange(count)
         chosen = order[np.minimum(self.offsets[:-1, None] + place, len(order) - 1)]
         there = place < self.lengths[:, None]

@@ -1,6 +1,6 @@
 """Finds methods by name: built-in ones by their file, others by an entry point (`raydense.methods`) or as `package.module:Class`.
 
-A method is a class that derives from `raydense.training.method.Method`. Settings look their method up here, and so this file imports
+A method is a class that derives from `raydense.training.method.Method`. Settings look up their method here, so this file imports
 neither.
 """
 
@@ -16,7 +16,7 @@ from raydense.errors import InputError, did_you_mean
 
 GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
-# Where the methods that come with raydense are, by verb: a file for each.
+# The packages of the methods that come with raydense, by verb: a file for each method.
 _PACKAGES = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
 _NAMED: dict[str, type[Any]] = {}
 
@@ -24,7 +24,7 @@ SomeMethod = TypeVar("SomeMethod", bound=type[Any])
 
 
 def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
-    """Name a method: what `--objective NAME` (of pre-training `--method NAME`) and `TrainSettings(objective=NAME)` find it by."""
+    """Register the name of a method, for `--objective NAME` (pre-training: `--method NAME`) and `TrainSettings(objective=NAME)`."""
 
     def named(cls: SomeMethod) -> SomeMethod:
         cls.name = name
@@ -35,12 +35,12 @@ def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
 
 
 def built_in(verb: str) -> list[str]:
-    """The names of the methods of `train` or `pretrain` that come with raydense, as their files say."""
+    """The names of the methods of `train` or `pretrain` that come with raydense, from their files."""
     return sorted(file.stem.replace("_", "-") for file in _folder(_PACKAGES[verb]).glob("[a-z]*.py"))
 
 
 def load_method(verb: str, name: str, where: str = "") -> type[Any]:
-    """The method of `train` or `pretrain` with this name; InputError, at `where`, where there is none."""
+    """The method of `train` or `pretrain` with this name; InputError, at `where`, if there is none."""
     where = where or _KEYS[verb]
     found = _by_path(name, where) if ":" in name else _NAMED.get(name) or _built_in(name) or _installed(name, where)
     if found is None:
@@ -57,7 +57,7 @@ def _names(verb: str) -> list[str]:
 
 
 def built_in_methods(verb: str) -> list[type[Any]]:
-    """The methods that come with raydense, those first that others derive from."""
+    """The methods that come with raydense, base classes first."""
     found = [load_method(verb, name) for name in built_in(verb)]
     return sorted(found, key=lambda one: len(one.__mro__))
 

@@ -1,4 +1,4 @@
-"""The settings of the stages `train` and `pretrain`, and groups of them that several methods have; a method's own are in its file."""
+"""The settings of the stages `train` and `pretrain`, and those that several methods share; a method's own settings are in its file."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ class DevSettings(BaseSettings):
     """What is measured while a model trains."""
 
     qrels: Folder = artifact("qrels", "judgements of the dev queries")
-    run: FolderOrNone = artifact("run", "candidates of the dev queries; what a re-ranker orders, and hard candidates for a retriever", None)
-    every: int = setting(0, "steps between dev measurements; 0 means ten over the whole run", ge=0)
+    run: FolderOrNone = artifact(
+        "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
+    )
+    every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
     passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
 
 
 class RefreshSettings(BaseSettings):
     """How new hard negatives are found while a retriever trains."""
 
-    every: float = setting(..., "find them every so many steps, or epochs", gt=0)
+    every: float = setting(..., "find new negatives every so many steps or epochs", gt=0)
     unit: Literal["steps", "epochs"] = setting("steps", "what `every` counts")
     mode: Literal["sync", "async"] = setting(
-        "sync", "the training waits for the new negatives, and lends its GPUs; or goes on, and takes them a period later"
+        "sync", "sync: the training waits for the new negatives, and lends its GPUs; async: it continues, and uses them one period later"
     )
     qrels: FolderOrNone = artifact(
         "qrels", "passages judged relevant here are never used as negatives; positives of the examples never are", None
     )
     fraction: float = setting(
-        1.0, "share of the queries that get new negatives, another random share each time; the others keep theirs", gt=0, le=1
+        1.0, "share of the queries that get new negatives, drawn at random each time; the others keep theirs", gt=0, le=1
     )
     only_changed: bool = setting(
-        False, "new negatives only among passages whose rank is another than at the refresh before; the others stay what they are"
+        False, "new negatives only from passages whose rank has changed since the last refresh; negatives with unchanged ranks stay"
     )
     negatives: int = setting(8, "new negatives of each query", ge=1)
     depth: int = setting(200, "ranks to draw them from", ge=1)
     skip: int = setting(0, "first ranks to leave out", ge=0)
-    reranker: FolderOrNone = artifact("model", "a trained re-ranker, which denoises: only what it is sure is irrelevant stays", None)
-    s_neg: float = setting(0.1, "with it: the probability that a new negative must be below", gt=0, lt=1)
+    reranker: FolderOrNone = artifact(
+        "model", "a trained re-ranker that denoises the new negatives: only passages with a low probability of relevance are used", None
+    )
+    s_neg: float = setting(0.1, "with reranker: a new negative must have a lower probability than this", gt=0, lt=1)
     factory: str = setting("Flat", "FAISS index factory string of the index that is searched")
     search_params: str = setting("", "FAISS search parameters of it, as nprobe=32 or efSearch=128")
-    shards: int = setting(1, "parts of that index, each held by its own actor", ge=1)
+    shards: int = setting(1, "shards of that index, each held by its own actor", ge=1)
 
     @model_validator(mode="after")
     def _fits_itself(self) -> Self:
         if self.unit == "steps" and self.every % 1:
-            raise ValueError(f"refresh.every {self.every:g} steps is no whole number: give one, or refresh.unit epochs")
+            raise ValueError(f"refresh.every {self.every:g} steps is not a whole number: give one, or refresh.unit epochs")
         if self.skip >= self.depth:
             raise ValueError(f"refresh.skip {self.skip} leaves nothing of refresh.depth {self.depth}")
         if self.only_changed:
@@ -85,69 +89,67 @@ class TrainSettings(LoopSettings):
 
     queries: Folder = artifact("queries", "the queries that the examples name")
     examples: Folder = artifact(
-        "examples or qrels", "positives and hard negatives of each training query; or qrels, where no hard negatives are needed"
+        "examples or qrels", "positives and hard negatives of each training query; or qrels, if no hard negatives are needed"
     )
     more_examples: FolderOrNone = artifact(
         "examples",
-        "more of them, as with negatives that another retriever found: a query of both is learned twice an epoch, with either's",
+        "more examples, for instance with negatives of another retriever: a query in both is trained on twice an epoch, once with each",
         None,
     )
     draw_positives: bool = setting(
         True,
-        "of a query with several, draw one at random each epoch; false takes the first ones listed: DPR's files have the gold passage first",
+        "if a query has several positives, draw at random each epoch; false takes the first: DPR's files list the gold passage first",
     )
 
 
 class NegativesSettings(BaseSettings):
-    """Of methods that learn from hard negatives."""
+    """Settings of methods that learn from hard negatives."""
 
     negatives: int = setting(1, "hard negatives of each query at each step, drawn at random each epoch", ge=0)
 
 
 class MeasuredSettings(BaseSettings):
-    """Of methods that measure MRR@10 while they train."""
+    """Settings of methods that measure MRR@10 during training."""
 
-    dev: DevSettings | None = group("measure MRR@10 while it trains, and keep the best checkpoint")
+    dev: DevSettings | None = group("measure MRR@10 during training, and keep the best checkpoint")
 
 
 class VectorSettings(BaseSettings):
-    """How a retriever turns texts into vectors, and scores into shares."""
+    """How a retriever turns texts into vectors, and scores into probabilities."""
 
     temperature: float | None = setting(
-        None, "tau, scores are divided by it; by default 0.05 where vectors have length 1 (normalize), else 1.0", gt=0
+        None, "tau, scores are divided by it; by default 0.05 if vectors have length 1 (normalize), else 1.0", gt=0
     )
-    shared: bool | None = setting(
-        None, "one encoder for queries and passages; false trains two; by default as the model folder says, else one"
-    )
+    shared: bool | None = setting(None, "one encoder for queries and passages; false trains two; by default the model folder's, else one")
     pooling: str | None = setting(
-        None, "how token states become one vector: cls, mean, lasttoken (of decoders), ...; by default as the model folder says, else mean"
+        None, "how token states become one vector: cls, mean, lasttoken (of decoders), ...; by default the model folder's, else mean"
     )
     adapter: str | None = setting(
         None,
-        "a new adapter is all that learns, as lora:rank=16,alpha=32; it is merged into the saved weights; by default all weights learn",
+        "train only a new adapter, for instance lora:rank=16,alpha=32, and merge it into the saved weights; by default all weights are trained",
     )
-    normalize: bool | None = setting(None, "scale vectors to length 1; by default as the model folder says, else no")
-    query_prefix: str | None = setting(None, "text put before each query; by default as the model folder says")
-    passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says")
-    query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 32", ge=4)
-    passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
+    normalize: bool | None = setting(None, "scale vectors to length 1; by default the model folder's, else no")
+    query_prefix: str | None = setting(None, "text put before each query; by default the model folder's")
+    passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's")
+    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 32", ge=4)
+    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
 
     def left_open(self) -> set[str]:
-        """The temperature where none is given: it follows the model, and the output records it."""
+        """The temperature if none is given: it follows from the model, and the output records it."""
         return {"temperature"} if self.temperature is None else set()
 
 
 class PairSettings(BaseSettings):
     """How a re-ranker reads a query with a passage, and learns from labels."""
 
-    loss: Literal["listwise", "pointwise"] = setting("listwise", "over a query's list, or each passage by itself")
-    pair_length: int | None = setting(None, "most tokens of a query with a passage; by default as the model folder says, else 128", ge=8)
+    loss: Literal["listwise", "pointwise"] = setting("listwise", "listwise: over a query's list; pointwise: each passage by itself")
+    pair_length: int | None = setting(None, "most tokens of a query with a passage; by default the model folder's, else 128", ge=8)
 
 
 class RefreshedSettings(BaseSettings):
-    """Of methods whose retriever can find its own hard negatives while it trains."""
+    """Settings of methods whose retriever can find its own hard negatives during training."""
 
-    refresh: RefreshSettings | None = group("let the retriever, as it is then, find new hard negatives while it trains")
+    refresh: RefreshSettings | None = group("find new hard negatives during training with the current retriever")
 
     @model_validator(mode="after")
     def _fits_refresh(self) -> Self:
@@ -161,7 +163,7 @@ class RefreshedSettings(BaseSettings):
 
 
 def refresh_of(settings: LoopSettings) -> RefreshSettings | None:
-    """The settings of a training's refresh, where it has one."""
+    """The refresh settings of a training, if it has a refresh."""
     return settings.refresh if isinstance(settings, RefreshedSettings) else None
 
 
@@ -177,23 +179,23 @@ class PretrainSettings(LoopSettings):
 
         def __init__(self, *, method: str, **settings: Any) -> None: ...
 
-    model: Folder = artifact("model", "the encoder's folder to start from, or 'tiny': a small one from scratch")
+    model: Folder = artifact("model", "the encoder's folder to start from, or 'tiny': a small new one")
     corpus: Folder = artifact("corpus", "the passages; with doc_id for context passage")
-    dropout: float | None = setting(None, "dropout of the encoder and of the head; by default as the model folder says", ge=0, lt=1)
+    dropout: float | None = setting(None, "dropout of the encoder and of the head; by default the model folder's", ge=0, lt=1)
     batch_size: int = setting(64, "passages of one optimiser step, over all workers", ge=1)
-    accumulation: int = setting(1, "parts that a step is made of, one after another; cocondenser compares the texts of a part", ge=1)
-    mask: float = setting(0.15, "share of a passage's tokens to hide", gt=0, lt=1)
+    accumulation: int = setting(1, "number of parts of a step, which run one after another; cocondenser compares the texts of a part", ge=1)
+    mask: float = setting(0.15, "share of a passage's tokens to mask", gt=0, lt=1)
     passage_length: int = setting(144, "most tokens of a passage, and of a context", ge=8)
 
 
 class ContextSettings(BaseSettings):
-    """Of methods that read a passage together with a context of it."""
+    """Settings of methods that read a passage together with a context."""
 
     context: Literal["passage", "query", "mixed"] = setting(
-        ..., "another passage of the document, one of the passage's queries, drawn at random each time, or either"
+        ..., "passage: another passage of the document; query: one of the passage's queries; mixed: either; drawn at random each time"
     )
     generated: FolderOrNone = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
-    context_mask: float = setting(0.15, "share of a context's tokens to hide", gt=0, lt=1)
+    context_mask: float = setting(0.15, "share of a context's tokens to mask", gt=0, lt=1)
 
     @model_validator(mode="after")
     def _fits_context(self) -> Self:

@@ -1,8 +1,8 @@
 """Lets a checkpoint of ZeRO 1 or 2 be read by another number of workers than wrote it.
 
-There each worker keeps one shard of the float32 weights and of each of the optimiser's moments: the parameters of a group end to end,
-zeros up to a length that divides, and as many shards of it as workers. They are put end to end again and divided by the new number of workers. Only the shards
-that a worker's own lies in are read, and nothing is written: a kill leaves the checkpoint as it was.
+There each worker has one shard of the float32 weights and of each of the optimiser's moments: the parameters of a group are
+concatenated, padded with zeros, and cut into one shard per worker. Here the shards are concatenated again and cut for the new number
+of workers. A worker reads only the shards that overlap its own, and nothing is written: a kill leaves the checkpoint unchanged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BASE, _WEIGHTS, _STATE = "base_optimizer_state", "single_partition_of_fp32_grou
 
 
 class OtherWorkersFiles(TorchCheckpointEngine):
-    """Gives DeepSpeed what it asks for out of the files of `before` workers, as if as many as now had written them.
+    """Lets DeepSpeed read the files of `before` workers as if the present number of workers had written them.
 
-    `lengths`: of this worker's shard of each group of parameters.
+    `lengths`: the length of this worker's shard of each group of parameters.
     """
 
     def __init__(self, before: int, lengths: list[int]) -> None:
@@ -32,7 +32,7 @@ class OtherWorkersFiles(TorchCheckpointEngine):
         self._before, self._lengths = before, lengths
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        """The model's file as it is, and a worker's own file as it would have been."""
+        """The model's file unchanged, or a worker's file as the present number of workers would have written it."""
         if path.endswith("_optim_states.pt"):
             return {_STATE: self._own([re.sub(r"zero_pp_rank_\d+_", f"zero_pp_rank_{rank}_", path) for rank in range(self._before)])}
         return {**super().load(path, map_location), "dp_world_size": dist.get_world_size()}
@@ -57,7 +57,7 @@ class OtherWorkersFiles(TorchCheckpointEngine):
 
 
 def cut(shards: list[Tensor], start: int, length: int) -> Tensor:
-    """Elements [start, start + length) of the shards end to end, zeros past their end: [length], on the CPU."""
+    """Elements [start, start + length) of the concatenated shards, zeros past their end: [length], on the CPU."""
     found = torch.zeros(length, dtype=shards[0].dtype)
     at = 0
     for shard in shards:
@@ -69,6 +69,6 @@ def cut(shards: list[Tensor], start: int, length: int) -> Tensor:
 
 
 def _read(file: str) -> dict[str, Any]:
-    """A worker's file, its tensors mapped into memory and not yet read."""
+    """A worker's file; its tensors are mapped into memory and not yet read."""
     with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)

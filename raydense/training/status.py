@@ -1,4 +1,4 @@
-"""What worker 0 shows the driver next to the history, for the person who waits: what it trains on what, and the step it is at."""
+"""What worker 0 reports to the driver next to the history: a line about the training, and the step that it is at."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _EVERY_S = 2.0
 
 
 class Status:
-    """The writer, on worker 0: the history is written every `log_every` steps, which may take minutes, and this by time."""
+    """The writer, on worker 0. The history is written every `log_every` steps, which may take minutes; this every few seconds."""
 
     def __init__(self, shared: Place) -> None:
         self._shared, self._next = shared, 0.0
 
     def start(self, line: str) -> None:
-        """What is trained, in a line."""
+        """Write the line about the training."""
         with suppress(StorageError):
             (self._shared / _START).write_text(line)
 
     def at(self, step: int) -> None:
-        """So many steps are done."""
+        """Report that `step` steps are done."""
         if time.monotonic() >= self._next:
             with suppress(StorageError):
                 (self._shared / _STEP).write_text(str(step))
@@ -33,22 +33,22 @@ class Status:
 
 
 def forget(shared: Place) -> None:
-    """Remove what earlier workers have left."""
+    """Remove what earlier workers reported."""
     for name in (_START, _STEP):
         (shared / name).delete()
 
 
 def start_line(shared: Place) -> str | None:
-    """The line of `Status.start`; None where worker 0 has not begun."""
+    """The line of `Status.start`; None if worker 0 has not begun."""
     return (shared / _START).read_text()
 
 
 def steps_done(shared: Place) -> int | None:
-    """The steps that worker 0 has done, a few seconds ago; None where it has not done one."""
+    """The steps that worker 0 had done a few seconds ago; None if it has done none."""
     text = (shared / _STEP).read_text()
     return int(text) if text else None
 
 
 def tokens_of(parts: list[Batch]) -> int:
-    """The tokens that the texts of a step's parts have, padding left out."""
+    """The number of tokens in the texts of a step's parts, without padding."""
     return sum(int(texts["attention_mask"].sum()) for part in parts for texts in part.values() if isinstance(texts, dict))

@@ -25,14 +25,14 @@ def texts_of(settings: LoopSettings) -> dict[str, int]:
 
 
 def accumulates(settings: LoopSettings) -> bool:
-    """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and a piece has room for one's texts."""
+    """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and the texts of one query fit in a piece."""
     if not settings.micro_batch or settings.micro_batch == "auto":
         return False
     return not method_of(settings).couples and settings.micro_batch >= _each(settings)
 
 
 def pieces_of(settings: LoopSettings) -> int:
-    """In how many pieces a worker runs each part of a step, so that none has more than `micro_batch` texts of a kind."""
+    """The number of pieces in which a worker runs each part of a step: no piece has more than `micro_batch` texts of a kind."""
     if accumulates(settings):
         assert isinstance(settings.micro_batch, int)
         return math.ceil(method_of(settings).queries_of(settings) / (settings.micro_batch // _each(settings)))
@@ -54,9 +54,9 @@ def largest_piece(settings: LoopSettings, pieces: int) -> dict[str, int]:
 
 
 def forward_and_backward(engine: Engine, method: Method, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
-    """Add the gradient of a part's loss to the model's, and return the loss with the metrics, all detached; `seeds`, one a piece.
+    """Add the gradient of a part's loss to the model's, and return loss and metrics, detached; `seeds` has one seed per piece.
 
-    In several pieces by plain accumulation where no loss couples the part's queries, else by gradient caching.
+    Several pieces run by plain accumulation if no loss couples the part's queries, otherwise by gradient caching.
     """
     texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
     rest = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items() if name not in texts}
@@ -76,7 +76,7 @@ def _at_once(engine: Engine, method: Method, texts: Texts, rest: Batch, share: f
 
 
 def _accumulated(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
-    """One piece of the queries after another, each weighted by its share of them."""
+    """Plain accumulation: one piece after another, each weighted by its share of the queries."""
     queries = method.queries_of(method.settings)
     summed: Metrics = {}
     for i in range(pieces):
@@ -96,8 +96,8 @@ def _of_queries(rows: slice, each: int) -> slice:
 def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
     """Gradient caching (Gao et al. 2021): the gradients of the whole part, with the graph of one piece at a time.
 
-    Run all pieces without a graph; from the loss over their outputs take the gradient of each output; run them again, each with its
-    graph, and send these gradients back. A piece's seed makes dropout draw the same both times.
+    Run all pieces without a graph; compute the gradient of the loss with respect to each output; run the pieces again, each with its
+    graph, and backpropagate these gradients. A piece's seed makes dropout the same in both runs.
     """
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
     outputs = _outputs_of_all(engine, texts, cut, seeds)
@@ -120,10 +120,10 @@ def run(engine: Engine, texts: Texts) -> Outputs:
 
 
 def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
-    """The `_rows` of each kind of texts, padded no longer than they need.
+    """The rows of each kind of texts in a piece, with minimal padding.
 
-    Of a kind that has none there the first row comes instead, and counts nothing: with ZeRO the workers work on each weight together,
-    so every piece must need every weight, on every worker.
+    A kind without rows in the piece gets its first row, which does not count: with ZeRO the workers process each weight together,
+    so every piece must use every weight, on every worker.
     """
     cut = {}
     for name, batch in texts.items():
@@ -142,9 +142,9 @@ def _rows(n: int, piece: int, pieces: int) -> slice:
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Let every encoder in `model` keep only the inputs of its layers, and compute the rest again on the way back.
+    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass.
 
-    InputError where an encoder's family cannot.
+    InputError if an encoder's family does not support that.
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
@@ -157,14 +157,14 @@ def checkpoint_activations(model: nn.Module) -> None:
 def give_memory_back() -> None:
     """Let glibc return each freed tensor of a mebibyte or more to the system at once, for a third more time.
 
-    Else its heap keeps holes between the few activations that are kept, as large as all those that are not.
+    Otherwise its heap keeps holes between the few stored activations, as large as all that were freed.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _outputs_of_all(engine: Engine, texts: Texts, cut: list[Texts], seeds: list[int]) -> tuple[Tensor, ...]:
-    """What the model gives for all pieces, as leaves whose gradient can be taken."""
+    """The model's outputs for all pieces, as leaves whose gradient can be computed."""
     counts = [len(batch["attention_mask"]) for batch in texts.values()]
     found: list[list[Tensor]] = [[] for _ in counts]
     with torch.no_grad():

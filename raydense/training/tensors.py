@@ -1,4 +1,4 @@
-"""What losses and batches of several methods share: padding, known positives, accuracy, and vectors of all workers."""
+"""Functions for losses and batches of several methods: padding, known positives, accuracy, and gathering vectors of all workers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def pad(model: Tokenizes, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def known_positives(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which of the passages at `rows` is a known positive of which query, by row or by equal text: bool [n, len(rows)]."""
+    """Whether each of the passages at `rows` is a known positive of each query, by row or by equal text: bool [n, len(rows)]."""
     of_query, of_passage = text_hash[mine.known.values], text_hash[rows]
     return np.logical_or.reduceat(of_query[:, None] == of_passage[None, :], mine.known.offsets[:-1], axis=0)
 
 
 def accuracy(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """The share of queries whose positive has the highest score of those not masked."""
+    """The share of queries whose positive has the highest unmasked score."""
     column, scores = positive.unsqueeze(1), scores.detach()
     highest = scores.masked_fill(mask.scatter(1, column, True), float("-inf")).amax(dim=1)
     return (scores.gather(1, column).squeeze(1) > highest).float().mean()
 
 
 class _Gather(torch.autograd.Function):
-    """The tensors of all workers, one after another; the gradient of each goes back to its worker, summed over workers."""
+    """The concatenated tensors of all workers; the gradient of each is summed over workers and returned to its worker."""
 
     @staticmethod
     def forward(context: Any, mine: Tensor) -> Tensor:

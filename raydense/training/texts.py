@@ -1,4 +1,4 @@
-"""The texts that training examples name."""
+"""The texts of training examples."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Texts:
         return self._queries.take(pa.array(positions)).to_pylist()
 
     def passages(self, rows: NDArray[np.int64]) -> list[str]:
-        """What a model reads of the passages at `rows`."""
+        """The texts of the passages at `rows`, as a model reads them."""
         return self.store.passages(rows)

@@ -1,4 +1,4 @@
-"""Experiment trackers of third parties, by name: what the history holds, sent there while training goes on."""
+"""Sends the history of a training to experiment trackers of third parties, while it runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Send = Callable[[Line], None]
 
 @contextmanager
 def tracking(settings: LoopSettings) -> Iterator[Send]:
-    """What sends a line of the history. The tracker's run ends with the block, as failed where that raises.
+    """A function that sends a line of the history. The tracker's run ends with the block, as failed if the block raises.
 
-    InputError where the tracker is not installed.
+    InputError if the tracker is not installed.
     """
     if settings.track == "none":
         yield lambda line: None

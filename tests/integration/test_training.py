@@ -167,7 +167,7 @@ def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, 
     hunter.join(timeout=1)
     assert len(killed) == 2
     assert killed[1][1] < STEPS
-    assert "its workers were lost, and it goes on from step" in capsys.readouterr().err
+    assert "its workers were lost, and it continues from step" in capsys.readouterr().err
     history = read_history(model.path / "history.jsonl")
     assert [line["step"] for line in history] == list(range(1, STEPS + 1))
     assert history == curve("ddp", 2), f"killed at {killed}"

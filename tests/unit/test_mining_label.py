@@ -141,7 +141,7 @@ def test_gold_stays_whatever_the_score_of_the_teacher(tmp_path: Path, capsys: py
         "repeated text": 1,
     }
     assert artifact.summary["gold_below_s_neg"] == 1
-    assert "1 of 1 gold positives are none (100%)" in capsys.readouterr().err
+    assert "1 of 1 gold positives below s_neg (100%)" in capsys.readouterr().err
 
 
 def test_a_query_without_labels_has_what_the_teacher_finds_or_is_dropped(tmp_path: Path) -> None:

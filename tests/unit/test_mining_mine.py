@@ -123,7 +123,7 @@ def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
     assert without.pop("positives") == [0, 1, 7]
     assert example == without
     assert "teacher" not in plain.manifest["made_from"]["settings"]
-    with pytest.raises(InputError, match="with hybrid all scores are those of its labels: leave one out"):
+    with pytest.raises(InputError, match="with hybrid all scores are those of the labels: leave one out"):
         mine_world(tmp_path, "x", teacher=True, hybrid={"labels": "x"})
 
 

@@ -102,7 +102,7 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
     ("given", "words"),
     [
         ({"refresh": {"mode": "async"}}, "refresh.every: missing"),
-        ({"refresh": {"every": 2.5}}, "2.5 steps is no whole number"),
+        ({"refresh": {"every": 2.5}}, "2.5 steps is not a whole number"),
         ({"refresh": {"every": 5, "negatives": 1}, "negatives": 2}, "1 <= negatives <= refresh.negatives"),
         ({"refresh": {"every": 5}, "negatives": 0}, "1 <= negatives <= refresh.negatives"),
         ({"refresh": {"every": 5, "skip": 30, "depth": 30}}, "leaves nothing of refresh.depth 30"),

@@ -1,4 +1,4 @@
-"""A generator: the passage is read, its query is to be written (doc2query; query-as-context, section 3.1)."""
+"""A query generator: learns to write the query of a passage (doc2query; query-as-context, section 3.1)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class QueryGenerator(Method):
     class Settings(TrainSettings):
         """Train a sequence-to-sequence model that writes queries for passages."""
 
-        passage_prefix: str | None = setting(None, "text put before each passage; by default as the model folder says")
-        query_length: int | None = setting(None, "most tokens of a query; by default as the model folder says, else 64", ge=4)
-        passage_length: int | None = setting(None, "most tokens of a passage; by default as the model folder says, else 128", ge=8)
+        passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's")
+        query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 64", ge=4)
+        passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
 
     @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:
@@ -80,5 +80,5 @@ class QueryGenerator(Method):
         surprise, tokens = outputs
         count = tokens.detach().sum()
         if self.workers > 1:
-            dist.all_reduce(count)  # the mean over workers is then that over all tokens, however they are shared out
+            dist.all_reduce(count)  # the mean over workers is then the mean over all tokens, however they are distributed
         return surprise.sum() / (count / self.workers), {"surprise": surprise.detach().mean()}

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @method("joint")
 class Joint(Method):
-    """L = L_KL + L_sup (RocketQAv2 eq. 6): the retriever learns from the re-ranker's shares of each list, and, where the teacher
-    is dynamic, the re-ranker from the retriever's and from the labels.
+    """L = L_KL + L_sup (RocketQAv2 eq. 6): the retriever learns from the re-ranker's distribution over each list, and a dynamic
+    teacher learns from the retriever's and from the labels.
 
-    A list is a positive and its hard negatives, with `in_batch` the other queries' positives too. A static teacher is frozen,
-    and L_KL stands alone.
+    A list is a positive and its hard negatives, with `in_batch` also the other queries' positives. A static teacher is frozen,
+    and the loss is only L_KL.
     """
 
     artifact = "joint"
@@ -40,8 +40,10 @@ class Joint(Method):
         """Train a retriever and a re-ranker together, each learning from the other."""
 
         reranker: Folder = artifact("model", "the re-ranker's folder to start from, a trained one for a static teacher")
-        in_batch: bool = setting(False, "other queries' positives lengthen each list")
-        teacher: Literal["dynamic", "static"] = setting("dynamic", "the re-ranker learns too, or is frozen and only teaches")
+        in_batch: bool = setting(False, "also use other queries' positives in each list")
+        teacher: Literal["dynamic", "static"] = setting(
+            "dynamic", "dynamic: the re-ranker is trained too; static: it is frozen and only teaches"
+        )
         direction: Literal["de_ce", "ce_de"] = setting("de_ce", "KL(retriever || re-ranker), or the other way round")
 
         @model_validator(mode="after")
@@ -61,7 +63,7 @@ class Joint(Method):
 
     @classmethod
     def held(cls, settings: Any) -> Held:
-        """As `Method.held`: each place of a list holds the vector of its passage."""
+        """As `Method.held`: each entry of a list holds the vector of its passage."""
         texts = cls.texts_of(settings)
         return Held(vectors=sum(texts.values()), scores=texts["pairs"])
 
@@ -71,7 +73,7 @@ class Joint(Method):
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
-        """As `Method.dev_sets`: the retriever's, and the re-ranker's where there is a run for it to order."""
+        """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, the re-ranker's."""
         from raydense.training.dev import METRIC, OF_RERANKER, read_dev_sets, reranker_set, retriever_set
 
         of_reranker = {OF_RERANKER: reranker_set} if settings.dev and settings.dev.run else {}
@@ -109,7 +111,7 @@ class Joint(Method):
     def prepare(self, part: Part) -> Batch:
         """As `Method.prepare`; a passage in several lists is encoded once.
 
-        `place` int64 [n, m] says which of the passages each place of a list holds; `relevant` bool [n, m], which is a known positive.
+        `place` int64 [n, m] is the passage at each entry of a list; `relevant` bool [n, m] marks the known positives.
         """
         import numpy as np
         import torch
@@ -134,7 +136,7 @@ class Joint(Method):
         }
 
     def _others(self, part: Part) -> NDArray[np.int64]:
-        """The positives of the part's other queries, of every worker's: int64 [n, queries - 1], or [n, 0] without in-batch negatives."""
+        """The positives of the part's other queries on all workers: int64 [n, queries - 1], or [n, 0] without in-batch negatives."""
         import numpy as np
 
         share, all_of = len(part) // self.workers, part.positives[:, 0]
@@ -145,7 +147,7 @@ class Joint(Method):
         return np.broadcast_to(all_of, others.shape)[others].reshape(share, len(part) - 1)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Method.loss`; `distillation` is L_KL, `supervised` is L_sup, and each model's `accuracy` how often its positive is first."""
+        """As `Method.loss`; `distillation` is L_KL, `supervised` is L_sup; each model's `accuracy` is the share of lists whose positive is first."""
         import torch
 
         from raydense.models import losses

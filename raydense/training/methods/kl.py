@@ -1,4 +1,4 @@
-"""KL distillation: a retriever learns a teacher's shares of each query's list."""
+"""KL distillation: a retriever learns a teacher's distribution over each query's list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KL(DualEncoderMethod):
     needs_scores = True
 
     class Settings(DualEncoderMethod.Settings):
-        """Train a retriever whose shares of each list follow a teacher's (KL divergence)."""
+        """Train a retriever to follow a teacher's distribution over each query's list (KL divergence)."""
 
         teacher_temperature: float = setting(1.0, "tau_t, the teacher's scores are divided by it", gt=0)
 

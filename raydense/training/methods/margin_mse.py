@@ -21,7 +21,7 @@ class MarginMSE(DualEncoderMethod):
     needs_scores = True
 
     class Settings(DualEncoderMethod.Settings):
-        """Train a retriever whose margins follow a teacher's (Margin MSE)."""
+        """Train a retriever to follow a teacher's margins (Margin MSE)."""
 
         teacher_temperature: float = setting(1.0, "tau, the teacher's margins are divided by it", gt=0)
 

@@ -27,7 +27,7 @@ class MultiPositive(Retriever):
         return replace(super().draws(settings), positives=settings.positives)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        """As `Method.loss`; `accuracy` is the share of queries whose first positive beats all that are none."""
+        """As `Method.loss`; `accuracy` is the share of queries whose first positive scores above all negatives."""
         from raydense.models import losses
         from raydense.training.tensors import accuracy
 

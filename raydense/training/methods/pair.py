@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class Pair(Retriever):
     """L = (1 - alpha) L_Q + alpha L_P (PAIR eq. 6), with one encoder for queries and passages.
 
-    L_P has the negatives of L_Q, and with `in_batch_queries` the batch's other queries too, but for those that p+ answers.
+    L_P has the negatives of L_Q, and with `in_batch_queries` also the batch's other queries, except those that p+ answers.
     """
 
     class Settings(Retriever.Settings):
         """Train a retriever by PAIR's query-centric and passage-centric losses."""
 
-        alpha: float = setting(0.1, "weight of the passage-centric loss; the query-centric one has the rest", ge=0, le=1)
-        in_batch_queries: bool = setting(False, "the passage-centric loss has the batch's other queries as negatives too")
+        alpha: float = setting(0.1, "weight of the passage-centric loss; that of the query-centric loss is 1 - alpha", ge=0, le=1)
+        in_batch_queries: bool = setting(False, "also use the batch's other queries as negatives in the passage-centric loss")
 
         @model_validator(mode="after")
         def _fits_pair(self) -> Self:

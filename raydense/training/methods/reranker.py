@@ -1,4 +1,4 @@
-"""A re-ranker alone, by the listwise or the pointwise loss: that of RocketQA, DuReader-retrieval, and RocketQAv2's start."""
+"""A re-ranker by the listwise or the pointwise loss, as in RocketQA, DuReader-retrieval, and the first stage of RocketQAv2."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Reranker(Method):
 
 
 def of_list(relevant: Tensor) -> Tensor:
-    """Which passages stand in the list: the first, and all that are no known positive. bool [n, m]."""
+    """The passages that are in the list: the first, and all that are not known positives. bool [n, m]."""
     valid = ~relevant
     valid[:, 0] = True
     return valid

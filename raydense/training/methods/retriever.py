@@ -1,4 +1,4 @@
-"""A retriever by the query-centric loss: DPR, ANCE, RocketQA, DuReader-retrieval and both stages of query-as-context are its settings."""
+"""A retriever by the query-centric loss. Its settings cover DPR, ANCE, RocketQA, DuReader-retrieval and both stages of query-as-context."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @method("retriever")
 class Retriever(DualEncoderMethod):
-    """A dual encoder, by the query-centric loss over own hard negatives and, as asked, in-batch and cross-batch passages.
+    """A dual encoder, by the query-centric loss over its hard negatives and, if set, in-batch and cross-batch negatives.
 
-    A passage that is a known positive of the query, or has the text of one, is never its negative (DPR eq. 2, PAIR eq. 3).
+    A known positive of the query, or a passage with the text of one, is never used as its negative (DPR eq. 2, PAIR eq. 3).
     """
 
     couples = True
@@ -33,8 +33,8 @@ class Retriever(DualEncoderMethod):
     class Settings(DualEncoderMethod.Settings, RefreshedSettings):
         """Train a retriever by the query-centric loss."""
 
-        in_batch: bool = setting(True, "other queries' passages are negatives too")
-        cross_batch: bool = setting(True, "and those of every worker, not only of this one")
+        in_batch: bool = setting(True, "in-batch negatives: other queries' passages are negatives too")
+        cross_batch: bool = setting(True, "cross-batch negatives: with in_batch, also the passages of all other workers")
 
         def trains_in_batch(self) -> bool:
             return self.in_batch
@@ -46,7 +46,7 @@ class Retriever(DualEncoderMethod):
             return self
 
         def shaping(self) -> dict[str, Any]:
-            """As of every stage; and the workers, where each takes negatives of its own queries only."""
+            """As for every stage; also the number of workers, if in-batch negatives come only from a worker's own queries."""
             alone = self.in_batch and not self.cross_batch
             return super().shaping() | ({"workers": self.workers} if alone else {})
 
@@ -56,7 +56,7 @@ class Retriever(DualEncoderMethod):
 
     @classmethod
     def held(cls, settings: Any) -> Held:
-        """As `Method.held`: each query meets each passage, those of all workers too where they are gathered."""
+        """As `Method.held`: each query is compared with each passage, with cross-batch negatives also those of other workers."""
         texts = cls.texts_of(settings)
         gathered = texts["passages"] * (settings.workers if settings.in_batch and settings.cross_batch else 1)
         return Held(vectors=sum(texts.values()) + gathered, scores=texts["queries"] * gathered)
@@ -68,9 +68,9 @@ class Retriever(DualEncoderMethod):
     def prepare(self, part: Part) -> Batch:
         """As `Method.prepare`; the passages of a worker are its positives query by query, then its negatives.
 
-        `positive` [n] is the column of each query's first positive; `known` and `out` are bool [n, passages]: a known positive of
-        the query; not compared with it, since it fills up or is another's where `in_batch` is off. `teacher` as of
-        `DualEncoderMethod.prepare`.
+        `positive` [n] is the column of each query's first positive. `known` bool [n, passages] marks the query's known positives,
+        `out` bool [n, passages] the passages that are not compared with it: padding, and without `in_batch` those of other
+        queries. `teacher` as in `DualEncoderMethod.prepare`.
         """
         import numpy as np
         import torch
@@ -120,7 +120,7 @@ class Retriever(DualEncoderMethod):
 
 
 def _rows_of(part: Part) -> NDArray[np.int64]:
-    """The rows of a slice's passages; a place without a positive is filled with the query's first."""
+    """The rows of a slice's passages; missing positives are padded with the query's first."""
     import numpy as np
 
     positives = np.where(part.positives < 0, part.positives[:, :1], part.positives)

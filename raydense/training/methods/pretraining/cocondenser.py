@@ -24,7 +24,7 @@ class CoCondenser(Condenser):
 
     @classmethod
     def held(cls, settings: Any) -> Held:
-        """As `Method.held`: the [CLS] of each text meets those of all workers."""
+        """As `Method.held`: the [CLS] of each text is compared with those of all workers."""
         spans = sum(cls.texts_of(settings).values())
         gathered = spans * settings.workers
         return Held(vectors=spans + gathered, scores=spans * gathered + spans)

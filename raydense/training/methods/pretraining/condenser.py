@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @method("condenser")
 class Condenser(Mlm):
-    """L = L_mlm + L_aux: the head predicts the same tokens (query-as-context eq. 6), with [CLS] alone from the late layers."""
+    """L = L_mlm + L_aux: the head predicts the same tokens (query-as-context eq. 6), with only the [CLS] from the late layers."""
 
     class Settings(Mlm.Settings):
         """Pre-train an encoder by masked tokens and Condenser's head."""
 
         layers: int = setting(2, "layers of Condenser's head; they are dropped at the end", ge=1)
-        skip_from: int | None = setting(None, "the layer that the head has the tokens' states from; by default half of all", ge=0)
+        skip_from: int | None = setting(None, "the layer whose token states the head reads; by default half of all layers", ge=0)
 
     @classmethod
     def kind(cls) -> type[PretrainModel]:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @method("cotmae")
 class CotMae(Mlm):
-    """L = L_mlm + L_ctx (query-as-context eq. 11): the decoder has of the passage its late [CLS] alone."""
+    """L = L_mlm + L_ctx (query-as-context eq. 11): the decoder reads only the late [CLS] of the passage."""
 
     class Settings(Mlm.Settings, ContextSettings):
         """Pre-train an encoder by masked tokens and a decoder of contexts."""
 
-        mask: float = setting(0.3, "share of a passage's tokens to hide", gt=0, lt=1)
-        context_mask: float = setting(0.45, "share of a context's tokens to hide", gt=0, lt=1)
+        mask: float = setting(0.3, "share of a passage's tokens to mask", gt=0, lt=1)
+        context_mask: float = setting(0.45, "share of a context's tokens to mask", gt=0, lt=1)
         layers: int = setting(2, "layers of CoT-MAE's decoder; they are dropped at the end", ge=1)
 
     @classmethod

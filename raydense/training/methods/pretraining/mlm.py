@@ -1,4 +1,4 @@
-"""Pre-training by masked tokens alone, and what the other pre-training methods share."""
+"""Pre-training by masked tokens only; the base of the other pre-training methods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Mlm(Method):
 
     @classmethod
     def read(cls, settings: Any, store: PassageStore, log: bool = False) -> tuple[Examples, Contexts]:
-        """As `Method.read`: each passage that has a context, where one is asked for, is an example."""
+        """As `Method.read`: each passage is an example; if the method needs contexts, only those that have one."""
         from raydense.training.contexts import Contexts
 
         contexts = Contexts(store, getattr(settings, "context", None), getattr(settings, "generated", None))
@@ -66,7 +66,7 @@ class Mlm(Method):
 
     @classmethod
     def shape(cls, settings: Any) -> dict[str, Any]:
-        """What that class takes."""
+        """The arguments of that class."""
         return {}
 
     @classmethod
@@ -84,7 +84,7 @@ class Mlm(Method):
         return dict.fromkeys(("passages", "contexts"), model.retriever.config.passage_length)
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; masks and contexts are drawn for the whole part, and so are the same for any number of workers."""
+        """As `Method.prepare`; masks and contexts are drawn for the whole part, so they are the same for any number of workers."""
         import numpy as np
         import pyarrow as pa
         import torch
@@ -128,7 +128,7 @@ class Mlm(Method):
         return losses.masked_tokens(of_all[:, column], self._over_workers(of_all[:, 0].detach().sum()))
 
     def _over_workers(self, count: Tensor) -> Tensor:
-        """The masked tokens of all workers over the number of workers: gradients are averaged over these."""
+        """The masked tokens of all workers divided by the number of workers, since gradients are averaged over workers."""
         import torch.distributed as dist
 
         if self.workers > 1:
