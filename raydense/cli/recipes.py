@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from raydense.cli.flags import join, read_recipe, stages_of
 from raydense.cli.visibility import refuse_unseen
-from raydense.errors import why
+from raydense.errors import InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
 from raydense.recipes.content import recipe_file, recipe_named, recipe_names
@@ -117,6 +117,10 @@ def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bo
         _print_stages(rows)
     else:
         _print_trials(sweep, rows)
+    if wrong := dict.fromkeys(row["stage"] for row in rows if row["state"] == "wrong"):
+        raise InputError(
+            f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, "the plan shows what is wrong there"
+        )
 
 
 def _print_stages(rows: list[dict[str, Any]]) -> None:
@@ -138,6 +142,7 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
         of = [row for row in rows if row["stage"] == name]
         states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
         needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
+        needs += next((f"; {row['note']}" for row in of if row["state"] == "wrong"), "")
         print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
 
 

@@ -111,7 +111,7 @@ def _stage(
     if shared:
         settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
     needed = tuple(dict.fromkeys(needs))
-    return Stage(name, verb, settings, needed, tuple(folders[need] for need in needed))
+    return Stage(name, verb, settings, needed, tuple(folders[need] for need in needed), where)
 
 
 def _inside(path: Any, folder: Place) -> bool:
@@ -196,8 +196,8 @@ def _refuse_unmade(stage: Stage) -> None:
             raise InputError("is not finished", folder, "run the stage that makes it")
 
 
-def open_stages(recipe: Recipe, name: str) -> list[Stage]:
-    """The stages that are not done; InputError, which says the recipe's `name`, where a folder holds something made from something else.
+def open_stages(recipe: Recipe) -> list[Stage]:
+    """The stages that are not done; InputError where a folder holds something made from something else.
 
     A stage whose inputs are yet to be made is checked when they are: made again, they may be what they were.
     """
@@ -205,19 +205,31 @@ def open_stages(recipe: Recipe, name: str) -> list[Stage]:
     for stage in recipe.stages:
         status, words = states[stage.name]
         if status == "changed" and all(states[need][0] == "done" for need in stage.needs):
-            raise InputError(words, f"{name}: stage {stage.name}", "or give another --output")
+            raise InputError(words, stage.where, "or give another --output")
     return [stage for stage in recipe.stages if states[stage.name][0] != "done"]
+
+
+def refuse_wrong(recipe: Recipe) -> None:
+    """InputError where a stage has an input that is not there and will not be made, or is of another kind."""
+    for stage, (status, words) in zip(recipe.stages, _judged(recipe), strict=True):
+        if status == "wrong":
+            raise InputError(words, stage.where)
+
+
+def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """The `state` of each stage, or `wrong` with the fault of an input that no stage will make good."""
+    for place, stage in enumerate(recipe.stages):
+        status, words = state(stage)
+        fault = wrong_input(stage, list(recipe.stages[:place])) if status in ("ready", "waits") else ""
+        yield ("wrong", fault) if fault else (status, words)
 
 
 def plan(recipe: Recipe) -> list[dict[str, Any]]:
     """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
     took = _seconds(recipe.output)
     rows = []
-    stages = list(recipe.stages)
-    for place, (stage, needs) in enumerate(zip(stages, needs_of(stage.settings for stage in stages), strict=True)):
-        status, words = state(stage)
-        if status in ("ready", "waits") and (fault := wrong_input(stage, stages[:place])):
-            status, words = "wrong", fault
+    needed = needs_of(stage.settings for stage in recipe.stages)
+    for stage, (status, words), needs in zip(recipe.stages, _judged(recipe), needed, strict=True):
         row: dict[str, Any] = {"stage": stage.name, "verb": stage.verb, "state": status, "note": words}
         rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
     return rows
@@ -226,9 +238,11 @@ def plan(recipe: Recipe) -> list[dict[str, Any]]:
 def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
     """Run the stages in order, yielding each with its artifact and its seconds; what is done already is not run again.
 
-    Stopping anywhere is safe: the next run continues where this one stopped. InputError where a stage's folder was made from
-    something else.
+    Stopping anywhere is safe: the next run continues where this one stopped. InputError, before the first stage where that is
+    known by then, where a stage's folder was made from something else, or an input is wrong.
     """
+    open_stages(recipe)
+    refuse_wrong(recipe)
     for number, stage in enumerate(recipe.stages, 1):
         yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
 
@@ -241,7 +255,7 @@ def run_stage(stage: Stage, output: Place, label: str) -> tuple[Any, float]:
         say(f"{label}: done before")
         return Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
     if status == "changed":
-        raise InputError(words, f"stage {stage.name}", "or give another --output")
+        raise InputError(words, stage.where, "or give another --output")
     say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
     begun = time.monotonic()
     try:

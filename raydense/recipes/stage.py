@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import Any
 
 from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
-from raydense.errors import InputError
+from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.runtime.progress import say_error
 from raydense.settings import Settings
 from raydense.storage import discard_untouched
 from raydense.training.settings import PretrainSettings, TrainSettings
@@ -62,6 +63,17 @@ class Stage:
     needs: tuple[str, ...]
     folders: tuple[str, ...] = ()
     """The outputs of the stages that it needs."""
+    where: str = ""
+    """What errors name it by: the recipe and its key there."""
 
     def run(self) -> Any:
-        return VERBS[self.verb].run(self.settings)
+        """Its artifact; every error names the stage."""
+        try:
+            return VERBS[self.verb].run(self.settings)
+        except Exception as error:
+            found = fixable(error)
+            if found is None:
+                say_error(f"{self.where}: {why(error)}")
+                raise
+            code, line = found
+            raise (InputError(line, self.where) if code == 2 else StorageError(f"{self.where}: {line}")) from error

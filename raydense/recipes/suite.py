@@ -210,7 +210,7 @@ def _left(suite: Suite) -> set[str]:
     left, refused = set(), []
     for member in suite.members:
         try:
-            if open_stages(member.recipe, member.name):
+            if open_stages(member.recipe):
                 left.add(member.name)
         except InputError as error:
             refused.append(error)

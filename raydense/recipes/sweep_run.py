@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydense.errors import StorageError
-from raydense.recipes.recipe import open_stages, run_stage, state
+from raydense.recipes.recipe import open_stages, refuse_wrong, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
 from raydense.runtime.progress import duration, say
@@ -25,11 +25,14 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
     """Run what is not done of the trials, as trials of Ray Tune, `concurrent` at once; returns what went wrong, by trial's name.
 
     A trial that fails does not stop the others. Stopping anywhere is safe: the next call continues where this one stopped. What
-    the stages of a trial say goes to its folder's `log`. InputError where a stage's folder was made from something else.
+    the stages of a trial say goes to its folder's `log`. InputError, before anything starts, where a stage's folder was made from
+    something else, or an input is wrong.
     """
+    left = [trial for trial in sweep.trials if open_stages(trial.recipe)]
+    for trial in left:
+        refuse_wrong(trial.recipe)
     for trial in sweep.trials:
         _describe(trial)
-    left = [trial for trial in sweep.trials if open_stages(trial.recipe, trial.name)]
     say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
     return _tune(sweep, left, concurrent) if left else {}
 

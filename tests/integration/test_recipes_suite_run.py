@@ -67,7 +67,7 @@ def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert list(failed) == ["forum/two"]
     said = capfd.readouterr().err
     assert "suite: 3 test sets, 0 done before" in said
-    assert f"[2/3] forum/two: failed: {broken}:32: not JSON" in said
+    assert f"[2/3] forum/two: failed: forum/two: stages.data: {broken}:32: not JSON" in said
     assert "[3/3] plain: report-test: done in" in said
     summary, table = write_tables(suite, failed)
     assert json.loads((out / "suite.json").read_text()) == summary
@@ -93,6 +93,6 @@ def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[
     again, _ = write_tables(only, {})
     assert (again["runs"]["dense"]["sets"], again["missing"]) == (list(rows.values()), [])
 
-    with pytest.raises(InputError, match=r"plain: stage passages: made from something else \(inputs.model"):
+    with pytest.raises(InputError, match=r"plain: stages\.passages: made from something else \(inputs.model"):
         run_suite(Suite.read(SuiteSettings.read({**values, "sets": "plain", "model": str(make_retriever(tmp_path / "other", seed=9))})))
     assert manifests(out) == before

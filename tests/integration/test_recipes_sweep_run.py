@@ -150,5 +150,5 @@ sweep:
     failed = run_sweep(sweep)
     assert list(failed) == ["fails"]
     summary, _ = write_tables(sweep, failed)
-    assert summary["failed"] == {"fails": "queries: missing; answers.match needs it"}
+    assert summary["failed"] == {"fails": f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"}
     assert list(summary["runs"]["bm25"]) == ["works"]

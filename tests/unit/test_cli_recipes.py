@@ -1,0 +1,92 @@
+"""`run` and `plan`: a fault that is known before the first stage stops both, and an error names its stage."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raydense.cli import main
+from raydense.errors import InputError
+from raydense.recipes.recipe import Recipe, run
+
+RECIPE = """
+defaults: {corpus: $data/corpus, queries: $data/queries}
+stages:
+  data: {do: sample, passages: 200}
+  words: {do: index, kind: bm25, corpus: nowhere/corpus}
+  found: {do: search, index: $words}
+  report: {do: evaluate, run: [BM25=$found], qrels: nowhere/qrels}
+"""
+MISSING = "nowhere/corpus: no such folder; give a folder of kind corpus"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def call(capsys, *arguments: str) -> tuple[object, str, list[str]]:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err.splitlines()
+
+
+def test_a_plan_with_a_wrong_stage_is_printed_and_ends_with_2(here, capsys):
+    said = ["raydense: r.yaml: a run would stop at stages words, report; the plan shows what is wrong there"]
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out")
+    assert (code, err) == (2, said)
+    assert f"words   index     wrong    corpus: {MISSING}" in out.splitlines()
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out", "--json")
+    assert (code, err) == (2, said)
+    assert [row["state"] for row in json.loads(out)["stages"]] == ["ready", "wrong", "waits", "wrong"]
+
+
+def test_a_plan_of_a_sweep_shows_what_is_wrong(here, capsys):
+    (here / "r.yaml").write_text(f"{RECIPE}sweep: {{seed: [1, 2]}}\n")
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out")
+    assert (code, len(err)) == (2, 1)
+    assert f"1 wrong; corpus: {MISSING}" in out
+
+
+@pytest.mark.parametrize("sweep", ["", "sweep: {seed: [1, 2]}\n"])
+def test_a_run_is_refused_before_its_first_stage(here, capsys, sweep):
+    (here / "r.yaml").write_text(RECIPE + sweep)
+    code, out, err = call(capsys, "run", "r.yaml", "--output", "out")
+    assert (code, out) == (2, "")
+    assert f"raydense: r.yaml: stages.words: corpus: {MISSING}" in err
+    assert not (here / "out").exists()
+
+
+def test_what_was_made_from_something_else_is_refused_before_the_first_stage(here, capsys):
+    (here / "r.yaml").write_text(
+        "stages:\n  one: {do: sample, passages: 200, train_queries: 50}\n  two: {do: sample, passages: 200, train_queries: 50}\n"
+    )
+    stage = Recipe.read("r.yaml", "out").stages[1]
+    stage.run()
+    code, _, err = call(capsys, "run", "r.yaml", "--output", "out", "--set", "two.passages=300")
+    assert code == 2
+    assert err[0].startswith("raydense: r.yaml: stages.two: made from something else (settings.passages: 200 -> 300)")
+    assert not (here / "out" / "one").exists()
+
+
+def test_an_error_of_a_stage_names_it(here, capsys, monkeypatch):
+    (here / "beir" / "qrels").mkdir(parents=True)
+    (here / "beir" / "corpus.jsonl").write_text('{"_id": "1", "text": 7}\n')
+    (here / "beir" / "queries.jsonl").write_text("")
+    (here / "r.yaml").write_text("stages:\n  data: {do: import, format: beir, input: beir}\n")
+    code, _, err = call(capsys, "run", "r.yaml", "--output", "out")
+    assert code == 2
+    assert err[-1].startswith("raydense: r.yaml: stages.data: beir/corpus.jsonl:1: 'text' is 7, not a string")
+    with pytest.raises(InputError):
+        list(run(Recipe.read("r.yaml", "out")))
+
+    def fail(settings: object) -> None:
+        raise RuntimeError("no fault of the user")
+
+    monkeypatch.setattr("raydense.data.importing.import_dataset", fail)
+    with pytest.raises(RuntimeError, match="no fault of the user"):
+        list(run(Recipe.read("r.yaml", "out")))
+    assert capsys.readouterr().err.splitlines()[-1] == "r.yaml: stages.data: no fault of the user"
