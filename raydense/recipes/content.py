@@ -25,12 +25,16 @@ def recipe_file(name: str) -> Path:
     raise InputError("no such recipe", name, "give the path of a recipe file")
 
 
-def recipe_named(text: str) -> str:
-    """The file of a recipe that is given by its path, or by the name of one that comes with raydense; InputError on an unknown name."""
-    if Path(text).exists() or Path(text).name != text or Path(text).suffix:
-        return text
+def recipe_named(text: str, folder: Path = Path(), where: str = "") -> str:
+    """The file of a recipe that is given by its path from `folder`, or by the name of one that comes with raydense.
+
+    InputError, at `where`, on an unknown name. A folder of that name, as of the data, is no recipe.
+    """
+    file = folder / text
+    if file.is_file() or Path(text).name != text or Path(text).suffix:
+        return str(file)
     if text not in recipe_names():
-        raise InputError("no such recipe", text, did_you_mean(text, recipe_names()))
+        raise InputError("no such recipe", f"{where}{text}", did_you_mean(text, recipe_names()))
     return str(recipe_file(text))
 
 
@@ -40,7 +44,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe. One with `base: FILE` (a path from its own folder) is that recipe with other values.
+    """The content of a recipe. One with `base: RECIPE` (its name, or a path from this one's folder) is that recipe with other values.
 
     A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
     null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
@@ -51,8 +55,9 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
         return own
     here = Path(file).resolve()
     if not isinstance(base, str) or here in twins:
-        raise InputError("is no other recipe's file", f"{file}: base", "give the path of a recipe, from the folder of this one")
-    content = load_recipe(here.parent / base, (*twins, here))
+        fix = "give the name of a recipe, or its path from the folder of this one"
+        raise InputError("is no other recipe", f"{file}: base", fix)
+    content = load_recipe(recipe_named(base, here.parent, f"{file}: base: "), (*twins, here))
     for key, values in own.items():
         there = content.get(key) or {}
         if key == "stages":

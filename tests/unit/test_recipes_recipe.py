@@ -135,7 +135,13 @@ stages:
 
 
 @pytest.mark.parametrize(
-    ("base", "said"), [("small.yaml", "small.yaml: base: is no other recipe's file"), ("3", "no other"), ("no.yaml", "no such file")]
+    ("base", "said"),
+    [
+        ("small.yaml", "small.yaml: base: is no other recipe"),
+        ("3", "no other"),
+        ("no.yaml", "no such file"),
+        ("scifct", "small.yaml: base: scifct: no such recipe; did you mean 'scifact'?"),
+    ],
 )
 def test_a_base_must_be_another_recipe(tmp_path, base, said):
     twin = tmp_path / "small.yaml"
@@ -143,6 +149,16 @@ def test_a_base_must_be_another_recipe(tmp_path, base, said):
     with pytest.raises(InputError) as caught:
         Recipe.read(twin, "out")
     assert said in str(caught.value)
+
+
+def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
+    (tmp_path / "scifact").mkdir()
+    (tmp_path / "own.yaml").write_text("base: scifact\nstages: {retriever: {epochs: 3}}\n")
+    own, base = (Recipe.read(file, "out").stages for file in (tmp_path / "own.yaml", recipe_file("scifact")))
+    assert [stage.name for stage in own] == [stage.name for stage in base]
+    assert own[7].settings.epochs == 3
+    (tmp_path / "scifact.yaml").write_text("base: scifact\nstages: {retriever: {epochs: 4}}\n")
+    assert Recipe.read(tmp_path / "scifact.yaml", "out").stages[7].settings.epochs == 4
 
 
 @pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
@@ -306,6 +322,8 @@ def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?"):
         recipe_named("quickstrat")
     assert recipe_named("my/own.yaml") == "my/own.yaml"
+    (tmp_path / "scifact").mkdir()
+    assert recipe_named("scifact") == str(RECIPES / "scifact.yaml"), "a folder with data of that name is no recipe"
     (tmp_path / "quickstart").write_text("stages: {}")
     assert recipe_named("quickstart") == "quickstart"
 
