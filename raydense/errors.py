@@ -2,7 +2,8 @@
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _KEPT = "what was committed is kept"
 
@@ -21,6 +22,46 @@ class InputError(Exception):
         line = f"{where}: {what}" if where else what
         line = f"{line}; {fix}" if fix else line
         return " ".join(line.split())
+
+
+class InputErrors(InputError):
+    """Several faults of one input, found in one reading; the command line prints a line for each."""
+
+    def __init__(self, *faults: InputError) -> None:
+        Exception.__init__(self, *faults)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
+
+
+class Faults:
+    """Collects the faults of one input."""
+
+    def __init__(self) -> None:
+        self._found: list[InputError] = []
+
+    def add(self, what: str, where: object, fix: str) -> None:
+        """One more fault; the arguments are those of InputError."""
+        self._found.append(InputError(what, where, fix))
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """An InputError ends the block and is collected, unless there is a fault of the same place, from which it follows."""
+        try:
+            yield
+        except InputError as error:
+            before = {fault.args[1] for fault in self._found}
+            self._found += [fault for fault in faults_of(error) if fault.args[1] not in before]
+
+    def refuse(self) -> None:
+        """Raise what was collected: one InputError, or InputErrors."""
+        if self._found:
+            raise self._found[0] if len(self._found) == 1 else InputErrors(*self._found)
+
+
+def faults_of(error: InputError) -> list[InputError]:
+    """The single faults of an InputError."""
+    return list(error.args) if isinstance(error, InputErrors) else [error]
 
 
 class StorageError(OSError):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from raydense.errors import InputError, did_you_mean
+from raydense.errors import InputError, InputErrors, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
 from raydense.storage import Place, checked, model_place, named
 
@@ -68,7 +69,7 @@ class BaseSettings(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                raise _first_fault(type(self), error, f"{type(self).__name__}.") from None
+                raise _faults(type(self), error, f"{type(self).__name__}.")[0] from None
 
         __init__.__pydantic_base_init__ = True  # pydantic makes the groups inside without it, so that a fault has its whole key
 
@@ -89,12 +90,13 @@ class BaseSettings(BaseModel):
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str = "") -> Self:
-        """Validate `values`; the first fault as an InputError that names the key and the fix."""
+        """Validate `values`; InputError, or InputErrors where there are several faults, that name the key and the fix."""
         kind = cls.chosen(values, where)
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            raise _first_fault(kind, error, where) from None
+            faults = _faults(kind, error, where)
+            raise (InputErrors(*faults) if len(faults) > 1 else faults[0]) from None
 
     @classmethod
     def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
@@ -242,9 +244,12 @@ def _named(key: str, where: str) -> str:
     return f"{where}{key}" if key else where.rstrip(".: ")
 
 
-def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) -> InputError:
-    faults = error.errors()
-    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+def _faults(cls: type[BaseSettings], error: ValidationError, where: str) -> list[InputError]:
+    """What pydantic found, unknown keys first: others may follow from them."""
+    return [_fault(cls, one, where) for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")]
+
+
+def _fault(cls: type[BaseSettings], fault: ErrorDetails, where: str) -> InputError:
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return _unknown(cls, key, where)
@@ -263,7 +268,10 @@ def _first_fault(cls: type[BaseSettings], error: ValidationError, where: str) ->
 
 
 def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:
-    cls.refuse_renamed(key, where)
+    try:
+        cls.refuse_renamed(key, where)
+    except InputError as renamed:
+        return renamed
     return InputError("unknown key", _named(key, where), did_you_mean(key, cls.all_fields()))
 
 

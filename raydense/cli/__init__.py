@@ -150,7 +150,7 @@ add_verbosity(app)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit; every error that the user can fix is one line."""
+    """Run the command line and exit; every error that the user can fix is one line, each fault of a recipe too."""
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -173,5 +173,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         found = fixable(error)
         if found is None:
             raise
-        say_error(f"raydense: {found[1]}")
+        for line in found[1].splitlines():
+            say_error(f"raydense: {line}")
         sys.exit(found[0])

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
-from raydense.errors import InputError
+from raydense.errors import InputError, InputErrors
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.recipes.content import load_yaml
 from raydense.recipes.recipe import Recipe
@@ -170,9 +170,12 @@ def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) ->
     for key, value in given.items():
         if value is not None and value != ():
             put(values, key, value)
-    if config:
-        form.read({"output": "-", **values}, f"{config}: ")
-    return form.read(values, "--")
+    try:
+        if config:
+            form.read({"output": "-", **values}, f"{config}: ")
+        return form.read(values, "--")
+    except InputErrors as several:
+        raise several.args[0] from None  # of flags the first fault alone: the help shows the rest
 
 
 def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings | SuiteSettings:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from raydense.errors import InputError, did_you_mean
+from raydense.errors import Faults, InputError, did_you_mean
 from raydense.settings import put
 
 REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
@@ -69,20 +69,27 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     return content
 
 
-def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The content of a recipe, its keys checked, with `changes` as `stage.key=value`, `given=value` or `seed=value`."""
+def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...], faults: Faults) -> dict[str, Any]:
+    """The content of a recipe, its keys checked, with `changes` as `stage.key=value`, `given=value` or `seed=value`.
+
+    What is wrong is added to `faults`; InputError where nothing can be read, or there are no stages.
+    """
     content = load_recipe(file)
-    for key in content.keys() - _KEYS:
-        raise InputError("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
+    for key in content:
+        if key not in _KEYS:
+            faults.add("unknown key", f"{file}: {key}", did_you_mean(str(key), _KEYS))
     if not isinstance(content.get("stages"), dict) or not content["stages"]:
-        raise InputError("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+        faults.add("no stages", file, "a recipe has `stages:`, each a name with `do: VERB` and its settings")
+        faults.refuse()
     for part in ("given", "defaults"):
         content[part] = content.get(part) or {}
         if not isinstance(content[part], dict):
-            raise InputError("holds no keys", f"{file}: {part}", "give NAME: VALUE lines")
+            faults.add("holds no keys", f"{file}: {part}", "give NAME: VALUE lines")
+            content[part] = {}
     for change in changes:
-        key, value = _parsed(change)
-        apply(key, value, content, f"--set {change}")
+        with faults.collected():
+            key, value = _parsed(change)
+            apply(key, value, content, f"--set {change}")
     return content
 
 

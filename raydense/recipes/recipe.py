@@ -17,27 +17,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raydense.errors import InputError, did_you_mean
-from raydense.recipes.content import REFERENCE, named_in, recipe_content
+from raydense.errors import Faults, InputError
+from raydense.recipes.building import Builder
+from raydense.recipes.content import recipe_content
 from raydense.recipes.inputs import wrong_input
 from raydense.recipes.planning import needs_of
-from raydense.recipes.stage import VERBS, Stage
-from raydense.retrieval.settings import SearchSettings
+from raydense.recipes.stage import Stage
 from raydense.runtime.progress import duration, say
-from raydense.settings import Settings, flat, put
 from raydense.storage import (
     Artifact,
     Place,
     begun_from,
     commits_in,
     differences,
-    digest_of,
     provenance_of,
     read_manifest,
 )
@@ -57,112 +54,29 @@ class Recipe:
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Recipe:
         """The recipe in a YAML file, with `changes` as `stage.key=value`, `given=value` or `seed=value`.
 
-        InputError names the file and the key.
+        InputError, or InputErrors where there are several faults, that name the file and the key.
         """
-        return cls.build(recipe_content(file, changes), output, str(file))
+        faults = Faults()
+        return cls.build(recipe_content(file, changes, faults), output, str(file), faults=faults)
 
     @classmethod
-    def build(cls, content: dict[str, Any], output: str | os.PathLike[str], file: str, shared: Place | None = None) -> Recipe:
-        """The recipe of `content`; `file` is named in faults.
+    def build(
+        cls,
+        content: dict[str, Any],
+        output: str | os.PathLike[str],
+        file: str,
+        shared: Place | None = None,
+        faults: Faults | None = None,
+    ) -> Recipe:
+        """The recipe of `content`; `file` is named in `faults`, which are raised with those that it has already.
 
         Each stage has a folder of its name in `output`, or, where `shared` is given, in a folder of that one which is named by
         all that shapes the stage: recipes that build it from the same share it.
         """
-        built: dict[str, Stage] = {}
-        for name, values in content["stages"].items():
-            built[name] = _stage(str(name), values, content, Place.of(output), built, file, shared)
-        _refuse_unused(content.get("defaults") or {}, [type(stage.settings) for stage in built.values()], f"{file}: defaults")
-        return cls(str(content.get("description", "")).strip(), Place.of(output), tuple(built.values()))
-
-
-def _stage(
-    name: str, values: Any, recipe: dict[str, Any], output: Place, earlier: dict[str, Stage], file: str, shared: Place | None
-) -> Stage:
-    where = f"{file}: stages.{name}"
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in ("defaults", *recipe["given"]):
-        raise InputError("a stage's name has only letters, digits, - and _, and is neither a given name nor defaults", where, "rename it")
-    if not isinstance(values, dict) or not isinstance(values.get("do"), str):
-        raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
-    values = dict(values)
-    verb = values.pop("do")
-    if verb == "export":
-        raise InputError("its output is a plain file, not a stage's", f"{where}.do", "run `raydense export` after the recipe")
-    if verb not in VERBS:
-        raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
-    folders = {stage: built.settings.output for stage, built in earlier.items()}
-    needs: list[str] = []
-    values = {key: _resolve(value, recipe["given"], folders, needs, where) for key, value in values.items()}
-    form = VERBS[verb].settings.chosen(values, f"{where}.")
-    for key, value in _defaults_for(form, values, recipe.get("defaults") or {}, {*recipe["given"], *folders}).items():
-        put(values, key, _resolve(value, recipe["given"], folders, needs, where))
-    seed = recipe.get("seed")
-    if seed is not None and "seed" in form.model_fields:
-        values.setdefault("seed", seed)
-    if shared and "output" in values:
-        raise InputError("stages of a sweep are given their folders", f"{where}.output", "leave it out")
-    if "output" in values and not _inside(values["output"], output):
-        raise InputError("lies outside of the recipe's folder", f"{where}.output", "leave it out, or give a folder in it")
-    values.setdefault("output", str(output / name))
-    settings = form.read(values, f"{where}.")
-    if isinstance(settings, SearchSettings) and not settings.index:
-        raise InputError(
-            "a recipe says which index its runs come from", f"{where}.index", "give it together with pool, which must answer from it"
-        )
-    if shared:
-        settings = settings.model_copy(update={"output": str(shared / _identity(verb, settings, shared) / name)})
-    needed = tuple(dict.fromkeys(needs))
-    return Stage(name, verb, settings, needed, tuple(folders[need] for need in needed), where)
-
-
-def _inside(path: Any, folder: Place) -> bool:
-    there, around = Place.of(str(path)).located, Place.of(str(folder)).located
-    return os.path.normpath(there).startswith(f"{os.path.normpath(around)}{os.sep}")
-
-
-def _defaults_for(form: type[Settings], values: dict[str, Any], defaults: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """Of the defaults of a recipe those that a stage has and does not say itself; none that names a stage that comes later."""
-    own, has = flat(values), form.takes(values)
-    left = {key: value for key, value in flat(defaults).items() if key in has and key not in own and key.partition(".")[0] not in own}
-    return {key: value for key, value in left.items() if known.issuperset(named_in(value))}
-
-
-def _refuse_unused(defaults: dict[str, Any], forms: list[type[Settings]], where: str) -> None:
-    """InputError where no stage has the setting of a default."""
-    known = {key for form in forms for key in form.all_fields()}
-    for key in flat(defaults):
-        if key not in known:
-            raise InputError("no stage has this setting", f"{where}.{key}", did_you_mean(key, known))
-
-
-def _identity(verb: str, settings: Settings, shared: Place) -> str:
-    """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
-    given = {key: settings.value_of(key) for key in settings.inputs()}
-    given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
-    inputs = json.dumps(given, ensure_ascii=False)
-    return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
-
-
-def _resolve(value: Any, given: dict[str, Any], folders: dict[str, str], needs: list[str], where: str) -> Any:
-    """`value` with $names put in: what the recipe is given, or the folder of an earlier stage (noted in `needs`)."""
-    if isinstance(value, list):
-        return [_resolve(item, given, folders, needs, where) for item in value]
-    if isinstance(value, dict):
-        return {key: _resolve(inner, given, folders, needs, where) for key, inner in value.items()}
-    if not isinstance(value, str):
-        return value
-    if value.startswith("$") and value[1:] in given:
-        return given[value[1:]]
-
-    def put_in(match: re.Match[str]) -> str:
-        name = match[1]
-        if name in given:
-            return str(given[name])
-        if name not in folders:
-            raise InputError(f"${name} is no earlier stage and not given", where, did_you_mean(name, [*folders, *given]))
-        needs.append(name)
-        return folders[name]
-
-    return REFERENCE.sub(put_in, value)
+        faults = faults or Faults()
+        stages = Builder(content, Place.of(output), file, shared, faults).stages()
+        faults.refuse()
+        return cls(str(content.get("description", "")).strip(), Place.of(output), stages)
 
 
 def state(stage: Stage) -> tuple[str, str]:
@@ -210,10 +124,12 @@ def open_stages(recipe: Recipe) -> list[Stage]:
 
 
 def refuse_wrong(recipe: Recipe) -> None:
-    """InputError where a stage has an input that is not there and will not be made, or is of another kind."""
+    """InputError, or InputErrors, where stages have inputs that are not there and will not be made, or are of another kind."""
+    faults = Faults()
     for stage, (status, words) in zip(recipe.stages, _judged(recipe), strict=True):
         if status == "wrong":
-            raise InputError(words, stage.where)
+            faults.add(words, stage.where, "")
+    faults.refuse()
 
 
 def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -63,7 +63,7 @@ class Stage:
     needs: tuple[str, ...]
     folders: tuple[str, ...] = ()
     """The outputs of the stages that it needs."""
-    where: str = ""
+    where: str = field(default="", compare=False)
     """What errors name it by: the recipe and its key there."""
 
     def run(self) -> Any:

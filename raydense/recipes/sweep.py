@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from raydense.errors import InputError, why
+from raydense.errors import Faults, InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
 from raydense.recipes.recipe import Recipe, plan, state
@@ -64,17 +64,22 @@ class Sweep:
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Sweep | None:
-        """The sweep in a recipe's file, or None where it has none; `changes` as for `Recipe.read`. InputError names file and key."""
-        content = recipe_content(file, changes)
+        """The sweep in a recipe's file, or None where it has none; `changes` as for `Recipe.read`.
+
+        InputError names file and key, also of faults that are no sweep's; where there is no sweep, `Recipe.read` raises these.
+        """
+        faults = Faults()
+        content = recipe_content(file, changes, faults)
         grid = content.pop("sweep", None)
         if grid is None:
             return None
         where = f"{file}: sweep"
         root = Place.of(output)
-        variants = _variants(grid, content, where)
+        variants = _variants(grid, content, where, faults)
         for change in changes:
             if change.partition("=")[0] in grid:
-                raise InputError("is swept", f"--set {change}", f"change it in {file}")
+                faults.add("is swept", f"--set {change}", f"change it in {file}")
+        faults.refuse()
         rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
         trials = []
         for (variant, by_hand), (point, of_row), (seed, of_seed) in product(variants.items(), *rows):
@@ -89,24 +94,27 @@ def _is_seed(key: object) -> bool:
     return key == "seed" or str(key).endswith(".seed")
 
 
-def _variants(grid: Any, content: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+def _variants(grid: Any, content: dict[str, Any], where: str, faults: Faults) -> dict[str, dict[str, Any]]:
     """The named variants, one without a name where there are none; checks every key and list of the grid."""
     if not isinstance(grid, dict) or not grid:
         raise InputError("is empty", where, "give KEY: [VALUES] lines, or `variants:`, or both")
     for key, values in grid.items():
         if key != "variants":
-            _check_key(str(key), content, where)
+            with faults.collected():
+                _check_key(str(key), content, where)
             if not isinstance(values, list) or not values:
-                raise InputError("holds no values", f"{where}.{key}", "give a list of them, as [1, 2, 3]")
+                faults.add("holds no values", f"{where}.{key}", "give a list of them, as [1, 2, 3]")
     variants = grid.get("variants", {"": {}})
     if not isinstance(variants, dict) or not variants:
         raise InputError("holds no variants", f"{where}.variants", "give NAME: {KEY: VALUE} lines")
     variants = {str(name): changes or {} for name, changes in variants.items()}
     for name, changes in variants.items():
         if not isinstance(changes, dict):
-            raise InputError("holds no keys", f"{where}.variants.{name}", "give {KEY: VALUE}, or {} for no change")
+            faults.add("holds no keys", f"{where}.variants.{name}", "give {KEY: VALUE}, or {} for no change")
+            continue
         for key in changes:
-            _check_key(str(key), content, f"{where}.variants.{name}")
+            with faults.collected():
+                _check_key(str(key), content, f"{where}.variants.{name}")
     return variants
 
 

@@ -44,6 +44,15 @@ def test_a_plan_with_a_wrong_stage_is_printed_and_ends_with_2(here, capsys):
     assert [row["state"] for row in json.loads(out)["stages"]] == ["ready", "wrong", "waits", "wrong"]
 
 
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_every_fault_of_a_recipe_is_a_line(here, capsys, verb):
+    (here / "r.yaml").write_text(RECIPE.replace("passages", "pasages").replace("kind: bm25", "kind: bm52"))
+    code, out, err = call(capsys, verb, "r.yaml", "--output", "out")
+    assert (code, out, len(err)) == (2, "", 2)
+    assert err[0] == "raydense: r.yaml: stages.data.pasages: unknown key; did you mean 'passages'?"
+    assert err[1].startswith("raydense: r.yaml: stages.words.kind: input should be 'faiss' or 'bm25' (given: 'bm52')")
+
+
 def test_a_plan_of_a_sweep_shows_what_is_wrong(here, capsys):
     (here / "r.yaml").write_text(f"{RECIPE}sweep: {{seed: [1, 2]}}\n")
     code, out, err = call(capsys, "plan", "r.yaml", "--output", "out")
@@ -56,7 +65,10 @@ def test_a_run_is_refused_before_its_first_stage(here, capsys, sweep):
     (here / "r.yaml").write_text(RECIPE + sweep)
     code, out, err = call(capsys, "run", "r.yaml", "--output", "out")
     assert (code, out) == (2, "")
-    assert f"raydense: r.yaml: stages.words: corpus: {MISSING}" in err
+    assert err == [
+        f"raydense: r.yaml: stages.words: corpus: {MISSING}",
+        "raydense: r.yaml: stages.report: qrels: nowhere/qrels: no such folder; give a folder of kind qrels",
+    ]
     assert not (here / "out").exists()
 
 
@@ -68,7 +80,7 @@ def test_what_was_made_from_something_else_is_refused_before_the_first_stage(her
     stage.run()
     code, _, err = call(capsys, "run", "r.yaml", "--output", "out", "--set", "two.passages=300")
     assert code == 2
-    assert err[0].startswith("raydense: r.yaml: stages.two: made from something else (settings.passages: 200 -> 300)")
+    assert err[-1].startswith("raydense: r.yaml: stages.two: made from something else (settings.passages: 200 -> 300)")
     assert not (here / "out" / "one").exists()
 
 

@@ -1,12 +1,13 @@
 """Recipes: references, seeds, changes, and the faults that a person makes in them."""
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from raydense.data.tables import commit_table
-from raydense.errors import InputError
+from raydense.errors import InputError, InputErrors
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import recipe_file, recipe_named
@@ -76,7 +77,11 @@ def test_changes_from_the_command_line(recipe):
         ("do: sample", "do: export", "stages.data.do: its output is a plain file"),
         ("passages: 200", "passages: many", "stages.data.passages: input should be a valid integer"),
         ("passages: 200", "pasages: 200", "stages.data.pasages: unknown key; did you mean 'passages'?"),
-        ("$data/corpus\n  train", "$dta/corpus\n  train", "stages.words: $dta is no earlier stage and not given; did you mean 'data'?"),
+        (
+            "$data/corpus\n  train",
+            "$dta/corpus\n  train",
+            "stages.words.corpus: $dta is no earlier stage and not given; did you mean 'data'?",
+        ),
         ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
         ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
         (
@@ -94,6 +99,38 @@ def test_a_fault_names_file_and_key(recipe, old, new, said):
         Recipe.read(recipe, "out")
     assert said in str(caught.value)
     assert str(recipe) in str(caught.value)
+
+
+def test_every_fault_is_found_in_one_reading(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("""
+sed: 7
+defaults: {corpus: $daat/corpus, quries: $data/queries}
+stages:
+  data: {do: sample, pasages: 200, queries_each: x}
+  words: {do: indx}
+  dense: {do: index, kind: faiss, embeddings: [$vectors]}
+  found: {do: search, index: $words, queries: q, k: $depth, depth: 3}
+  mined: {do: mine, run: $found, queries: q, qrels: $data/qrels/train, negatives: none, output: ../elsewhere}
+""")
+    with pytest.raises(InputErrors) as caught:
+        Recipe.read(file, tmp_path / "out", ("nothing=3", "mined.depth"))
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(f"{file}: ").partition("; ")[0] for line in lines] == [
+        "sed: unknown key",
+        "--set nothing=3: the recipe is given no 'nothing'",
+        "--set: 'mined.depth' has no '='",
+        "defaults.corpus: $daat is no stage and not given",
+        "stages.data.pasages: unknown key",
+        "stages.data.queries_each: unknown key",
+        "stages.words.do: unknown verb 'indx'",
+        "stages.dense.embeddings: $vectors is no earlier stage and not given",
+        "stages.found.k: $depth is no earlier stage and not given",
+        "stages.found.depth: unknown key",
+        "stages.mined.output: lies outside of the recipe's folder",
+        "stages.mined.negatives: input should be a valid integer, unable to parse string as an integer (given: 'none')",
+    ]
+    assert pickle.loads(pickle.dumps(caught.value)).args[0].args == caught.value.args[0].args
 
 
 def test_a_twin_is_its_base_with_other_values(recipe, tmp_path):

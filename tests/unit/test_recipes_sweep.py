@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from raydense.cli import main
-from raydense.errors import InputError
+from raydense.errors import InputError, InputErrors
 from raydense.evaluation.sweep_chart import chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.recipes.recipe import Recipe
@@ -199,7 +199,7 @@ def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp
         ("sweep: {variants: {one: {}, two: {train.alpha: 0.1}}}", "sweep: (two) makes the same as (one)"),
         ("sweep: {variants: {a b: {}, a/b: {train.alpha: 0}}}", "sweep: two trials are called 'a-b'"),
         ("sweep: {data.output: [a]}", "stages.data.output: stages of a sweep are given their folders"),
-        ("sweeep: {seed: [1]}", "sweeep: unknown key; did you mean 'sweep'?"),
+        ("sweep: {seed: [1]}\ndefualts: {}", "defualts: unknown key; did you mean 'defaults'?"),
     ],
 )
 def test_a_fault_is_one_line_with_file_and_key(tmp_path, sweep, said):
@@ -208,6 +208,17 @@ def test_a_fault_is_one_line_with_file_and_key(tmp_path, sweep, said):
         Sweep.read(file, "out")
     assert said in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+def test_every_fault_of_a_sweep_is_found_in_one_reading(tmp_path):
+    with pytest.raises(InputErrors) as caught:
+        read(write(tmp_path, with_sweep("sweep: {sed: [1], seed: 3, variants: {one: 3, two: {trian.alpha: 1}}}")))
+    assert [fault.args[1].rpartition(": ")[2] for fault in caught.value.args] == [
+        "sweep.sed",
+        "sweep.seed",
+        "sweep.variants.one",
+        "sweep.variants.two.trian.alpha",
+    ]
 
 
 def test_a_swept_recipe_needs_a_report_and_no_change_of_what_is_swept(tmp_path):

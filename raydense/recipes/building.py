@@ -1,0 +1,146 @@
+"""Builds the stages of a recipe from its content: names become folders, defaults and the seed are filled in, settings are checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from raydense.errors import Faults, InputError, did_you_mean
+from raydense.recipes.content import REFERENCE, named_in
+from raydense.recipes.stage import VERBS, Stage
+from raydense.retrieval.settings import SearchSettings
+from raydense.settings import Settings, flat, put
+from raydense.storage import Place, digest_of
+
+
+class Builder:
+    """The stages of one recipe, built in order; every fault is added to `faults`.
+
+    Each stage has a folder of its name in `output`, or, where `shared` is given, one that is named by all that shapes the stage.
+    """
+
+    def __init__(self, content: dict[str, Any], output: Place, file: str, shared: Place | None, faults: Faults) -> None:
+        self._content, self._output, self._file, self._shared, self._faults = content, output, file, shared, faults
+        self._given, self._defaults = content["given"], content.get("defaults") or {}
+        self._folders: dict[str, str] = {}  # of the stages so far
+        self._classes: list[type[Settings]] = []
+        self._unknown: set[str] = set()  # names in the defaults that are of nothing: reported there, and not again by each stage
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that have no fault."""
+        self._check_names_of_defaults()
+        built = []
+        for name, values in self._content["stages"].items():
+            with self._faults.collected():
+                built.append(stage := self._stage(str(name), values))
+                self._folders[stage.name] = stage.settings.output
+            # one with a fault has a folder too, so that stages which name it are checked
+            self._folders.setdefault(str(name), os.path.join(str(self._output), str(name)))
+        if len(self._classes) == len(self._content["stages"]):
+            self._check_keys_of_defaults()
+        return tuple(built)
+
+    def _check_names_of_defaults(self) -> None:
+        names = {*self._given, *map(str, self._content["stages"])}
+        for key, value in flat(self._defaults).items():
+            for name in named_in(value):
+                if name not in names:
+                    self._unknown.add(name)
+                    self._faults.add(f"${name} is no stage and not given", f"{self._file}: defaults.{key}", did_you_mean(name, names))
+
+    def _check_keys_of_defaults(self) -> None:
+        known = {key for each in self._classes for key in each.all_fields()}
+        for key in flat(self._defaults):
+            if key not in known:
+                self._faults.add("no stage has this setting", f"{self._file}: defaults.{key}", did_you_mean(key, known))
+
+    def _stage(self, name: str, values: Any) -> Stage:
+        where = f"{self._file}: stages.{name}"
+        verb = self._verb(name, values, where)
+        needs: list[str] = []
+        values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
+        chosen = VERBS[verb].settings.chosen(values, f"{where}.")
+        self._classes.append(chosen)
+        for key, value in self._defaults_for(chosen, values).items():
+            put(values, key, self._resolved(value, needs, f"{where}.{key}"))
+        seed = self._content.get("seed")
+        if seed is not None and "seed" in chosen.model_fields:
+            values.setdefault("seed", seed)
+        self._check_output(values, f"{where}.output")
+        values.setdefault("output", str(self._output / name))
+        settings = chosen.read(values, f"{where}.")
+        if isinstance(settings, SearchSettings) and not settings.index:
+            fix = "give it together with pool, which must answer from it"
+            raise InputError("a recipe says which index its runs come from", f"{where}.index", fix)
+        if self._shared:
+            folder = self._shared / _identity(verb, settings, self._shared) / name
+            settings = settings.model_copy(update={"output": str(folder)})
+        needed = tuple(dict.fromkeys(needs))
+        return Stage(name, verb, settings, needed, tuple(self._folders[need] for need in needed), where)
+
+    def _verb(self, name: str, values: Any, where: str) -> str:
+        """The verb of a stage, whose name can be referred to."""
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in ("defaults", *self._given):
+            what = "a stage's name has only letters, digits, - and _, and is neither a given name nor defaults"
+            raise InputError(what, where, "rename it")
+        if not isinstance(values, dict) or not isinstance(values.get("do"), str):
+            raise InputError("has no `do:`", where, f"give its verb: {', '.join(VERBS)}")
+        verb: str = values["do"]
+        if verb == "export":
+            raise InputError("its output is a plain file, not a stage's", f"{where}.do", "run `raydense export` after the recipe")
+        if verb not in VERBS:
+            raise InputError(f"unknown verb {verb!r}", f"{where}.do", did_you_mean(verb, VERBS))
+        return verb
+
+    def _check_output(self, values: dict[str, Any], where: str) -> None:
+        if self._shared and "output" in values:
+            self._faults.add("stages of a sweep are given their folders", where, "leave it out")
+        elif "output" in values and not _inside(values["output"], self._output):
+            self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
+
+    def _defaults_for(self, chosen: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+        """The defaults that a stage has and does not say itself; none that names a stage that comes later."""
+        own, has, known = flat(values), chosen.takes(values), {*self._given, *self._folders, *self._unknown}
+        left = {
+            key: value for key, value in flat(self._defaults).items() if key in has and key not in own and key.partition(".")[0] not in own
+        }
+        return {key: value for key, value in left.items() if known.issuperset(named_in(value))}
+
+    def _resolved(self, value: Any, needs: list[str], where: str) -> Any:
+        """`value` with $names replaced: by what the recipe is given, or by the folder of an earlier stage (noted in `needs`)."""
+        if isinstance(value, list):
+            return [self._resolved(item, needs, where) for item in value]
+        if isinstance(value, dict):
+            return {key: self._resolved(inner, needs, f"{where}.{key}") for key, inner in value.items()}
+        if not isinstance(value, str):
+            return value
+        if value.startswith("$") and value[1:] in self._given:
+            return self._given[value[1:]]
+
+        def replace(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in self._given:
+                return str(self._given[name])
+            if name in self._folders:
+                needs.append(name)
+                return self._folders[name]
+            if name not in self._unknown:
+                self._faults.add(f"${name} is no earlier stage and not given", where, did_you_mean(name, [*self._folders, *self._given]))
+            return match[0]
+
+        return REFERENCE.sub(replace, value)
+
+
+def _inside(path: Any, folder: Place) -> bool:
+    there, around = Place.of(str(path)).located, Place.of(str(folder)).located
+    return os.path.normpath(there).startswith(f"{os.path.normpath(around)}{os.sep}")
+
+
+def _identity(verb: str, settings: Settings, shared: Place) -> str:
+    """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
+    given = {key: settings.value_of(key) for key in settings.inputs()}
+    given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
+    inputs = json.dumps(given, ensure_ascii=False)
+    return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
