@@ -7,20 +7,17 @@ Readers of a corpus or an index map its files into memory. So each file is fetch
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
-from raydense.runtime.progress import say
-from raydense.runtime.progress import size as in_words
 from raydense.storage import cache
 from raydense.storage.bucket import client, patiently, ray_filesystem
+from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
 from raydense.storage.files import aside_of, locked
 from raydense.storage.lease import Lease
 from raydense.storage.local_place import LocalPlace
@@ -30,10 +27,7 @@ from raydense.storage.place import Found, Place, together, visible
 if TYPE_CHECKING:
     from obstore import UpdateVersion
 
-_CHUNK = 8 << 20
 _PARTS_AT_ONCE = 4  # of an upload, so that each gets through a slow line in time
-_LOGGED_FROM = 256 << 20
-_FIX = "run `raydense verify` on its folder"
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         import obstore
 
         try:
-            return _found(patiently(lambda: obstore.head(self._client, self.key), str(self))) if self.key else None
+            return _found(patiently(lambda: obstore.head(self.client, self.key), str(self))) if self.key else None
         except FileNotFoundError:
             return None
 
@@ -88,7 +82,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         import obstore
 
         def get() -> tuple[bytes, UpdateVersion]:
-            found = obstore.get(self._client, self.key)
+            found = obstore.get(self.client, self.key)
             return bytes(found.bytes()), _version(found.meta)
 
         try:
@@ -101,7 +95,7 @@ class BucketPlace(Place, schemes=BUCKETS):
 
         found = self.stat()
         end = min(size, found.size) if found else size
-        return bytes(patiently(lambda: obstore.get_range(self._client, self.key, start=0, end=end), str(self))) if end else b""
+        return bytes(patiently(lambda: obstore.get_range(self.client, self.key, start=0, end=end), str(self))) if end else b""
 
     def tail(self, offset: int) -> tuple[int, bytes]:
         import obstore
@@ -113,7 +107,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         if begin == found.size:
             return begin, b""
         try:
-            return begin, bytes(patiently(lambda: obstore.get_range(self._client, self.key, start=begin, end=found.size), str(self)))
+            return begin, bytes(patiently(lambda: obstore.get_range(self.client, self.key, start=begin, end=found.size), str(self)))
         except FileNotFoundError:
             return 0, b""
 
@@ -134,8 +128,8 @@ class BucketPlace(Place, schemes=BUCKETS):
         import obstore
 
         def put() -> UpdateVersion:
-            given = {"chunk_size": _CHUNK, "max_concurrency": _PARTS_AT_ONCE} if isinstance(content, Path) else {"use_multipart": False}
-            return _version(obstore.put(self._client, self.key, content, mode=mode, **given))
+            given = {"chunk_size": CHUNK, "max_concurrency": _PARTS_AT_ONCE} if isinstance(content, Path) else {"use_multipart": False}
+            return _version(obstore.put(self.client, self.key, content, mode=mode, **given))
 
         # an upload of parts whose last answer was lost is "not found" when it is completed again
         return patiently(put, str(self), (FileNotFoundError,) if mode == "overwrite" else ())
@@ -162,7 +156,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         return str(put.get("e_tag") or put.get("version") or "")
 
     def sha256(self) -> str:
-        return self._stream()
+        return stream(self)
 
     # A folder
 
@@ -176,7 +170,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         import obstore
 
         def look() -> list[str]:
-            found = obstore.list_with_delimiter(self._client, self.key or None)
+            found = obstore.list_with_delimiter(self.client, self.key or None)
             paths = [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
             return sorted({path[len(self.key) :].strip("/") for path in paths} - {""})
 
@@ -186,7 +180,7 @@ class BucketPlace(Place, schemes=BUCKETS):
         import obstore
 
         def look() -> dict[str, Found]:
-            found = (one for batch in obstore.list(self._client, self.key or None) for one in batch)
+            found = (one for batch in obstore.list(self.client, self.key or None) for one in batch)
             return {one["path"][len(self.key) :].lstrip("/"): _found(one) for one in found}
 
         listed = sorted(patiently(look, str(self)).items())
@@ -209,7 +203,7 @@ class BucketPlace(Place, schemes=BUCKETS):
 
         def delete(key: str) -> None:
             try:
-                patiently(lambda: obstore.delete(self._client, key), str(self))
+                patiently(lambda: obstore.delete(self.client, key), str(self))
             except FileNotFoundError:
                 return
 
@@ -222,39 +216,9 @@ class BucketPlace(Place, schemes=BUCKETS):
         if size is None:
             found = place.stat()
             if found is None:
-                raise InputError("missing", place, _FIX)
+                raise InputError("missing", place, FIX)
             size, entry = found.size, entry or _short(f"{place} {found}")
-        return cache.fetched(entry or _short(f"{self}"), name or self.name, size, lambda aside: place._download(aside, size, sha256))
-
-    def _download(self, aside: Path, size: int, sha256: str | None) -> None:
-        if size >= _LOGGED_FROM:
-            say(f"storage: fetching {self} ({in_words(size)}) into {cache.cache()}")
-        with open(aside, "wb") as sink:
-            try:
-                digest = self._stream(sink)
-            except FileNotFoundError:
-                raise InputError("missing", self, _FIX) from None
-            sink.flush()
-            os.fsync(sink.fileno())
-        if aside.stat().st_size != size or sha256 not in (None, digest):
-            raise InputError("is not the file that its manifest records", self, _FIX)
-
-    def _stream(self, sink: BinaryIO | None = None) -> str:
-        """Read the file into `sink`, again from its start if the connection breaks, and return the sha256 of its bytes."""
-        import obstore
-
-        def get() -> str:
-            digest = hashlib.sha256()
-            if sink is not None:
-                sink.seek(0)
-                sink.truncate()
-            for chunk in obstore.get(self._client, self.key).stream(min_chunk_size=_CHUNK):
-                digest.update(chunk)
-                if sink is not None:
-                    sink.write(chunk)
-            return digest.hexdigest()
-
-        return patiently(get, str(self))
+        return cache.fetched(entry or _short(f"{self}"), name or self.name, size, lambda aside: download(place, aside, size, sha256))
 
     def local(self) -> Path:
         """As `Place.local`. A folder with a manifest is checked by it; in messages the path ends in the folder's own name."""
@@ -267,21 +231,10 @@ class BucketPlace(Place, schemes=BUCKETS):
         unsafe = next((name for name in names if not safe_name(name)), None)
         if unsafe is not None:
             raise InputError(f"holds a file of the name {unsafe!r}", self, "rename or remove it")
-        sums = self._sums(names)
+        sums = recorded_sums(self, names)
         entry = f"{_short(str([str(self), *((name, found[name].size, found[name].version) for name in names)]))}/{self.name}"
         together(lambda name: self.fetch(name, found[name].size, sums.get(name), entry), names)
         return cache.cache() / "files" / entry
-
-    def _sums(self, names: list[str]) -> dict[str, str]:
-        """The sha256 of those files that a manifest among them records."""
-        sums: dict[str, str] = {}
-        for name in (name for name in names if PurePosixPath(name).name == "manifest.json"):
-            try:
-                recorded = json.loads((self / name).read() or b"")["files"]
-                sums |= {str(PurePosixPath(name).parent / file["path"]): str(file["sha256"]) for file in recorded}
-            except (ValueError, TypeError, KeyError):  # another tool's manifest
-                continue
-        return sums
 
     def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
         cache.adopt(folder, entry, sizes)
@@ -320,7 +273,8 @@ class BucketPlace(Place, schemes=BUCKETS):
         return {"storage_path": f"{self.bucket}/{self.key}", "storage_filesystem": ray_filesystem(self.scheme, self.bucket)}
 
     @property
-    def _client(self) -> Any:
+    def client(self) -> Any:
+        """Obstore's client of the bucket."""
         return client(self.scheme, self.bucket)
 
 
