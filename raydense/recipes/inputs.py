@@ -31,7 +31,10 @@ _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
 
 
 def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
-    """The first input of a stage that no earlier stage makes and that is not there, or that is of another kind; else the empty string."""
+    """The first fault of a stage's inputs, else the empty string.
+
+    An input that no earlier stage makes is not there, one is of another kind, or examples lack what the method learns from.
+    """
     for key, kind in stage.settings.inputs().items():
         value = stage.settings.value_of(key)
         for path in [named(item)[1] for item in value] if isinstance(value, list) else [value]:
@@ -41,6 +44,11 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             fault = _fault(str(path), kind, earlier)
             if fault:
                 return f"{key}: {fault}"
+    try:
+        if isinstance(stage.settings, LoopSettings):
+            method_of(stage.settings).check_examples(stage.settings)
+    except InputError as error:
+        return f"examples: {error}"
     return ""
 
 

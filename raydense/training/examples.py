@@ -15,7 +15,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import concat_parts, positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.runtime.progress import say
-from raydense.storage import Artifact
+from raydense.storage import Artifact, read_manifest
 from raydense.training.ragged import Ints, Ragged
 from raydense.training.settings import TrainSettings
 from raydense.training.texts import Texts
@@ -61,6 +61,7 @@ class Examples:
 
 _LISTS = ("query", "positives", "negatives", "judged")
 _SCORES = ("positive_scores", "negative_scores")
+_SCORED = "give examples of `raydense label`, of `raydense mine --teacher` of a run of `rerank`, or imported ones with scores"
 _COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
 
 
@@ -80,13 +81,25 @@ def read_training_data(
     return examples, Texts(queries, store)
 
 
+def require_scores(settings: TrainSettings) -> None:
+    """InputError where examples that the settings name are there, and have no teacher's scores; reads their columns' names alone."""
+    for path in (settings.examples, settings.more_examples):
+        if path and read_manifest(path) is not None:
+            parts = Artifact.open(path).parts(".parquet")
+            if parts and not {*_SCORES} <= {*pq.read_schema(parts[0]).names}:
+                raise _without_scores(settings, path)
+
+
+def _without_scores(settings: TrainSettings, path: str) -> InputError:
+    return InputError(f"has no teacher's scores, which objective {settings.objective} learns from", path, _SCORED)
+
+
 def _scored(examples: Examples, negatives: int, settings: TrainSettings, log: bool) -> Examples:
-    fix = "give examples of `raydense label`, of `raydense mine --teacher` of a run of `rerank`, or imported ones with scores"
     if examples.positives.scores is None or examples.negatives.scores is None:
-        raise InputError(f"has no teacher's scores, which objective {settings.objective} learns from", settings.examples, fix)
+        raise _without_scores(settings, settings.examples)
     scored = examples.scored(negatives)
     if not len(scored):
-        raise InputError(f"no query has a positive and {negatives} negatives with a teacher's score", settings.examples, fix)
+        raise InputError(f"no query has a positive and {negatives} negatives with a teacher's score", settings.examples, _SCORED)
     if log and len(scored) < len(examples):
         left = len(examples) - len(scored)
         say(f"train: {left:,} of {len(examples):,} queries have too few passages with a teacher's score, and are left out")

@@ -111,6 +111,14 @@ class Method(ABC):
         return [settings.model]
 
     @classmethod
+    def check_examples(cls, settings: Any) -> None:
+        """InputError where examples that are there lack what it learns from; reads none of them."""
+        if cls.needs_scores:
+            from raydense.training.examples import require_scores
+
+            require_scores(settings)
+
+    @classmethod
     def dev_every(cls, settings: Any) -> int:
         """Steps between dev measurements; 0 means ten over the whole run."""
         return settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0

@@ -365,6 +365,27 @@ def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     assert recipe_named("quickstart") == "quickstart"
 
 
+def test_examples_without_the_scores_that_a_method_learns_from_are_wrong(tmp_path):
+    rows = {"query_id": ["q"], "positives": [[0]], "negatives": [[1]]}
+    for name, scores in (("plain", {}), ("scored", {"positive_scores": [[1.0]], "negative_scores": [[0.5]]})):
+        draft = Draft.open(tmp_path / name, "examples", {})
+        commit_table(draft, "examples.parquet", pa.table(rows | scores))
+        draft.finish(1)
+
+    def planned(objective, examples):
+        given = {"model": "tiny", "corpus": "$data/corpus", "queries": "$data/queries", "examples": str(tmp_path / examples)}
+        train = {"do": "train", "objective": objective, "negatives": 1, **given}
+        recipe = Recipe.build({"given": {}, "stages": {"data": {"do": "sample"}, "train": train}}, tmp_path / "out", "r.yaml")
+        return plan(recipe)[1]
+
+    for objective in ("margin-mse", "kl"):
+        row = planned(objective, "plain")
+        lacks = f"examples: {tmp_path}/plain: has no teacher's scores, which objective {objective} learns from; give examples of"
+        assert (row["state"], row["note"].startswith(lacks)) == ("wrong", True)
+        assert planned(objective, "scored")["state"] == "waits"
+    assert planned("retriever", "plain")["state"] == "waits"
+
+
 @pytest.mark.parametrize("name", ["scifact", "medquad"])
 def test_tiny_is_refused_where_a_trained_model_is_read(name):
     with pytest.raises(InputError, match=rf"{name}\.yaml: stages\.vectors-0\.model: tiny is a small model from scratch"):
