@@ -93,7 +93,7 @@ def settings_of(options: argparse.Namespace, work: Path, **changes: Any) -> Pret
 
 
 def ours(options: argparse.Namespace, work: Path, **changes: Any) -> float:
-    """Passages per second of the stage's loop, as its summary tells it."""
+    """Passages per second of the stage's loop, from its summary."""
     return float(pretrain(settings_of(options, work, **changes)).summary["queries_per_second"])
 
 

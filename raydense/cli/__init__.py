@@ -61,7 +61,7 @@ def _evaluate_command() -> click.Command:
     for flag in (*of_runs, *of_suite):
         if flag.name != "output":
             flag.help = str(flag.help).replace("  [required]", "")
-    words = "\n\n".join(cleandoc(str(form.__doc__)) for form in (EvaluateSettings, SuiteSettings))
+    words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (EvaluateSettings, SuiteSettings))
     return Command("evaluate", params=[*of_runs, *of_suite, *common_flags()], callback=call, help=words)
 
 

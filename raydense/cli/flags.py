@@ -44,14 +44,14 @@ class Command(click.Command):
         return [*ctx.meta.get(_FLAGS, []), *super().get_params(ctx)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        form = self._chosen(args)
-        if form:
-            ctx.meta[_FLAGS] = flags_of(form)
+        settings_class = self._chosen(args)
+        if settings_class:
+            ctx.meta[_FLAGS] = flags_of(settings_class)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as wrong:
-            if form:
-                form.refuse_renamed(wrong.option_name.lstrip("-").replace("-", "_"), "--")
+            if settings_class:
+                settings_class.refuse_renamed(wrong.option_name.lstrip("-").replace("-", "_"), "--")
             raise
 
     def _chosen(self, args: list[str]) -> type[BaseSettings] | None:
@@ -147,23 +147,23 @@ def _help(field: FieldInfo) -> str:
     return words if default in (None, "") else f"{words}  [{default}]"
 
 
-def flags_of(form: type[BaseSettings]) -> list[Flag]:
+def flags_of(settings_class: type[BaseSettings]) -> list[Flag]:
     """A flag for each key of the settings, those that must be given first, and those of groups last."""
-    fields = form.all_fields()
+    fields = settings_class.all_fields()
     required_first = sorted(fields, key=lambda key: ("." in key, key != "output", not fields[key].is_required()))
-    return [_flag(key, fields[key], _section(form, key, fields[key])) for key in required_first]
+    return [_flag(key, fields[key], _section(settings_class, key, fields[key])) for key in required_first]
 
 
-def _section(form: type[BaseSettings], key: str, field: FieldInfo) -> str:
+def _section(settings_class: type[BaseSettings], key: str, field: FieldInfo) -> str:
     """The section of the help that lists a flag."""
     group, dot, _ = key.partition(".")
     if dot:
-        return f"{group}: {form.model_fields[group].description}"
+        return f"{group}: {settings_class.model_fields[group].description}"
     extra = field.json_schema_extra
     return next((title for kind, title in _SECTIONS.items() if isinstance(extra, dict) and kind in extra), "Settings")
 
 
-def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
+def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
     """The settings of a file, overridden by those given as flags."""
     values = load_yaml(config) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
@@ -172,8 +172,8 @@ def read(form: type[SomeSettings], config: str | None, flags: dict[str, Any]) ->
             put(values, key, value)
     try:
         if config:
-            form.read({"output": "-", **values}, f"{config}: ")
-        return form.read(values, "--")
+            settings_class.read({"output": "-", **values}, f"{config}: ")
+        return settings_class.read(values, "--")
     except InputErrors as several:
         raise several.args[0] from None  # of flags the first fault alone: the help shows the rest
 
@@ -182,13 +182,13 @@ def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings
     """As `read`, for `evaluate`: the settings with --suite are others; InputError if a flag belongs to the other kind."""
     runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
     given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
-    form: type[EvaluateSettings] | type[SuiteSettings]
-    form, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
+    settings_class: type[EvaluateSettings] | type[SuiteSettings]
+    settings_class, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
     for key in given:
-        if key in other and key not in form.model_fields:
+        if key in other and key not in settings_class.model_fields:
             what, fix = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
             raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", fix)
-    return read(form, config, {key: value for key, value in flags.items() if key in form.all_fields()})
+    return read(settings_class, config, {key: value for key, value in flags.items() if key in settings_class.all_fields()})
 
 
 def common_flags() -> list[click.Parameter]:
@@ -222,7 +222,7 @@ def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> N
 def join(address: str | None) -> None:
     """Have this process join the Ray cluster at `address` when it needs Ray, where one is given."""
     if address:
-        os.environ["RAY_ADDRESS"] = address  # as Ray itself says it inside a job; a stage joins when it needs Ray
+        os.environ["RAY_ADDRESS"] = address  # as Ray itself sets it inside a job; a stage joins when it needs Ray
 
 
 def read_recipe(file: str, output: str, changes: tuple[str, ...]) -> Recipe | Sweep:

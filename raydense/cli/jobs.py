@@ -30,7 +30,7 @@ class JobError(Exception):
 
 
 def dashboard(address: str | None) -> str:
-    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError if there is none, it has another form, or contains credentials."""
+    """The http address of a dashboard: as given, else RAY_ADDRESS. InputError if there is none, it is not of this form, or contains credentials."""
     where = address or os.environ.get("RAY_ADDRESS", "")
     fix = "give that of the cluster's dashboard, as http://HEAD:8265"
     if not where:
@@ -201,7 +201,7 @@ def exit_code(job: Any) -> int:
     code = job.driver_exit_code
     if code is None:
         return 0 if str(job.status) == "SUCCEEDED" else 1
-    return code if code >= 0 else 128 - code  # ended by a signal, as a shell says it
+    return code if code >= 0 else 128 - code  # ended by a signal, as a shell reports it
 
 
 def outcome(job: Any) -> str:

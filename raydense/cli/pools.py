@@ -106,7 +106,7 @@ def pool_status(name: str | None, address: str | None, as_json: bool) -> None:
 @_NAME
 @_on_cluster
 def pool_close(name: str, address: str | None, as_json: bool) -> None:
-    """End a pool and its actors. Calls in progress fail with one line that says so."""
+    """End a pool and its actors. Calls in progress fail with an error of one line."""
     from raydense.retrieval.named import close_pool
 
     join(address)

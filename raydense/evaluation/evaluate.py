@@ -146,7 +146,7 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
 def _analysis(
     settings: EvaluateSettings, runs: list[MeasuredRun], judgements: Judgements | None, queries: pa.Table | None, models: dict[str, Path]
 ) -> dict[str, Any]:
-    """What only some inputs tell of."""
+    """The parts of the report that need further inputs."""
     if judgements is None:
         return {}
     found = {"depths": by_depth(runs, judgements)}

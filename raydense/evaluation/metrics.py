@@ -27,7 +27,7 @@ class Measured:
 
 
 def parse_metrics(names: list[str]) -> list[ir_measures.Measure]:
-    """The measures of names as "nDCG@10"; InputError that suggests the name that was meant."""
+    """The measures of names as "nDCG@10"; InputError that suggests the nearest known name."""
     if not names:
         raise InputError("no metric", "metrics", "name some, as nDCG@10 RR@10 R@100")
     return list(dict.fromkeys(_parse_metric(name) for name in names))

@@ -112,7 +112,7 @@ def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Aske
 
 
 def provenance_of(settings: EvaluateSettings, runs: list[MeasuredRun], models: dict[str, Path]) -> list[dict[str, Any]]:
-    """A tree for each run and model: what it was made from, as far as the folders given here tell."""
+    """A tree for each run and model: what it was made from, as far as the given folders record it."""
     folders: list[tuple[str, Place]] = [(run.name, run.artifact.place) for run in runs] + [
         (name, Place.of(path)) for name, path in models.items()
     ]

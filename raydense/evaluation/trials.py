@@ -27,7 +27,7 @@ _LEGEND = "Mean ± sample standard deviation over the seeds; ▲ ▼ better or w
 
 
 def summarise(reports: Reports) -> dict[str, Any]:
-    """What reports, by variant and by seed, say together: {"compared_with", "tests", "runs": {run: {variant: row}}}.
+    """Summarises reports by variant and seed: {"compared_with", "tests", "runs": {run: {variant: row}}}.
 
     A row has its `seeds`, by each metric `mean`, `spread` (the sample standard deviation over the seeds; None for one seed) and
     `values` (one a seed), and for all variants but the first a `significance` as that of a report: {metric: comparison}.

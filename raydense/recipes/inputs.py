@@ -12,7 +12,7 @@ from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 
-# What a verb makes, where no method says it; a data set has parts, which are inputs by themselves.
+# What a verb makes, unless its method decides it; a data set has parts, which can be inputs.
 _MAKES = {
     "sample": "dataset",
     "import": "dataset",
@@ -53,17 +53,17 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
 
 
 def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
-    maker = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
-    if maker is None or read_manifest(maker.settings.output) is not None:
+    producer = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
+    if producer is None or read_manifest(producer.settings.output) is not None:
         return _not_there(path, kind, earlier)
-    part, makes = _below(path, maker.settings.output) or "", _makes(maker)
+    part, makes = _below(path, producer.settings.output) or "", _makes(producer)
     if not part and makes and makes not in kind.split(" or "):
-        of = f", of which one part is meant, as ${maker.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
-        return f"${maker.name} is {makes}, not {kind}{of}"
+        of = f"; name one of its parts, as ${producer.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
+        return f"${producer.name} is {makes}, not {kind}{of}"
     if makes == "dataset" and part and part.split("/")[0] not in kind.split(" or "):
-        return f"${maker.name}/{part} is {part.split('/')[0]}, not {kind}"
-    if maker.verb == "sample" and part and part not in _SAMPLE:
-        return f"${maker.name} has no {part}; it has {', '.join(sorted(_SAMPLE))}"
+        return f"${producer.name}/{part} is {part.split('/')[0]}, not {kind}"
+    if producer.verb == "sample" and part and part not in _SAMPLE:
+        return f"${producer.name} has no {part}; it has {', '.join(sorted(_SAMPLE))}"
     return ""
 
 

@@ -27,7 +27,7 @@ from raydense.storage import WORK, Artifact, Place, read_manifest
 
 @dataclass(frozen=True)
 class Source:
-    """A test set as it was found: its name, folder and splits; `lacks` says what keeps it from being whole."""
+    """A test set as it was found: its name, folder and splits; `lacks` is what is missing, if it is incomplete."""
 
     name: str
     folder: Path

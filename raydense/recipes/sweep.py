@@ -129,8 +129,8 @@ def _refuse_unknown(key: str, content: dict[str, Any], where: str) -> None:
     values = content["stages"].get(stage, {}) if dot else {}
     verb = values.get("do")
     if field != "do" and verb in VERBS:
-        form = VERBS[verb].settings.chosen(values, f"{where}.{stage}.")
-        form.refuse_unknown(field, f"{where}.{stage}.")
+        settings_class = VERBS[verb].settings.chosen(values, f"{where}.{stage}.")
+        settings_class.refuse_unknown(field, f"{where}.{stage}.")
 
 
 def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, Any]]]:

@@ -25,7 +25,7 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
     """Run what is not done of the trials, as trials of Ray Tune, `concurrent` at once; returns what went wrong, by trial's name.
 
     A trial that fails does not stop the others. Stopping anywhere is safe: the next call continues where this one stopped. What
-    the stages of a trial say goes to its folder's `log`. InputError, before anything starts, where a stage's folder was made from
+    the stages of a trial print goes to its folder's `log`. InputError, before anything starts, where a stage's folder was made from
     something else, or an input is wrong.
     """
     left = [trial for trial in sweep.trials if open_stages(trial.recipe)]
@@ -78,7 +78,7 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
 
 
 def _listener(names: list[str]) -> Any:
-    """Tune's callback that says each stage that a trial has done."""
+    """Tune's callback that logs each stage that a trial has finished."""
     from ray import tune
 
     class Listener(tune.Callback):
@@ -86,7 +86,7 @@ def _listener(names: list[str]) -> Any:
             say(f"{names[trial.config['trial']]}: begins")
 
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: {result['said']}")
+            say(f"{names[trial.config['trial']]}: {result['stage']}")
 
     return Listener()
 
@@ -119,9 +119,9 @@ def _trainable(trial: Trial, here: _Here) -> None:
     place = NodeAffinitySchedulingStrategy(here.node, soft=False)
     shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
     task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
-    said: Any
-    for said in task.remote(trial, here):  # type: ignore[attr-defined]
-        tune.report({"said": ray.get(said)})
+    finished: Any
+    for finished in task.remote(trial, here):  # type: ignore[attr-defined]
+        tune.report({"stage": ray.get(finished)})
 
 
 def _stages(trial: Trial, here: _Here) -> Iterator[str]:

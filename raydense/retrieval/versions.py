@@ -1,4 +1,4 @@
-"""The versions of a pool's index: which one a caller asks, by which actors, and how it learns of the next."""
+"""The versions of a pool's index: the version and the actors that a caller uses, and how it notices a swap."""
 
 from __future__ import annotations
 

@@ -51,18 +51,18 @@ class Run:
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, cwd=folder, env=kept, stdout=log, stderr=log, start_new_session=True)
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.log.read_text()
 
     def finish(self) -> str:
-        assert self.process.wait(300) == 0, self.said()
-        return self.said()
+        assert self.process.wait(300) == 0, self.printed()
+        return self.printed()
 
     def kill_in(self, stage: str, files: int) -> list[psutil.Process]:
         """kill -9 once `stage` has begun and has so many files in its folder, or is done; returns what had descended from it."""
         begun, done = f"] {stage}: ", f"] {stage}: done"
-        while not (begun in self.said() and (done in self.said() or files_in(self.folder / "out" / stage) >= files)):
-            assert self.process.poll() is None, f"ended before {stage}: {self.said()}"
+        while not (begun in self.printed() and (done in self.printed() or files_in(self.folder / "out" / stage) >= files)):
+            assert self.process.poll() is None, f"ended before {stage}: {self.printed()}"
             time.sleep(0.002)
         descended = psutil.Process(self.process.pid).children(recursive=True)
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
-    """Starts the recipe in a folder of `tmp_path`, beside it and a re-ranker; whatever still runs at the end is killed."""
+    """Starts the recipe in a folder of `tmp_path`, next to it and a re-ranker; whatever still runs at the end is killed."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     make_reranker(tmp_path / "reranker", make_retriever(tmp_path / "encoder"))
     runs: list[Run] = []
@@ -124,18 +124,18 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
 @pytest.mark.long
 def test_killed_again_and_again(run: Callable[[str], Run], tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    undisturbed = run("whole")  # beside the other one: neither may touch the other's Ray
+    undisturbed = run("whole")  # next to the other one: neither may touch the other's Ray
     rng = random.Random(os.getpid())
     chosen = sorted(rng.sample(STAGES, KILLS), key=STAGES.index)
     # the run ends soon after the last stage has its files
     moments = [(stage, rng.randrange(2 if stage == STAGES[-1] else _MOST_FILES)) for stage in chosen]
     print("killed at", moments)
     orphans = [orphan for stage, files in moments for orphan in run("killed").kill_in(stage, files)]
-    said = run("killed").finish()
+    printed = run("killed").finish()
     undisturbed.finish()
 
     before = STAGES[: STAGES.index(moments[-1][0])]
-    assert [stage for stage in before if f"] {stage}: done before" not in said] == []
+    assert [stage for stage in before if f"] {stage}: done before" not in printed] == []
     assert checksums(killed / "out") == checksums(whole / "out")
     assert manifests(killed / "out") == manifests(whole / "out")
     assert not list((killed / "out").rglob(".work"))

@@ -52,9 +52,9 @@ def test_a_killed_suite_goes_on(tmp_path: Path, joining: dict[str, str], capfd: 
 
     capfd.readouterr()
     finished(tmp_path / "sets", killed)
-    said = capfd.readouterr().err
-    assert "[1/2] a: done before" in said
-    assert "[2/2] b: data: done before" in said
+    printed = capfd.readouterr().err
+    assert "[1/2] a: done before" in printed
+    assert "[2/2] b: data: done before" in printed
     assert {path: path.stat().st_mtime_ns for path in made} == made
     finished(tmp_path / "sets", tmp_path / "whole")
     assert checksums(killed) == checksums(tmp_path / "whole")

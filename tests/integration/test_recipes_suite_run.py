@@ -65,10 +65,10 @@ def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[
 
     failed = run_suite(suite)
     assert list(failed) == ["forum/two"]
-    said = capfd.readouterr().err
-    assert "suite: 3 test sets, 0 done before" in said
-    assert f"[2/3] forum/two: failed: forum/two: stages.data: {broken}:32: not JSON" in said
-    assert "[3/3] plain: report-test: done in" in said
+    printed = capfd.readouterr().err
+    assert "suite: 3 test sets, 0 done before" in printed
+    assert f"[2/3] forum/two: failed: forum/two: stages.data: {broken}:32: not JSON" in printed
+    assert "[3/3] plain: report-test: done in" in printed
     summary, table = write_tables(suite, failed)
     assert json.loads((out / "suite.json").read_text()) == summary
     assert list(summary["failed"]) == ["forum/two"]

@@ -103,11 +103,11 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     assert sweep is not None
     with environments_of("ray::RayTrainWorker") as seen, start_sweep(tmp_path, "log-2") as process:
         process.wait()
-    said = Path("log-2").read_text()
-    assert process.returncode == 0, said
+    printed = Path("log-2").read_text()
+    assert process.returncode == 0, printed
     assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
-    assert (said.count("reranker: done in"), said.count("reranked: done in")) == (1, 4)
-    assert "negatives: done in" not in said, "made before the kill"
+    assert (printed.count("reranker: done in"), printed.count("reranked: done in")) == (1, 4)
+    assert "negatives: done in" not in printed, "made before the kill"
     after = manifests(tmp_path / "out")
     assert before.items() <= after.items(), "what was done is not made again"
     distinct = {stage.settings.output for trial in sweep.trials for stage in trial.recipe.stages}

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 def call(*arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(list(arguments))
-    said = capsys.readouterr()
-    return stopped.value.code, said.out, said.err
+    printed = capsys.readouterr()
+    return stopped.value.code, printed.out, printed.err
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "run", "plan", "demo", "doctor", "submit", "serve"])
@@ -33,7 +33,7 @@ def test_help_of_every_verb_teaches(verb, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["trian"], "Did you mean one of: 'pretrain', 'train'?"),
         (["train", "--lrr", "1"], "Did you mean '--lr'?"),
@@ -47,11 +47,11 @@ def test_help_of_every_verb_teaches(verb, capsys):
         (["serve", "--index", "nowhere"], "nowhere: no such folder; give a folder of kind index"),
     ],
 )
-def test_bad_input_is_one_line_and_2(arguments, said, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_line_and_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*arguments, capsys=capsys)
     assert code == 2
-    assert said in err
+    assert message in err
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
     assert out == ""
@@ -136,7 +136,7 @@ def test_a_stage_from_the_command_line_is_not_run_twice(tmp_path, capsys):
     assert "settings.seed: 1 -> 9" in err
 
 
-def test_the_reference_is_what_the_settings_say():
+def test_the_reference_follows_the_settings():
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         from make_reference import reference

@@ -6,7 +6,7 @@ from raydense.cli.doctor import _in_a_line
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (TimeoutError(), "TimeoutError"),
         (RuntimeError("\n"), "RuntimeError"),
@@ -14,5 +14,5 @@ from raydense.cli.doctor import _in_a_line
         (ConnectionError("refused"), "refused"),
     ],
 )
-def test_an_error_in_a_line_even_if_it_says_nothing(error, said):
-    assert _in_a_line(error) == said
+def test_an_error_in_a_line_even_without_a_message(error, message):
+    assert _in_a_line(error) == message

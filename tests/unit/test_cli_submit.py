@@ -101,7 +101,7 @@ def test_a_relative_input_of_a_recipe_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["trian"], "Did you mean one of: 'pretrain', 'train'?"),
         (["train", "--lrr", "1"], "Did you mean '--lr'?"),
@@ -113,7 +113,7 @@ def test_a_relative_input_of_a_recipe_is_refused(tmp_path):
         (["status", "x", "--address", "http://127.0.0.1:1"], "http://127.0.0.1:1: no dashboard of Ray answers"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_sent(words, said, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_sent(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # `connect` sets it: so it is put back
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
@@ -122,7 +122,7 @@ def test_bad_input_is_refused_before_anything_is_sent(words, said, capsys, tmp_p
         main(["submit", *words])
     out, err = capsys.readouterr()
     assert (stopped.value.code, out) == (2, "")
-    assert said in err.splitlines()[-1]
+    assert message in err.splitlines()[-1]
 
 
 def test_ray_address_is_the_default_where_it_is_a_dashboard(monkeypatch):
@@ -232,7 +232,7 @@ def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
     assert capsys.readouterr().err == "raydense-index-1: failed: no runtime environment\n"
 
 
-def test_what_flags_cannot_say_is_refused(tmp_path, capsys):
+def test_what_flags_cannot_express_is_refused(tmp_path, capsys):
     (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\n")
     with pytest.raises(SystemExit) as stopped:
         main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])

@@ -67,16 +67,16 @@ def reciprocal_rank(hits: list[str], judged: dict[str, int]) -> float:
 
 def test_both_orders_are_cut_at_each_depth(world: dict[str, Any]) -> None:
     result = measure(world, "depths")
-    told = result["depths"]["again"]
-    assert told["candidates"] == "dense"
-    assert [row["depth"] for row in told["depths"]] == [1, 2, 5, 10, 20, 25]
-    for row in told["depths"]:
+    depths = result["depths"]["again"]
+    assert depths["candidates"] == "dense"
+    assert [row["depth"] for row in depths["depths"]] == [1, 2, 5, 10, 20, 25]
+    for row in depths["depths"]:
         first = {q: [p for p, _ in hits[: row["depth"]]] for q, hits in world["found"].items()}
         again = {q: [p for p, _ in hits if p in first[q]] for q, hits in world["scored"].items()}
         for name, run in (("candidates", first), ("reranked", again)):
             expected = np.mean([reciprocal_rank(hits, world["judged"][q]) for q, hits in run.items()])
             assert row[name]["RR@10"] == pytest.approx(expected, abs=1e-12), (row["depth"], name)
-    last = told["depths"][-1]["reranked"]
+    last = depths["depths"][-1]["reranked"]
     assert last["RR@10"] == pytest.approx(result["runs"]["again"]["metrics"]["RR@10"])
     assert "again by depth" in result["page"]
 
@@ -92,9 +92,9 @@ def test_similarities_are_those_that_sentence_transformers_gives(world: dict[str
 
     root = world["root"]
     given = {"queries": str(root / "queries"), "corpus": str(root / "corpus"), "models": [f"trained={root / 'retriever'}"]}
-    told = measure(world, "similar", **given)
-    assert list(told["similarity"]) == ["dense"]
-    similarity = told["similarity"]["dense"]
+    result = measure(world, "similar", **given)
+    assert list(result["similarity"]) == ["dense"]
+    similarity = result["similarity"]["dense"]
     model = SentenceTransformer(str(root / "retriever"))
     text = {f"p{i}": text for i, text in enumerate(world["texts"])}
     to_query, to_negative, nearer = [], [], []
@@ -110,11 +110,11 @@ def test_similarities_are_those_that_sentence_transformers_gives(world: dict[str
         assert similarity[name]["mean"] == pytest.approx(np.mean(values), rel=1e-4)
         assert similarity[name]["spread"] == pytest.approx(np.std(values), rel=1e-3)
     assert similarity["nearer"] == pytest.approx(np.mean(nearer), abs=0.01)
-    assert "nearer to the query" in told["page"]
+    assert "nearer to the query" in result["page"]
 
 
-def test_another_model_than_the_runs_tells_nothing_of_it(world: dict[str, Any], tmp_path: Path) -> None:
+def test_another_model_than_the_runs_adds_nothing(world: dict[str, Any], tmp_path: Path) -> None:
     root = world["root"]
     other = make_retriever(tmp_path / "other", seed=9)
-    told = measure(world, "other", queries=str(root / "queries"), corpus=str(root / "corpus"), models=[str(other)])
-    assert "similarity" not in told
+    result = measure(world, "other", queries=str(root / "queries"), corpus=str(root / "corpus"), models=[str(other)])
+    assert "similarity" not in result

@@ -147,7 +147,7 @@ def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, "nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus"),
         ({"answers": {"match": "token"}, "metrics": "R@5"}, "an evaluation without qrels does not use metrics: leave it out"),
@@ -155,10 +155,10 @@ def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path)
         ({"answers": {"match": "regex"}, "queries": "q"}, "corpus: missing; answers.match needs it"),
     ],
 )
-def test_without_qrels_it_says_what_it_needs(world: Path, given: dict[str, str], said: str):
+def test_without_qrels_it_reports_what_it_needs(world: Path, given: dict[str, str], message: str):
     with pytest.raises(InputError) as caught:
         evaluate(EvaluateSettings.read({"run": [str(world / "good")], "output": str(world / "none"), **given}))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (world / "none").exists()
 
 

@@ -151,7 +151,7 @@ def test_a_missing_query_counts_0_and_an_unjudged_one_nothing():
     assert measured.unanswered == 1
 
 
-def test_bad_metrics_and_runs_say_what_to_do():
+def test_errors_of_metrics_and_runs_have_a_fix():
     for name, fix in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
         with pytest.raises(InputError, match=f"did you mean {fix}"):
             parse_metrics([name])

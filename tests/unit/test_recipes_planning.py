@@ -64,13 +64,13 @@ def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
 
 
 def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
-    told = needs("scifact", tmp_path, "reranker.max_steps=9")
-    assert told.pop("data") == "what it holds shows when it has run"
-    assert told.pop("reranker") == "9 steps of 16 queries, 1 worker(s)"
-    assert set(told.values()) == {""}
+    needed = needs("scifact", tmp_path, "reranker.max_steps=9")
+    assert needed.pop("data") == "what it holds shows when it has run"
+    assert needed.pop("reranker") == "9 steps of 16 queries, 1 worker(s)"
+    assert set(needed.values()) == {""}
 
 
-def test_a_split_tells_its_documents_but_not_its_passages(tmp_path: Path) -> None:
+def test_a_split_shows_its_documents_but_not_its_passages(tmp_path: Path) -> None:
     sample = SampleSettings(output=str(tmp_path / "data"), passages=300)
     passages = SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
     words = IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
@@ -93,10 +93,10 @@ def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_pa
     ]
 
 
-def test_the_memory_of_training_is_told_where_the_start_model_is_there(tmp_path: Path) -> None:
-    told = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
-    assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", told["retriever-1"])
-    assert "GiB a worker" not in told["reranker-1"], "it starts from a retriever that is not made yet"
+def test_the_memory_of_training_is_shown_if_the_start_model_exists(tmp_path: Path) -> None:
+    needed = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
+    assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", needed["retriever-1"])
+    assert "GiB a worker" not in needed["reranker-1"], "it starts from a retriever that is not made yet"
 
 
 def test_fewer_examples_than_a_batch(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def write_run(folder: Path, queries: pa.Table, store: PassageStore, depth: int) 
     draft.finish(len(ids))
 
 
-def test_what_was_told_holds_for_what_is_made(tmp_path: Path) -> None:
+def test_the_plan_holds_for_what_is_made(tmp_path: Path) -> None:
     data = tmp_path / "data"
     inputs = {"corpus": str(data / "corpus"), "queries": str(data / "queries")}
     wanted: dict[str, int] = {"passages": 300, "train_queries": 90, "dev_queries": 10, "test_queries": 20}

@@ -71,7 +71,7 @@ def test_changes_from_the_command_line(recipe):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("do: sample", "do: smaple", "stages.data.do: unknown verb 'smaple'; did you mean 'sample'?"),
         ("do: sample", "do: export", "stages.data.do: its output is a plain file"),
@@ -92,12 +92,12 @@ def test_changes_from_the_command_line(recipe):
         ("stages:", "stages: [", "not YAML"),
     ],
 )
-def test_a_fault_names_file_and_key(recipe, old, new, said):
+def test_a_fault_names_file_and_key(recipe, old, new, message):
     assert old in RECIPE
     recipe.write_text(RECIPE.replace(old, new, 1))
     with pytest.raises(InputError) as caught:
         Recipe.read(recipe, "out")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(recipe) in str(caught.value)
 
 
@@ -172,7 +172,7 @@ stages:
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("base", "message"),
     [
         ("small.yaml", "small.yaml: base: is no other recipe"),
         ("3", "no other"),
@@ -180,12 +180,12 @@ stages:
         ("scifct", "small.yaml: base: scifct: no such recipe; did you mean 'scifact'?"),
     ],
 )
-def test_a_base_must_be_another_recipe(tmp_path, base, said):
+def test_a_base_must_be_another_recipe(tmp_path, base, message):
     twin = tmp_path / "small.yaml"
     twin.write_text(f"base: {base}\nstages: {{}}\n")
     with pytest.raises(InputError) as caught:
         Recipe.read(twin, "out")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
@@ -304,7 +304,7 @@ stages:
 """
 
 
-def test_a_default_is_for_every_stage_that_has_the_setting_and_does_not_say_it(tmp_path):
+def test_a_default_is_for_every_stage_that_has_the_setting_and_does_not_set_it(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS)
     stages = {stage.name: stage for stage in Recipe.read(tmp_path / "recipe.yaml", "out").stages}
     assert stages["words"].settings.corpus == "out/data/corpus"
@@ -398,7 +398,7 @@ def test_tiny_is_refused_where_a_trained_model_is_read(name):
     [
         ("words.corpus=nowhere/corpus", "words", "corpus: nowhere/corpus: no such folder; give a folder of kind corpus"),
         ("words.corpus=data/corpus", "words", "corpus: data/corpus: no such folder; give a folder of kind corpus; the output of a stage is written $data/corpus"),
-        ("words.corpus=$data", "words", "corpus: $data is dataset, not corpus, of which one part is meant, as $data/corpus"),
+        ("words.corpus=$data", "words", "corpus: $data is dataset, not corpus; name one of its parts, as $data/corpus"),
         ("found.index=$data/corpus", "found", "index: $data/corpus is corpus, not index"),
         ("found.queries=$words", "found", "queries: $words is index, not queries"),
         ("found.qrels=$data/qrels/tset", "found", "qrels: $data has no qrels/tset; it has corpus, qrels/dev, qrels/test, qrels/train, queries"),

@@ -107,7 +107,7 @@ def test_a_name_is_no_reference(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, r"suite/trained: has qrels of train, not of test; choose among them with --splits"),
         ({"sets": "plian"}, r"sets: no set 'plian' in .*suite; did you mean 'plain'\?"),
@@ -118,22 +118,22 @@ def test_a_name_is_no_reference(tmp_path: Path):
         ({"sets": "plain", "depth": 10}, r"a suite without a reranker does not use depth"),
     ],
 )
-def test_a_fault_is_told_before_anything_starts(root: Path, given: dict[str, object], said: str):
-    with pytest.raises(InputError, match=said):
+def test_a_fault_is_reported_before_anything_starts(root: Path, given: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
         read(root, **given)
     with pytest.raises(InputError, match=r"out: lies in the suite .*, where the next run would take it for test sets"):
         read(root, sets="plain", output=str(root / "out"))
     assert not Path(f"{root}-out").exists()
 
 
-def test_what_would_stop_every_set_is_told_before_the_first(root: Path, tiny_folder: Path):
-    for given, said in [
+def test_what_would_stop_every_set_is_reported_before_the_first(root: Path, tiny_folder: Path):
+    for given, message in [
         ({"model": "nowhere"}, "nowhere: no such model folder"),
         ({"model": str(tiny_folder), "metrics": "nDCG@10 R@1000"}, "metrics: R@1000 looks deeper than the 100 passages"),
         ({"model": str(tiny_folder), "metrics": "nDCGG@10"}, r"metrics: unknown metric 'nDCGG@10'; did you mean 'nDCG@10'\?"),
         ({"model": str(tiny_folder), "reranker": str(tiny_folder)}, "holds an encoder without a head that scores"),
     ]:
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             run_suite(read(root, sets="plain", **given))
     assert not Path(f"{root}-out").exists()
 
@@ -159,7 +159,7 @@ def test_sets_of_a_sub_folder_count_as_one():
     assert list(mean["metrics"].values()) == pytest.approx(np.stack([table[0], group, table[4], table[5]]).mean(0))
 
 
-def test_a_mean_over_less_than_all_says_so():
+def test_a_mean_over_less_than_all_is_marked():
     values = {("a", "test"): [0.2, 0.4], ("b", "dev"): [1.0, 1.0], ("b", "test"): [0.4, 0.8], ("g/x", "test"): [0.9, 0.9]}
     summary = summarise(rows(values), [*values, ("g/y", "test"), ("z", "test")])
     of = summary["runs"]["dense"]
@@ -182,7 +182,7 @@ def test_nothing_measured_is_no_table():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--suite", "s", "--run", "r", "--model", "m"], "--run: does not go with --suite; leave it or --suite out"),
         (["--run", "r", "--qrels", "q", "--kind", "bm25"], "--kind: goes with --suite; give --suite, or leave it out"),
@@ -192,8 +192,8 @@ def test_nothing_measured_is_no_table():
         (["--config", "c.yaml", "--qrels", "q"], "--qrels: does not go with --suite"),
     ],
 )
-def test_flags_of_the_other_form_are_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_flags_of_the_other_use_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("suite: s\nmodel: m\n")
@@ -201,17 +201,17 @@ def test_flags_of_the_other_form_are_refused(
         main(["evaluate", "--output", "o", *arguments])
     error = capsys.readouterr().err
     assert (stopped.value.code, len(error.splitlines())) == (2, 1)
-    assert said in error
+    assert message in error
     assert not (tmp_path / "o").exists()
 
 
 def test_help_teaches_both_forms(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["evaluate", "--help"])
-    said = capsys.readouterr().out
-    before, _, after = said.partition("With --suite: one table over many test sets")
+    printed = capsys.readouterr().out
+    before, _, after = printed.partition("With --suite: one table over many test sets")
     for name in SuiteSettings.model_fields:
         flag = f"--{name.replace('_', '-')} "
-        assert flag in said
+        assert flag in printed
         assert (f"\n  {flag}" in after) == (name not in ("output", "metrics"))
     assert "--qrels" in before

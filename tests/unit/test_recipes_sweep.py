@@ -161,10 +161,10 @@ def test_the_plan_of_the_command_line(tmp_path, capsys):
     command = ["plan", str(write(tmp_path)), "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="0"):
         main(command)
-    said = capsys.readouterr().out
-    assert "without passage-centric, seed=2: 0 of 8 stages done" in said
-    assert "23 stages for all 4 trials" in said
-    assert "bm25     search      1 for 4: 1 waits; each 5,600 queries x 100" in said
+    printed = capsys.readouterr().out
+    assert "without passage-centric, seed=2: 0 of 8 stages done" in printed
+    assert "23 stages for all 4 trials" in printed
+    assert "bm25     search      1 for 4: 1 waits; each 5,600 queries x 100" in printed
     with pytest.raises(SystemExit, match="0"):
         main([*command, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -182,7 +182,7 @@ def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "message"),
     [
         ("sweep: {}", "sweep: is empty; give KEY: [VALUES] lines"),
         ("sweep: [1]", "sweep: is empty"),
@@ -202,11 +202,11 @@ def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp
         ("sweep: {seed: [1]}\ndefualts: {}", "defualts: unknown key; did you mean 'defaults'?"),
     ],
 )
-def test_a_fault_is_one_line_with_file_and_key(tmp_path, sweep, said):
+def test_a_fault_is_one_line_with_file_and_key(tmp_path, sweep, message):
     file = write(tmp_path, with_sweep(sweep))
     with pytest.raises(InputError) as caught:
         Sweep.read(file, "out")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)
 
 

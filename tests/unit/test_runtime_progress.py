@@ -8,11 +8,11 @@ from raydense.runtime import progress
 
 
 @pytest.mark.parametrize(
-    ("rate", "unit", "said"),
+    ("rate", "unit", "text"),
     [(41.23, "steps", "41.2/s"), (1.0, "steps", "1.0/s"), (1 / 17.3, "steps", "17.3 s/step"), (0.5, "queries", "2.0 s/query")],
 )
-def test_below_one_a_second_it_is_seconds_of_each(rate: float, unit: str, said: str) -> None:
-    assert progress.pace(rate, unit) == said
+def test_below_one_a_second_it_is_seconds_of_each(rate: float, unit: str, text: str) -> None:
+    assert progress.pace(rate, unit) == text
 
 
 def test_a_rate_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

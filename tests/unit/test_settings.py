@@ -14,13 +14,13 @@ TRAIN = {"objective": "retriever", "model": "m", "corpus": "c", "queries": "q", 
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_field_says_what_it_is(verb):
+def test_every_field_has_a_description(verb):
     for name, field in VERBS[verb].settings.all_fields().items():
         assert field.description, f"{verb}.{name} has no description"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"modle": "x"}, "train.modle: unknown key; did you mean 'model'?"),
         ({"seed": -1}, "train.seed: input should be greater than or equal to 0"),
@@ -49,14 +49,14 @@ def test_every_field_says_what_it_is(verb):
         ),
     ],
 )
-def test_a_bad_setting_is_one_line_with_key_and_mend(change, said):
+def test_a_bad_setting_is_one_line_with_key_and_fix(change, message):
     with pytest.raises(InputError) as caught:
         TrainSettings.read({**TRAIN, **change}, "train.")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_key_says_what_it_is():
+def test_a_missing_key_is_described():
     with pytest.raises(InputError, match=r"train\.queries: missing; give it: the queries"):
         TrainSettings.read({k: v for k, v in TRAIN.items() if k != "queries"}, "train.")
 
@@ -127,7 +127,7 @@ def test_workers_shape_what_each_trains_alone():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, "a search needs index, or pool"),
         (
@@ -136,8 +136,8 @@ def test_workers_shape_what_each_trains_alone():
         ),
     ],
 )
-def test_a_search_has_an_index_or_a_pool(given, said):
-    with pytest.raises(InputError, match=said):
+def test_a_search_has_an_index_or_a_pool(given, message):
+    with pytest.raises(InputError, match=message):
         SearchSettings.read({"queries": "q", "output": "o", **given})
     by_pool, by_index = ({"queries": "q", "output": "o", **one} for one in ({"pool": "nq"}, {"index": "ix"}))
     assert SearchSettings.read(by_pool).shaping() == SearchSettings.read(by_index).shaping()

@@ -83,7 +83,7 @@ def test_keys_of_a_group_are_dotted_where_they_shape_and_where_they_are_inputs()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"dev": {"qrels": "q", "evry": 5}}, "work.dev.evry: unknown key; did you mean 'dev.every'?"),
         ({"dev": {"every": 5}}, "work.dev.qrels: missing; give it: the judgements"),
@@ -100,10 +100,10 @@ def test_keys_of_a_group_are_dotted_where_they_shape_and_where_they_are_inputs()
         ({"kind": "steep", "slop": 3}, "work.slop: unknown key; did you mean 'slope'?"),
     ],
 )
-def test_a_fault_names_the_dotted_key(change, said):
+def test_a_fault_names_the_dotted_key(change, message):
     with pytest.raises(InputError) as caught:
         Work.read({**GIVEN, **change}, "work.")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -155,7 +155,7 @@ def test_help_lists_each_group_under_its_name():
     assert "--slope" in call("--kind", "steep", "--help")
 
 
-def test_the_flags_of_a_job_say_the_same():
+def test_the_flags_of_a_job_give_the_same():
     settings = Work.read({**GIVEN, "dev": {"qrels": "/q", "every": 5}, "engine": {"sharded": False}})
     work = verb_work("work", settings)
     assert call(*work.words[1:]).model_dump() == work.stages[0].settings.model_dump()
@@ -211,14 +211,14 @@ def test_a_recipe_with_a_base_and_set_change_one_key_of_a_group(recipe):
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "message"),
     [
         ("work.dev.evry: [5]", r"sweep\.work\.dev\.evry: unknown key; did you mean 'dev\.every'"),
         ("variants: {one: {work.slope: 3}}", r"sweep\.variants\.one\.work\.slope: unknown key"),
         ("variants: {one: {work.slope: 3, work.kind: steep, work.dev.every: 7}}", "has no evaluate stage"),
     ],
 )
-def test_a_sweep_takes_the_keys_of_groups_and_of_what_its_variant_chooses(recipe, tmp_path, grid, said):
+def test_a_sweep_takes_the_keys_of_groups_and_of_what_its_variant_chooses(recipe, tmp_path, grid, message):
     recipe(f"sweep: {{{grid}}}")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Sweep.read(tmp_path / "own.yaml", tmp_path / "out")
