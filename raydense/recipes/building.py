@@ -101,7 +101,7 @@ class Builder:
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
-        """The defaults that a stage has and does not say itself; none that names a stage that comes later."""
+        """The defaults that a stage has and does not set itself, without those that name a later stage."""
         own, has, known = flat(values), chosen.takes(values), {*self._given, *self._folders, *self._unknown}
         left = {
             key: value for key, value in flat(self._defaults).items() if key in has and key not in own and key.partition(".")[0] not in own
