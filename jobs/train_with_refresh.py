@@ -6,8 +6,8 @@
         --workers 4 --gpus-per-worker 1 --epochs 8 --refresh-every 2 --refresh-mode async
 
 The first negatives are BM25's. At each refresh the weights of that step encode the corpus, the queries of the training set are searched, and
-new negatives are drawn from what is found. `sync` pauses the training meanwhile and lends its GPUs; `async` trains on, and needs room
-next to the trainer. Submitted again after a failure, the job continues from the last checkpoint, with any number of workers.
+new negatives are drawn from what is found. `sync` pauses the training meanwhile and lends its GPUs; `async` trains on, and needs free CPUs or GPUs
+next to the training workers. Submitted again after a failure, the job continues from the last checkpoint, with any number of workers.
 """
 
 import argparse

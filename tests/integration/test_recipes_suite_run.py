@@ -79,7 +79,7 @@ def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[
         assert 0 < row["metrics"]["RR(rel=2)@10"] <= 1
     hits = [row["passage_id"] for row in read_table(out / "plain" / "found-test", "run").to_pylist() if row["query_id"] == "q0"]
     assert "q0" not in hits
-    assert len(hits) == 20, "as many as asked beside the query itself"
+    assert len(hits) == 20, "as many as asked, without the query itself"
     assert summary["runs"]["dense"]["means"][0] == {"split": "test", "count": 1, "of": 2, "metrics": rows["plain"]["metrics"]}
     assert "Incomplete: forum/two" in table
     assert "forum: mean of 1 of 2" in (out / "suite.md").read_text()

@@ -35,12 +35,12 @@ def call(capsys, *arguments: str) -> tuple[object, str, list[str]]:
 
 
 def test_a_plan_with_a_wrong_stage_is_printed_and_ends_with_2(here, capsys):
-    said = ["raydense: r.yaml: a run would stop at stages words, report; the plan shows what is wrong there"]
+    expected = ["raydense: r.yaml: a run would stop at stages words, report; the plan shows what is wrong there"]
     code, out, err = call(capsys, "plan", "r.yaml", "--output", "out")
-    assert (code, err) == (2, said)
+    assert (code, err) == (2, expected)
     assert f"words   index     wrong    corpus: {MISSING}" in out.splitlines()
     code, out, err = call(capsys, "plan", "r.yaml", "--output", "out", "--json")
-    assert (code, err) == (2, said)
+    assert (code, err) == (2, expected)
     assert [row["state"] for row in json.loads(out)["stages"]] == ["ready", "wrong", "waits", "wrong"]
 
 
