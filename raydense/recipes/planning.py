@@ -16,7 +16,7 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.runtime.progress import size
+from raydense.runtime.progress import say, size
 from raydense.settings import Settings
 from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
@@ -161,6 +161,7 @@ def _worker(settings: LoopSettings) -> str:
     """The memory of a training's worker, where its start models are there."""
     if any(folder != "tiny" and not Path(folder).is_dir() for folder in method_of(settings).starts_from(settings)):
         return ""
+    say(f"plan: estimates the memory of {Path(settings.output).name}, which takes some seconds")
     from raydense.training.memory import describe  # only here: importing torch takes seconds
 
     return describe(settings)

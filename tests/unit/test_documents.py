@@ -9,11 +9,13 @@ from pathlib import Path
 import click
 import pyarrow as pa
 import pytest
+from beir_sets import make_set
 
 import raydense as rd
 from raydense.cli import app
 from raydense.cli.flags import read, read_evaluate, read_recipe
 from raydense.data.tables import commit_table, read_table
+from raydense.recipes.recipe import Recipe, plan
 from raydense.recipes.stage import VERBS
 from raydense.storage import Draft
 
@@ -141,6 +143,16 @@ def test_files_that_are_named_exist(file):
     for path in set(re.findall(r"`((?:tests|raydense|benchmarks|jobs|cluster|docs)/[\w/.-]+\.\w+)", file.read_text())):
         if "NAME" not in path and path not in THE_READERS and file.name != "CHANGELOG.md":
             assert (ROOT / path).exists(), path
+
+
+def test_the_recipe_for_own_data_can_be_planned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "guides" / "own-data.md").read_text(), re.M | re.S)[1]
+    (tmp_path / "own.yaml").write_text(block)
+    make_set(tmp_path / "scifact", splits=("train", "test"))
+    rows = plan(Recipe.read("own.yaml", "out-own"))
+    assert [row["state"] for row in rows] == ["ready", *["waits"] * 8]
+    assert Recipe.read("own.yaml", "out-own", ("source=data/mine/",)).stages[0].settings.input == "data/mine/"
 
 
 def test_readme_stays_short():

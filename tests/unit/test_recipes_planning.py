@@ -93,10 +93,11 @@ def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_pa
     ]
 
 
-def test_the_memory_of_training_is_shown_if_the_start_model_exists(tmp_path: Path) -> None:
+def test_the_memory_of_training_is_shown_if_the_start_model_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needed = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
     assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", needed["retriever-1"])
     assert "GiB a worker" not in needed["reranker-1"], "it starts from a retriever that is not made yet"
+    assert capsys.readouterr().err == "plan: estimates the memory of retriever-1, which takes some seconds\n"
 
 
 def test_fewer_examples_than_a_batch(tmp_path: Path) -> None:
