@@ -2,9 +2,11 @@
 
 The imports of a worker that computes (torch, transformers, DeepSpeed, Ray) take 5 to 8 CPU seconds, and the tests start hundreds of workers. A process
 imports them once and serves a socket. Ray starts this file where it would start its own `setup_worker.py`: it asks that process to fork, hands over
-its streams, folder, environment and arguments, and lives as long as the worker. What the command line and jobs start, Ray starts in its own way.
+its streams, folder, environment and arguments, and lives as long as the worker. Processes that tests start
+inherit this by their environment (`warm/sitecustomize.py`); one with `cold_environment()` has its Ray start workers in Ray's own way.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -23,6 +25,7 @@ from typing import Any
 
 _SOCKET = "RAYDENSE_TEST_WARM_WORKERS"
 _LARGEST = 1 << 18
+_PR_SET_PDEATHSIG = 1
 # Ray's generators of random ids, one a thread, are seeded from what a fork copies: between two forks so many ids and threads are used up, or
 # two workers would give the same ids to their objects. A worker uses a few of each.
 _IDS, _THREADS = 10_000, 200
@@ -72,6 +75,7 @@ def cold_environment() -> dict[str, str]:
 
 def ask(arguments: list[str]) -> int:
     """Have the worker forked whose arguments Ray gives here; the exit status of this process, once the worker has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the worker ends with Ray, also where Ray is killed
     context: dict[str, Any] = {}
     own = [one for one in arguments if one.startswith(("--serialized-runtime-env-context=", "--language="))]
     for one in own:

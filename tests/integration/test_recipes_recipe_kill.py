@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from inference_world import make_reranker, make_retriever
+from warm_worker import cold_environment
 
 RECIPE = """
 seed: 3
@@ -46,10 +47,9 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / f"log-{len(list(folder.glob('log-*')))}"
-        kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         command = [sys.executable, "-m", "raydense", "run", "../recipe.yaml", "--output", "out", "--set", "reranker=../reranker"]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=kept, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, cwd=folder, env=cold_environment(), stdout=log, stderr=log, start_new_session=True)
 
     def printed(self) -> str:
         return self.log.read_text()
