@@ -182,7 +182,11 @@ def main() -> None:
             local_cluster(Path(folder), given.workers, given.cpus, memory, given.idle) as (head, web, address, access),
         ):
             print(_welcome(web, address, access, given.workers), flush=True)
-            head.wait()
+            try:
+                head.wait()
+            except KeyboardInterrupt:
+                print("ending the cluster and its nodes, which takes some seconds", flush=True)
+                raise
             raise RuntimeError(f"Ray ended by itself:\n{(Path(folder) / 'log').read_text()[-2000:]}")
     except KeyboardInterrupt:
         print("ended", flush=True)

@@ -72,13 +72,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A fix for an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
 
 
 def why(error: BaseException) -> str:
     """An error as one line, for a log in which other work continues."""
     found = fixable(error)
-    return found[1] if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
+    return " | ".join(found[1].splitlines()) if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def fixable(error: BaseException) -> tuple[int, str] | None:

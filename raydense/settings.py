@@ -84,7 +84,8 @@ class BaseSettings(BaseModel):
         items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in (value if isinstance(value, list) else [value])]
         if info.field_name == "output" or info.field_name in cls.inputs():
             items = [_place(item) if isinstance(item, str) else item for item in items]
-        if items == ["tiny"] and cls.inputs().get(str(info.field_name)) == "model" and info.field_name not in cls.scratch:
+        reads_model = cls.inputs().get(str(info.field_name)) == "model" and info.field_name not in cls.scratch
+        if reads_model and any("tiny" in (item, str(item).partition("=")[2]) for item in items):  # of `models`, NAME=folder
             raise ValueError("tiny is a small model from scratch, which only training starts from; write ./tiny for a folder of that name")
         return items if isinstance(value, list) else items[0]
 

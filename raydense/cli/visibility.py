@@ -19,7 +19,7 @@ from raydense.runtime.session import ensure_ray
 from raydense.storage import Place
 
 SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
-_SHARE = "put it on storage that all nodes mount, and give its path there"
+_SHARE = "correct it, or put it on storage that all nodes mount, and give its path there"
 _DISKS = {"apfs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfs", "ntfs", "overlay", "ramfs", "tmpfs", "vfat", "xfs", "zfs"}
 
 

@@ -166,7 +166,7 @@ def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
 def _parsed(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
-        raise InputError(f"{change!r} has no '='", "--set", "give stage.key=value, or seed=value")
+        raise InputError("has no '='", f"--set {change}", "give stage.key=value, or seed=value")
     try:
         return key, yaml.safe_load(text) if text else ""
     except (yaml.YAMLError, RecursionError):

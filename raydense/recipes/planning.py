@@ -158,8 +158,10 @@ def _steps(settings: LoopSettings, examples: Count | None) -> str:
 
 
 def _worker(settings: LoopSettings) -> str:
-    """The memory of a training's worker, where its start models are there."""
-    if any(folder != "tiny" and not Path(folder).is_dir() for folder in method_of(settings).starts_from(settings)):
+    """The memory of a training's worker, where it is yet to run and its start models are there."""
+    if read_manifest(Path(settings.output)) or any(
+        folder != "tiny" and not Path(folder).is_dir() for folder in method_of(settings).starts_from(settings)
+    ):
         return ""
     say(f"plan: estimates the memory of {Path(settings.output).name}, which takes some seconds")
     from raydense.training.memory import describe  # only here: importing torch takes seconds

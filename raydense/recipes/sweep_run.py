@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout,
 from dataclasses import dataclass
 from typing import Any
 
-from raydense.errors import StorageError
+from raydense.errors import Faults, InputError, StorageError, faults_of
 from raydense.recipes.recipe import open_stages, refuse_wrong, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
@@ -28,13 +28,29 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
     the stages of a trial print goes to its folder's `log`. InputError, before anything starts, where a stage's folder was made from
     something else, or an input is wrong.
     """
-    left = [trial for trial in sweep.trials if open_stages(trial.recipe)]
-    for trial in left:
-        refuse_wrong(trial.recipe)
+    left = _left(sweep)
     for trial in sweep.trials:
         _describe(trial)
     say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
     return _tune(sweep, left, concurrent) if left else {}
+
+
+def _left(sweep: Sweep) -> list[Trial]:
+    """The trials that are not done; InputError, or InputErrors, where some cannot run, with their names unless all have the same fault."""
+    left, refused = [], dict[tuple[str, str, str], list[str]]()
+    for trial in sweep.trials:
+        try:
+            if open_stages(trial.recipe):
+                refuse_wrong(trial.recipe)
+                left.append(trial)
+        except InputError as error:
+            for fault in faults_of(error):
+                refused.setdefault(fault.args, []).append(trial.name)
+    faults = Faults()
+    for (what, where, fix), trials in refused.items():
+        faults.add(what, where if len(trials) == len(sweep.trials) else f"{where} (of {', '.join(trials)})", fix)
+    faults.refuse()
+    return left
 
 
 def _describe(trial: Trial) -> None:

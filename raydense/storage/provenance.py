@@ -134,23 +134,24 @@ def versions() -> dict[str, str]:
 def named_folders(items: list[str]) -> list[tuple[str, str]]:
     """The name and the folder of each `NAME=folder`; a `folder` alone is named by its own last part.
 
-    Different folders with the same last part are named by the shortest ends of their paths that differ.
+    Different folders with the same last part are named by the shortest ends of their paths, as given, that differ: the names do not change
+    when all folders move to another one.
     """
     pairs = [named(item) for item in items]
     paths: dict[str, set[str]] = {}  # of the folders without a name, by last part
     for name, folder in pairs:
         if not name:
-            paths.setdefault(Place.of(folder).name, set()).add(Place.of(folder).located)
-    return [(name or _end_that_differs(Place.of(folder), paths), folder) for name, folder in pairs]
+            paths.setdefault(Place.of(folder).name, set()).add(os.path.normpath(folder))
+    return [(name or _end_that_differs(folder, paths[Place.of(folder).name]), folder) for name, folder in pairs]
 
 
-def _end_that_differs(place: Place, paths: dict[str, set[str]]) -> str:
-    others = paths[place.name] - {place.located}
-    if not others:
-        return place.name
-    parts = place.located.strip("/").split("/")
+def _end_that_differs(folder: str, paths: set[str]) -> str:
+    path = os.path.normpath(folder)
+    if len(paths) == 1:
+        return Place.of(folder).name
+    parts = path.strip("/").split("/")
     ends = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
-    return next((end for end in ends if not any(f"/{other}".endswith(f"/{end}") for other in others)), place.name)
+    return next((end for end in ends if not any(f"/{other}".endswith(f"/{end}") for other in paths - {path})), path)
 
 
 def _input_fingerprint(value: str, kind: str) -> str:

@@ -82,11 +82,12 @@ def read_training_data(
 
 
 def require_scores(settings: TrainSettings) -> None:
-    """InputError where examples that the settings name are there, and have no teacher's scores; reads their columns' names alone."""
+    """InputError where examples that the settings name are there, and have no teacher's scores; reads the columns' names of their first file."""
     for path in (settings.examples, settings.more_examples):
         if path and read_manifest(path) is not None:
-            parts = Artifact.open(path).parts(".parquet")
-            if parts and not {*_SCORES} <= {*pq.read_schema(parts[0]).names}:
+            examples = Artifact.open(path)
+            first = next((file.path for file in examples.files if file.path.endswith(".parquet")), None)
+            if first and not {*_SCORES} <= {*pq.read_schema(examples.file(first)).names}:
                 raise _without_scores(settings, path)
 
 

@@ -18,6 +18,7 @@ GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
 # The packages of the methods that come with raydense, by verb: a file for each method.
 _PACKAGES = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
+_INSTALL = "install its package (for a submitted job on every machine), or put its folder on PYTHONPATH"
 _NAMED: dict[str, type[Any]] = {}
 
 SomeMethod = TypeVar("SomeMethod", bound=type[Any])
@@ -44,7 +45,7 @@ def load_method(verb: str, name: str, where: str = "") -> type[Any]:
     where = where or _KEYS[verb]
     found = _by_path(name, where) if ":" in name else _NAMED.get(name) or _built_in(name) or _installed(name, where)
     if found is None:
-        raise InputError(f"no method {name!r}", where, did_you_mean(name, _names(verb)) or "give package.module:Class")
+        raise InputError(f"no method {name!r}", where, f"{did_you_mean(name, _names(verb))}; or give package.module:Class")
     other = found.Settings.verb
     if other != verb:
         raise InputError(f"{name} is a method of `{other}`", where, f"raydense {other} --{_KEYS[other]} {name}")
@@ -85,7 +86,7 @@ def _by_path(name: str, where: str) -> type[Any]:
     try:
         return _checked(getattr(import_module(module), attribute), name, where)
     except ModuleNotFoundError as error:
-        raise InputError(f"no module {error.name!r}", where, "install the package, or put its folder on PYTHONPATH") from None
+        raise InputError(f"no module {error.name!r}", where, _INSTALL) from None
     except AttributeError:
         raise InputError(f"{module} has no {attribute}", where, "give package.module:Class") from None
 

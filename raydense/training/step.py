@@ -70,7 +70,7 @@ def forward_and_backward(engine: Engine, method: Method, batch: Batch, pieces: i
 def _at_once(engine: Engine, method: Method, texts: Texts, rest: Batch, share: float, seed: int) -> Metrics:
     """The gradient of `share` of the loss."""
     torch.manual_seed(seed)
-    loss, metrics = method.loss(run(engine, texts), rest)
+    loss, metrics = loss_of(method, run(engine, texts), rest)
     engine.backward(loss * share if share != 1 else loss)
     return {"loss": loss.detach(), **metrics}
 
@@ -101,7 +101,7 @@ def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: i
     """
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
     outputs = _outputs_of_all(engine, texts, cut, seeds)
-    loss, metrics = method.loss(outputs, rest)
+    loss, metrics = loss_of(method, outputs, rest)
     loss.backward()
     gradients = [[o.grad[_rows(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
     for i, piece in enumerate(cut):
@@ -110,6 +110,19 @@ def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: i
         pulled = [(o[: len(g[i])] * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
         engine.backward(torch.stack(pulled).sum())
     return {"loss": loss.detach(), **metrics}
+
+
+def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+    """The loss of a method and its metrics; InputError if `loss` returns anything but a scalar and a dict, as a method in development may."""
+    match found := method.loss(outputs, batch):
+        case (Tensor(ndim=0) as loss, dict() as metrics):
+            return loss, metrics
+        case (Tensor() as loss, dict()):
+            returned = f"a loss of shape {list(loss.shape)}"
+        case _:
+            returned = f"a {type(found).__name__}"
+    where = f"{type(method).__module__}.{type(method).__qualname__}.loss"
+    raise InputError(f"returns {returned}", where, "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`")
 
 
 def run(engine: Engine, texts: Texts) -> Outputs:

@@ -25,7 +25,7 @@ from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import checkpoint_activations, forward_and_backward, piece_of, pieces_of, run
+from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
 CPU = torch.device("cpu")
@@ -143,6 +143,23 @@ def all_graphs_at_once(engine: Any, method: Any, batch: Any, pieces: int, seeds:
     loss, _ = method.loss(tuple(map(torch.cat, zip(*outputs, strict=True))), {k: v for k, v in batch.items() if k not in texts})
     engine.backward(loss)
     return {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.tensor(1.0), "returns a Tensor;"),
+        ((torch.ones(2), {}), r"returns a loss of shape \[2\];"),
+        (None, "returns a NoneType;"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_metrics_is_named(returned: Any, message: str) -> None:
+    class Wrong:
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return returned
+
+    with pytest.raises(InputError, match=rf"test_training_step\..*Wrong\.loss: {message}"):
+        loss_of(Wrong(), (), {})  # type: ignore[arg-type]
 
 
 def test_a_piece_has_a_row_of_every_kind() -> None:

@@ -72,6 +72,21 @@ def test_a_run_is_refused_before_its_first_stage(here, capsys, sweep):
     assert not (here / "out").exists()
 
 
+def test_each_fault_of_a_sweep_names_the_trials_that_have_it(here, capsys):
+    variants = "{a: {words.corpus: nowhere/a}, b: {words.corpus: nowhere/b}, c: {words.corpus: nowhere/b, words.bm25.k1: 0.8}}"
+    (here / "r.yaml").write_text(f"{RECIPE}sweep: {{variants: {variants}}}\n".replace("qrels: nowhere/qrels", "qrels: $data/qrels/test"))
+    code, _, err = call(capsys, "run", "r.yaml", "--output", "out")
+    assert code == 2
+    assert err == [
+        "raydense: r.yaml: stages.words (of a): corpus: nowhere/a: no such folder; give a folder of kind corpus",
+        "raydense: r.yaml: stages.words (of b, c): corpus: nowhere/b: no such folder; give a folder of kind corpus",
+    ]
+    code, out, _ = call(capsys, "plan", "r.yaml", "--output", "out")
+    assert code == 2
+    assert "nowhere/a: no such folder" in out
+    assert "nowhere/b: no such folder" in out
+
+
 def test_what_was_made_from_something_else_is_refused_before_the_first_stage(here, capsys):
     (here / "r.yaml").write_text(
         "stages:\n  one: {do: sample, passages: 200, train_queries: 50}\n  two: {do: sample, passages: 200, train_queries: 50}\n"
@@ -82,6 +97,9 @@ def test_what_was_made_from_something_else_is_refused_before_the_first_stage(her
     assert code == 2
     assert err[-1].startswith("raydense: r.yaml: stages.two: made from something else (settings.passages: 200 -> 300)")
     assert not (here / "out" / "one").exists()
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out", "--set", "two.passages=300")
+    assert (code, err) == (2, ["raydense: r.yaml: a run would stop at stage two; the plan shows what is wrong there"])
+    assert "changed  made from something else" in out
 
 
 def test_an_error_of_a_stage_names_it(here, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
-from raydense.storage import Artifact, Draft
+from raydense.storage import Artifact, Draft, named_folders
 
 EVIL = "<script>alert('x')</script> & \"more\""
 TEXTS = ["Paris is the capital of France.", f"Rome {EVIL}", "Berlin, since 1990", "x " * 300 + "Rome at last", "Oslo", "Bern"]
@@ -84,6 +84,11 @@ def test_runs_in_folders_of_the_same_name_are_named_by_what_differs(world: Path)
     runs = [str(world / "imported" / name / "run") for name in ("bad", "good")]
     report = evaluate_world(world, "report", [*runs, f"named={runs[1]}"])
     assert list(report.summary["result"]["runs"]) == ["bad/run", "good/run", "named"]
+    (world / "moved").mkdir()
+    (world / "imported").rename(world / "moved" / "imported")
+    moved = [path.replace("/imported/", "/moved/imported/") for path in runs]
+    assert [name for name, _ in named_folders(["imported/good/run", "good/run"])] == ["imported/good/run", "good/run"]
+    assert [name for name, _ in named_folders(moved)] == ["bad/run", "good/run"], "a report goes on where its folders have moved together"
     with pytest.raises(InputError, match="'run' is repeated"):
         evaluate_world(world, "twice", [runs[0], runs[0]])
 

@@ -119,7 +119,7 @@ stages:
     assert [line.removeprefix(f"{file}: ").partition("; ")[0] for line in lines] == [
         "sed: unknown key",
         "--set nothing=3: the recipe is given no 'nothing'",
-        "--set: 'mined.depth' has no '='",
+        "--set mined.depth: has no '='",
         "defaults.corpus: $daat is no stage and not given",
         "stages.data.pasages: unknown key",
         "stages.data.queries_each: unknown key",
@@ -384,6 +384,12 @@ def test_examples_without_the_scores_that_a_method_learns_from_are_wrong(tmp_pat
         assert (row["state"], row["note"].startswith(lacks)) == ("wrong", True)
         assert planned(objective, "scored")["state"] == "waits"
     assert planned("retriever", "plain")["state"] == "waits"
+
+
+@pytest.mark.parametrize("models", [["m=tiny"], ["tiny", "x=other"]])
+def test_tiny_is_refused_where_several_trained_models_are_read(models):
+    with pytest.raises(InputError, match="models: tiny is a small model from scratch"):
+        EvaluateSettings.read({"models": models, "run": ["r"], "output": "-"})
 
 
 @pytest.mark.parametrize("name", ["scifact", "medquad"])
