@@ -102,9 +102,6 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
     return rows
 
 
-_STOPS = ("wrong", "changed")  # the states of a stage at which a run stops
-
-
 @click.command("plan")
 @_recipe_argument
 @_recipe_options
@@ -120,7 +117,7 @@ def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bo
         _print_stages(rows)
     else:
         _print_trials(sweep, rows)
-    if wrong := dict.fromkeys(row["stage"] for row in rows if row["state"] in _STOPS):
+    if wrong := dict.fromkeys(row["stage"] for row in rows if row["stops"]):
         raise InputError(
             f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, "the plan shows what is wrong there"
         )
@@ -145,7 +142,7 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
         of = [row for row in rows if row["stage"] == name]
         states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
         needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
-        needs += "".join(f"; {note}" for note in dict.fromkeys(row["note"] for row in of if row["state"] in _STOPS))
+        needs += "".join(f"; {note}" for note in dict.fromkeys(row["note"] for row in of if row["stops"]))
         print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
 
 

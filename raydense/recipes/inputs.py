@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raydense.data.settings import ImportSettings
+from raydense.data.formats import formats_that, load_format
+from raydense.data.settings import ImportSettings, SampleSettings
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
+from raydense.settings import Settings
 from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
@@ -62,9 +64,18 @@ def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
         return f"${producer.name} is {makes}, not {kind}{of}"
     if makes == "dataset" and part and part.split("/")[0] not in kind.split(" or "):
         return f"${producer.name}/{part} is {part.split('/')[0]}, not {kind}"
-    if producer.verb == "sample" and part and part not in _SAMPLE:
-        return f"${producer.name} has no {part}; it has {', '.join(sorted(_SAMPLE))}"
+    if part and (parts := _parts(producer.settings)) and part not in parts:
+        return f"${producer.name} has no {part}; it has {', '.join(sorted(parts))}"
     return ""
+
+
+def _parts(settings: Settings) -> set[str]:
+    """The parts of a data set that a stage will make, as far as that is known before it runs."""
+    if isinstance(settings, SampleSettings):
+        return _SAMPLE
+    if isinstance(settings, ImportSettings) and settings.format in formats_that("parts") and Path(settings.input).is_dir():
+        return load_format(settings.format).parts(Path(settings.input))
+    return set()
 
 
 def _makes(stage: Stage) -> str:

@@ -111,16 +111,22 @@ def _refuse_unmade(stage: Stage) -> None:
 
 
 def open_stages(recipe: Recipe) -> list[Stage]:
-    """The stages that are not done; InputError where a folder holds something made from something else.
-
-    A stage whose inputs are yet to be made is checked when they are: made again, they may be what they were.
-    """
+    """The stages that are not done; InputError where a folder holds something made from something else."""
     states = {stage.name: state(stage) for stage in recipe.stages}
+    done = {name for name, (status, _) in states.items() if status == "done"}
     for stage in recipe.stages:
         status, words = states[stage.name]
-        if status == "changed" and all(states[need][0] == "done" for need in stage.needs):
+        if _stops(stage, status, done):
             raise InputError(words, stage.where, "or give another --output")
-    return [stage for stage in recipe.stages if states[stage.name][0] != "done"]
+    return [stage for stage in recipe.stages if stage.name not in done]
+
+
+def _stops(stage: Stage, status: str, done: set[str]) -> bool:
+    """Whether a run ends at a stage before it begins the first.
+
+    A changed stage whose inputs are yet to be made is checked when they are: made again, they may be what they were.
+    """
+    return status == "wrong" or (status == "changed" and done.issuperset(stage.needs))
 
 
 def refuse_wrong(recipe: Recipe) -> None:
@@ -141,12 +147,19 @@ def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def plan(recipe: Recipe) -> list[dict[str, Any]]:
-    """A row per stage: name, verb, state, a few words on it, what it will need, and the seconds that it took so far."""
-    took = _seconds(recipe.output)
+    """A row per stage: name, verb, state, whether a run stops there, words on it, what it will need, and the seconds that it took so far."""
+    took, judged = _seconds(recipe.output), list(_judged(recipe))
+    done = {stage.name for stage, (status, _) in zip(recipe.stages, judged, strict=True) if status == "done"}
     rows = []
     needed = needs_of(stage.settings for stage in recipe.stages)
-    for stage, (status, words), needs in zip(recipe.stages, _judged(recipe), needed, strict=True):
-        row: dict[str, Any] = {"stage": stage.name, "verb": stage.verb, "state": status, "note": words}
+    for stage, (status, words), needs in zip(recipe.stages, judged, needed, strict=True):
+        row: dict[str, Any] = {
+            "stage": stage.name,
+            "verb": stage.verb,
+            "state": status,
+            "stops": _stops(stage, status, done),
+            "note": words,
+        }
         rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
     return rows
 

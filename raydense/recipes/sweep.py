@@ -178,7 +178,7 @@ def _refuse_same(trials: list[Trial], where: str) -> None:
 
 
 def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
-    """A row for each distinct stage, as `pipeline.plan` makes it, with its folder and the numbers (from 1) of its trials."""
+    """A row for each distinct stage, as `recipe.plan` makes it, with its folder and the numbers (from 1) of its trials."""
     rows: dict[str, dict[str, Any]] = {}
     for number, trial in enumerate(sweep.trials, 1):
         for stage, row in zip(trial.recipe.stages, plan(trial.recipe), strict=True):

@@ -106,7 +106,7 @@ def test_plan_as_json(tmp_path, capsys):
     assert code == 0
     stages = json.loads(out)["stages"]
     needs = "about 5,000 passages and 5,600 queries to make"
-    assert stages[0] == {"stage": "data", "verb": "sample", "state": "ready", "note": "", "needs": needs, "seconds": None}
+    assert stages[0] == {"stage": "data", "verb": "sample", "state": "ready", "stops": False, "note": "", "needs": needs, "seconds": None}
 
 
 def test_a_stage_from_the_command_line_is_not_run_twice(tmp_path, capsys):

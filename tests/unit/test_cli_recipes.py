@@ -1,6 +1,7 @@
 """`run` and `plan`: a fault that is known before the first stage stops both, and an error names its stage."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from raydense.cli import main
 from raydense.errors import InputError
 from raydense.recipes.recipe import Recipe, run
+from raydense.storage import Draft
 
 RECIPE = """
 defaults: {corpus: $data/corpus, queries: $data/queries}
@@ -100,6 +102,18 @@ def test_what_was_made_from_something_else_is_refused_before_the_first_stage(her
     code, out, err = call(capsys, "plan", "r.yaml", "--output", "out", "--set", "two.passages=300")
     assert (code, err) == (2, ["raydense: r.yaml: a run would stop at stage two; the plan shows what is wrong there"])
     assert "changed  made from something else" in out
+
+
+def test_a_plan_to_make_deleted_inputs_again_ends_with_0(here, capsys):
+    data = "{do: sample, passages: 200, train_queries: 50, dev_queries: 10, test_queries: 10}"
+    (here / "r.yaml").write_text(f"stages:\n  data: {data}\n  words: {{do: index, kind: bm25, corpus: $data/corpus}}\n")
+    recipe = Recipe.read("r.yaml", "out")
+    recipe.stages[0].run()
+    Draft.open("out/words", "index", {"verb": "index"}).finish(0)
+    shutil.rmtree("out/data")
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out")
+    assert code == 0, err
+    assert [line.split()[2] for line in out.splitlines()] == ["ready", "changed"]
 
 
 def test_an_error_of_a_stage_names_it(here, capsys, monkeypatch):

@@ -386,6 +386,26 @@ def test_examples_without_the_scores_that_a_method_learns_from_are_wrong(tmp_pat
     assert planned("retriever", "plain")["state"] == "waits"
 
 
+@pytest.mark.parametrize(
+    ("missing", "note"),
+    [
+        ("", ""),
+        ("qrels/train.tsv", "qrels: $data has no qrels/train; it has corpus, qrels/test, queries"),
+        ("queries.jsonl.gz", "queries: $data has no queries; it has corpus, qrels/test, qrels/train"),
+    ],
+)
+def test_a_part_that_an_import_will_not_make_is_wrong(tmp_path, missing, note):
+    (tmp_path / "beir" / "qrels").mkdir(parents=True)
+    for name in {"corpus.jsonl", "queries.jsonl.gz", "qrels/test.tsv", "qrels/train.tsv"} - {missing}:
+        (tmp_path / "beir" / name).touch()
+    data = {"do": "import", "format": "beir", "input": str(tmp_path / "beir")}
+    words = {"do": "index", "kind": "bm25", "corpus": "$data/corpus"}
+    found = {"do": "search", "index": "$words", "queries": "$data/queries", "qrels": "$data/qrels/train"}
+    recipe = Recipe.build({"given": {}, "stages": {"data": data, "words": words, "found": found}}, tmp_path / "out", "r.yaml")
+    row = plan(recipe)[2]
+    assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", "for words, data"))
+
+
 @pytest.mark.parametrize("models", [["m=tiny"], ["tiny", "x=other"]])
 def test_tiny_is_refused_where_several_trained_models_are_read(models):
     with pytest.raises(InputError, match="models: tiny is a small model from scratch"):

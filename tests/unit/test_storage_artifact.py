@@ -183,7 +183,7 @@ def test_reading_large_committed_files_again_shows_how_far_it_is(
         draft.close()
         capsys.readouterr()
         resumed = Draft.open(tmp_path / "x", "run", {})
-        assert capsys.readouterr().err.partition(",")[0] == message
+        assert capsys.readouterr().err.partition(",")[0].strip() == message
         resumed.close()
 
 

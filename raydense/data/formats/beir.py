@@ -42,6 +42,13 @@ def read(source: Path, intake: Intake) -> None:
             _read_qrels(path, intake)
 
 
+def parts(folder: Path) -> set[str]:
+    """What an import of a BEIR folder makes, by the names of its files alone: for `plan`, before anything is read."""
+    judged = files_of(folder / "qrels", "*.tsv") if (folder / "qrels").is_dir() else []
+    files = {"corpus": folder / "corpus.jsonl", "queries": folder / "queries.jsonl"}
+    return {part for part, file in files.items() if either(file).is_file()} | {f"qrels/{plain(path).stem}" for path in judged}
+
+
 def _read_file(path: Path, intake: Intake) -> None:
     if plain(path).suffix == ".tsv":
         _read_qrels(path, intake)
