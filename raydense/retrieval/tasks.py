@@ -1,4 +1,4 @@
-"""Runs one Ray task per shard, a bounded number at once, and logs if none can start."""
+"""Runs Ray tasks, as many at once as their CPUs and memory allow, and logs if none can start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from uuid import uuid4
 
 import ray
 
+from raydense.errors import InputError
+from raydense.runtime.progress import size
 from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
-from raydense.runtime.session import joins_cluster
+from raydense.runtime.session import autoscales, joins_cluster
 from raydense.runtime.waiting import Waiting
 
 
@@ -21,14 +23,18 @@ def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0) -> Iterator[Any]:
+def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0, memory: int = 0) -> Iterator[Any]:
     """Call `function` with each tuple of arguments as a Ray task of one CPU, for `stage`; yields results in the order of completion.
 
-    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. An error of a task is
-    raised here.
+    At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. Each reserves `memory`
+    bytes of its node, so that only as many run at once as memory allows. An error of a task is raised here. InputError if no node
+    has so much memory, and the cluster adds none.
     """
+    if calls and memory:
+        nodes = [int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]]
+        check_task_memory(stage, memory, nodes, autoscales)
     limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
-    task = ray.remote(num_cpus=1)(_begin).options(name=function.__name__)
+    task = ray.remote(num_cpus=1)(_begin).options(name=function.__name__, memory=memory or None)
     begun = f"raydense-begun-{uuid4().hex}"
     waiting = list(reversed(calls))
     running: list[Any] = []
@@ -52,3 +58,11 @@ def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:
 def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
     """The number of tasks submitted at once: a cluster grows only for waiting tasks, and its head may have no CPU itself."""
     return at_once or max(1, calls if joined else cpus)
+
+
+def check_task_memory(stage: str, needed: int, node_bytes: list[int], grows: Callable[[], bool]) -> None:
+    """InputError if a task that reserves `needed` bytes fits on none of the nodes, and the cluster does not grow: it would wait for ever."""
+    largest = max(node_bytes, default=0)
+    if needed > largest and not grows():
+        what = f"a task needs {size(needed)} of memory, and the largest node has {size(largest)} for tasks"
+        raise InputError(what, stage, "give more shards, or a larger machine")

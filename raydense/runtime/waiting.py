@@ -44,5 +44,5 @@ class Waiting:
                 continue
             late = since is not None and now - since > _WAITS_S
             if late and not reported:
-                say(f"{self._stage}: waits for CPUs or GPUs in use by others, or for new nodes (see `ray status`)")
+                say(f"{self._stage}: waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`)")
             reported = late

@@ -16,7 +16,7 @@ from tests.inference_world import make_corpus, make_retriever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-LINE = ": waits for CPUs or GPUs in use by others, or for new nodes (see `ray status`)"
+LINE = ": waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`)"
 
 
 @ray.remote

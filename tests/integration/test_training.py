@@ -106,13 +106,13 @@ def test_workers_that_wait_for_resources_are_reported(
     def is_reported() -> bool:
         nonlocal printed
         printed += capsys.readouterr().err
-        return "waits for CPUs or GPUs" in printed
+        return "waits for CPUs, GPUs or memory" in printed
 
     until(is_reported, "no line reports the workers that wait")
     ray.util.remove_placement_group(others)
     training.join()
     is_reported()
-    assert printed.count("waits for CPUs or GPUs") == 1
+    assert printed.count("waits for CPUs, GPUs or memory") == 1
     assert re.search(r"train: 96 examples, 1 step of 8, 1 worker on cpu in fp32, about \d[\d,]+ tokens a step\n", printed), printed
     assert Artifact.open(tmp_path / "model").manifest["made_from"]["settings"]["temperature"] == 1.0  # as its vectors have any length
 

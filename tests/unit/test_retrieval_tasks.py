@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raydense.retrieval.tasks import submitted_at_once
+from raydense.errors import InputError
+from raydense.retrieval.tasks import check_task_memory, submitted_at_once
+
+GIB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,10 @@ def test_a_cluster_is_asked_for_all_shards_before_its_nodes_have_come(at_once: i
 
 def test_nothing_to_do_is_no_fault() -> None:
     assert submitted_at_once(0, 0, True, 0) == 1
+
+
+def test_a_task_that_fits_on_no_node_is_refused_unless_the_cluster_grows() -> None:
+    check_task_memory("index", 2 * GIB, [GIB, 2 * GIB], lambda: False)
+    check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: True)
+    with pytest.raises(InputError, match=r"a task needs 3\.0 GiB of memory, and the largest node has 2\.0 GiB for tasks"):
+        check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: False)
