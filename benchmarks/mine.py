@@ -1,78 +1,119 @@
-"""How long mining takes, and how much memory it holds: `python benchmarks/mine.py [queries] [hits of each]`.
+"""How long mining takes, and how much memory it holds: `python benchmarks/mine.py [--queries 10000 50000 200000] [--passages 1000000]`.
 
-Writes a corpus of 1,000,000 short passages, a run of random hits (50,000 queries with 200 each by default) and one judgement per query,
-then mines 8 negatives of each query in a fresh process, and prints its CPU time, wall time and peak memory.
+Writes a corpus of short passages, and for each number of queries a run of random hits (200 each by default) and one judgement per query;
+then mines 8 negatives of each query in a fresh process. Prints CPU time, wall time, peak memory and a digest of the data files: the same
+inputs must give the same digest, whatever the code. `--keep FOLDER` keeps corpus and runs there, and reads them again the next time.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import raydense as rd
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table
-from raydense.storage import Draft
+from raydense.storage import Artifact, Draft
 
-_PASSAGES = 1_000_000
 _STEP = 10_000
 
 
-def write(folder: Path, queries: int, hits: int) -> None:
-    """Write corpus, queries, qrels and run."""
-    writer = CorpusWriter(Draft.open(folder / "corpus", "corpus", {"of": "mine"}), 250_000)
-    for first in range(0, _PASSAGES, _STEP):
-        ids = [f"p{i}" for i in range(first, first + _STEP)]
-        writer.add(pa.table({"passage_id": ids, "title": [""] * _STEP, "text": [f"passage {name} says little" for name in ids]}))
+def _names(letter: str, start: int, stop: int) -> pa.Array:
+    return pc.binary_join_element_wise(letter, pc.cast(pa.array(np.arange(start, stop)), pa.string()), "")
+
+
+def write_corpus(folder: Path, passages: int) -> None:
+    """Write a corpus of short passages, each with another text."""
+    draft = Draft.open(folder, "corpus", {"of": "mine", "passages": passages})
+    if draft.done:
+        return
+    writer = CorpusWriter(draft, 250_000)
+    for first in range(0, passages, _STEP):
+        ids = _names("p", first, min(first + _STEP, passages))
+        text = pc.binary_join_element_wise("passage", ids, "says little", " ")
+        writer.add(pa.table({"passage_id": ids, "title": pa.repeat("", len(ids)), "text": text}))
     writer.finish()
+
+
+def write_run(folder: Path, queries: int, hits: int, passages: int) -> None:
+    """Write queries, qrels and a run of random passages."""
     random = np.random.default_rng(1)
-    names = pa.array([f"q{i}" for i in range(queries)])
+    names = _names("q", 0, queries)
+    judged = _names("p", 0, passages).take(pa.array(random.integers(passages, size=queries)))
     _write(folder / "queries", "queries", [pa.table({"query_id": names, "text": names})])
-    judged = pa.array([f"p{i}" for i in random.integers(_PASSAGES, size=queries)])
     _write(folder / "qrels", "qrels", [pa.table({"query_id": names, "passage_id": judged, "relevance": np.ones(queries, np.int32)})])
-    passages = pa.array([f"p{i}" for i in range(_PASSAGES)])
     _write(folder / "run", "run", (_block(names.slice(at, _STEP), passages, hits, random) for at in range(0, queries, _STEP)))
 
 
-def _block(queries: pa.Array, passages: pa.Array, hits: int, random: np.random.Generator) -> pa.Table:
-    found = np.concatenate([random.choice(_PASSAGES, hits, replace=False, shuffle=False) for _ in range(len(queries))])
+def _block(queries: pa.Array, passages: int, hits: int, random: np.random.Generator) -> pa.Table:
+    found = np.concatenate([random.choice(passages, hits, replace=False, shuffle=False) for _ in range(len(queries))])
     rank = np.tile(np.arange(1, hits + 1, dtype=np.int32), len(queries))
     query = queries.take(pa.array(np.repeat(np.arange(len(queries)), hits)))
-    return pa.table({"query_id": query, "passage_id": passages.take(pa.array(found)), "rank": rank, "score": (-rank).astype(np.float32)})
+    passage = pc.binary_join_element_wise("p", pc.cast(pa.array(found), pa.string()), "")
+    return pa.table({"query_id": query, "passage_id": passage, "rank": rank, "score": (-rank).astype(np.float32)})
 
 
-def _write(folder: Path, kind: str, tables: object) -> None:
+def _write(folder: Path, kind: str, tables: Iterable[pa.Table]) -> None:
     draft = Draft.open(folder, kind, {"of": "mine"})
+    if draft.done:
+        return
     rows = 0
-    for number, table in enumerate(tables):  # type: ignore[call-overload]
+    for number, table in enumerate(tables):
         commit_table(draft, f"{kind}-{number:05d}.parquet", table)
         rows += len(table)
     draft.finish(rows)
 
 
-def measure(folder: Path) -> dict[str, float]:
+def measure(corpus: str, folder: Path, output: str) -> dict[str, float | str]:
     """Mine in this process."""
     start = time.perf_counter()
-    inputs = {name: str(folder / name) for name in ("run", "corpus", "queries", "qrels")}
-    rd.mine(rd.MineSettings(**inputs, negatives=8, output=str(folder / "examples")))
-    used = getrusage(RUSAGE_SELF)
-    return {"CPU s": used.ru_utime + used.ru_stime, "wall s": time.perf_counter() - start, "peak MiB": used.ru_maxrss / 1024}
+    inputs = {name: str(folder / name) for name in ("run", "queries", "qrels")}
+    mined = rd.mine(rd.MineSettings(**inputs, corpus=corpus, negatives=8, output=output))
+    used, tasks = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+    return {
+        "CPU s": used.ru_utime + used.ru_stime + tasks.ru_utime + tasks.ru_stime,
+        "wall s": time.perf_counter() - start,
+        "peak MiB": used.ru_maxrss / 1024,
+        "digest": hashlib.sha256("".join(f"{file.path} {file.sha256}\n" for file in mined.files).encode()).hexdigest()[:16],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, nargs="+", default=[10_000, 50_000, 200_000])
+    parser.add_argument("--hits", type=int, default=200)
+    parser.add_argument("--passages", type=int, default=1_000_000)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        corpus, folder, output = given.measure
+        print(json.dumps(measure(corpus, Path(folder), output)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = given.keep or Path(temporary)
+        corpus = kept / f"corpus-{given.passages}"
+        write_corpus(corpus, given.passages)
+        for queries in given.queries:
+            folder = kept / f"{queries}-{given.hits}-{given.passages}"
+            write_run(folder, queries, given.hits, given.passages)
+            run = [sys.executable, __file__, "--measure", str(corpus), str(folder), f"{temporary}/examples-{queries}"]
+            found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            figures = ", ".join(f"{name} {value if isinstance(value, str) else f'{value:,.1f}'}" for name, value in found.items())
+            print(f"{queries:,} queries, {Artifact.open(folder / 'run').rows:,} rows of a run: {figures}", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(Path(sys.argv[2]))))
-        sys.exit()
-    count, each = (int(word) for word in (*sys.argv[1:], *("50000", "200")[len(sys.argv) - 1 :]))
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), count, each)
-        done = subprocess.run([sys.executable, __file__, "--measure", folder], check=True, stdout=subprocess.PIPE, text=True)
-    print(f"{count * each:,} rows of a run: " + ", ".join(f"{name} {value:,.1f}" for name, value in json.loads(done.stdout).items()))
+    main()

@@ -32,6 +32,28 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "01234567891234
     return hash_array(values.astype(object), hash_key=key, categorize=False)
 
 
+def places_of(hashes: NDArray[np.uint64], places: Rows, wanted: pa.Array, ids: Callable[[Rows], pa.Array]) -> Rows:
+    """The place of each of the `wanted` ids, int64 [n]; -1 for one that is not there.
+
+    `hashes` are those of the ids that are there, rising, `places` where each is, and `ids` returns the ids at some places.
+    """
+    asked = hash_strings(wanted)
+    rising = np.argsort(asked)  # a search in rising order stays in the processor's cache: five times faster among 21 million
+    at = np.empty(len(asked), dtype=np.int64)
+    at[rising] = np.searchsorted(hashes, asked[rising])
+    found = np.full(len(asked), -1, dtype=np.int64)
+    open_ = np.arange(len(asked))
+    while open_.size:  # more than one turn only where two ids have the same hash
+        open_ = open_[at[open_] < len(hashes)]
+        open_ = open_[hashes[at[open_]] == asked[open_]]
+        candidates = np.asarray(places[at[open_]], dtype=np.int64)
+        equal = pc.equal(ids(candidates), wanted.take(pa.array(open_))).to_numpy(zero_copy_only=False).astype(bool)
+        found[open_[equal]] = candidates[equal]
+        open_ = open_[~equal]
+        at[open_] += 1
+    return found
+
+
 class PassageStore:
     """Random access to the passages of a corpus; picklable: it is opened again from its path.
 
@@ -129,19 +151,7 @@ class PassageStore:
         if isinstance(ids, pa.ChunkedArray):
             ids = ids.combine_chunks()
         known, known_rows = self._id_hash
-        wanted = hash_strings(ids)
-        at = np.searchsorted(known, wanted)
-        rows = np.full(len(ids), -1, dtype=np.int64)
-        open_ = np.arange(len(ids))
-        while open_.size:  # more than one turn only where two ids have the same hash
-            open_ = open_[at[open_] < len(known)]
-            open_ = open_[known[at[open_]] == wanted[open_]]
-            candidates = np.asarray(known_rows[at[open_]], dtype=np.int64)
-            equal = pc.equal(self.ids(candidates), ids.take(pa.array(open_))).to_numpy(zero_copy_only=False).astype(bool)
-            rows[open_[equal]] = candidates[equal]
-            open_ = open_[~equal]
-            at[open_] += 1
-        return rows
+        return places_of(known, known_rows, ids, self.ids)
 
     def refuse_rows_of_another(self, artifact: Artifact) -> None:
         """InputError if `artifact` (training examples) was made with another corpus."""

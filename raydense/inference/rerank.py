@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from raydense.data.runs import RunReader
 from raydense.data.store import store_of
 from raydense.data.tables import commit_table, concat_parts, query_positions
 from raydense.errors import InputError
@@ -32,8 +30,6 @@ from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
-
-_COLUMNS = ["query_id", "passage_id", "rank"]
 
 
 def rerank(settings: RerankSettings) -> Artifact:
@@ -81,64 +77,16 @@ def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str
     run_parts(settings, draft, "pairs", pending, left, pairs, tokenise_block, actor, prints=prints)
 
 
-class RunReader:
-    """Reads a run artifact by row range, query by query; holds only the requested range."""
-
-    def __init__(self, path: str, fingerprint: str | None = None) -> None:
-        self.path = path
-        self._parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run", fingerprint).parts(".parquet")]
-        groups = [(part, g) for part in self._parts for g in range(part.num_row_groups)]
-        self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
-        self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
-
-    def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
-        """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth.
-
-        InputError where the rows of a query are not adjacent.
-        """
-        first_rows: list[NDArray[np.int64]] = []
-        heads: list[pa.Array] = []
-        kept: list[NDArray[Any]] = [np.zeros(1, np.int64)]
-        before, offset = None, 0
-        for part, group in self._groups:
-            table = part.read_row_group(group, columns=["query_id", "rank"])
-            ids = table["query_id"].combine_chunks()
-            changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
-            starts = np.flatnonzero(np.concatenate([[ids[0].as_py() != before], changes]))
-            first_rows.append(starts + offset)
-            heads.append(ids.take(pa.array(starts)))
-            kept.append(np.asarray(table["rank"]) <= depth)
-            before, offset = ids[-1].as_py(), offset + len(ids)
-        if not first_rows:
-            return []
-        self._refuse_torn(pa.chunked_array(heads))
-        query_starts = np.concatenate(first_rows)
-        pairs = np.cumsum(np.concatenate(kept), dtype=np.int64)
-        starts = query_starts[::queries].tolist()
-        return [
-            {"block": n, "start": a, "stop": b, "queries": min(queries, len(query_starts) - n * queries), "pairs": int(pairs[b] - pairs[a])}
-            for n, (a, b) in enumerate(zip(starts, [*starts[1:], offset], strict=True))
-        ]
-
-    def _refuse_torn(self, heads: pa.ChunkedArray) -> None:
-        numbers = pc.index_in(heads, value_set=pc.unique(heads)).to_numpy()
-        _, fresh = np.unique(numbers, return_index=True)
-        again = np.setdiff1d(np.arange(len(numbers)), fresh)
-        if again.size:
-            query = heads[int(again[0])].as_py()
-            raise InputError(f"the rows of query {query!r} are not adjacent", self.path, "sort the run by query and rank")
-
-    def read(self, start: int, stop: int) -> pa.Table:
-        """The rows start..stop-1, with query_id, passage_id and rank."""
-        first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
-        tables = [part.read_row_group(group, columns=_COLUMNS) for part, group in self._groups[first : last + 1]]
-        return pa.concat_tables(tables).slice(start - (self._ends[first - 1] if first else 0), stop - start)
+@lru_cache(maxsize=1)
+def _reader(path: str, fingerprint: str) -> RunReader:
+    """The run, kept open by a worker process: to open it reads the end of each of its files."""
+    return RunReader(path, fingerprint)
 
 
 def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prints: dict[str, str]) -> pa.Table:
     """The tokens of the pairs of the block that `table` names, with their ids and corpus rows, packed into one row."""
     block = {name: table[name][0].as_py() for name in ("block", "start", "stop")}
-    found = RunReader(settings.run, prints["run"]).read(block["start"], block["stop"])
+    found = _reader(settings.run, prints["run"]).read(block["start"], block["stop"])
     found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
     queries = _queries(settings.queries, prints["queries"])
     positions = query_positions(found["query_id"], queries, settings.run)

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, rerank
 from raydense.inference.settings import RerankSettings
-from raydense.mining.blocks import BLOCK_ROWS, Judged, query_blocks
+from raydense.mining.blocks import Judged
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table

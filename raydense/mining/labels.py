@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.mining.negatives import Candidates
@@ -31,11 +32,12 @@ class Labels:
         self._parts = artifact.parts(".parquet")
         if any(name not in pq.read_schema(part).names for part in self._parts for name in _COLUMNS):
             raise InputError("holds examples without the scores of a teacher", path, "give what `raydense label` made")
-        ids = [pq.read_table(part, columns=["query_id"])["query_id"] for part in self._parts]
-        self._starts = np.cumsum([0, *map(len, ids)])
-        self._ids = pa.concat_arrays([chunk for column in ids for chunk in column.chunks]) if ids else pa.array([], pa.string())
-        if len(pc.unique(self._ids)) != len(self._ids):
+        columns = [pq.read_table(part, columns=["query_id"])["query_id"] for part in self._parts]
+        self._starts = np.cumsum([0, *map(len, columns)])
+        ids = pa.concat_arrays([chunk for column in columns for chunk in column.chunks]) if columns else pa.array([], pa.string())
+        if len(pc.unique(ids)) != len(ids):
             raise InputError("names a query twice", path, "give what `raydense label` made")
+        self._lookup = IdLookup(ids)
         self._part = lru_cache(_PARTS_HELD)(self._read)
 
     def _read(self, part: Path) -> pa.Table:
@@ -46,7 +48,7 @@ class Labels:
 
         The rank of each is its position in its list, from 0.
         """
-        at = pc.fill_null(pc.index_in(query_ids, value_set=self._ids), -1).to_numpy().astype(np.int64)
+        at = self._lookup.positions(query_ids)
         found = np.flatnonzero(at >= 0)
         place = np.searchsorted(self._starts, at[found], side="right") - 1
         lists: list[tuple[Candidates, Candidates]] = [self._lists(pa.table({n: [] for n in _COLUMNS}), found[:0])]

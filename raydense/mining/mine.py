@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.mining.blocks import BLOCK_ROWS, query_blocks
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.hybrid import HybridMiner
 from raydense.mining.miner import Miner

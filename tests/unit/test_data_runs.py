@@ -1,4 +1,4 @@
-"""How a run is cut into blocks for re-ranking, without Ray."""
+"""How a run is cut into blocks of queries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from inference_world import write_table
 
+from raydense.data.runs import RunReader
 from raydense.errors import InputError
-from raydense.inference.rerank import RunReader
 
 
 def a_run(ids: str) -> pa.Table:

@@ -1,0 +1,110 @@
+"""Reads a run in order, in blocks of complete queries or by row range; holds little more than one block.
+
+In a run of raydense the rows of a query are adjacent: each stage writes them so, `import` orders them so, and a reader refuses
+another run. A query may go on in the next file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raydense.data.store import Rows
+from raydense.data.tables import SCHEMAS, query_starts
+from raydense.errors import InputError
+from raydense.storage import Artifact
+
+BLOCK_ROWS = 1 << 18
+
+
+def query_blocks(parts: list[Path], rows: int) -> Iterator[pa.Table]:
+    """The rows of a run's files in order, in tables of complete queries with about `rows` rows; holds little more than one table."""
+    held: pa.Table | None = None
+    for part in parts:
+        for batch in pq.ParquetFile(part).iter_batches(rows):
+            table = pa.Table.from_batches([batch])
+            held = pa.concat_tables([held, table]).combine_chunks() if held else table
+            cut = int(query_starts(held["query_id"])[-2]) if held.num_rows else 0
+            if cut and held.num_rows >= rows:
+                yield held.slice(0, cut)
+                held = held.slice(cut)
+    if held is not None and held.num_rows:
+        yield held
+
+
+def not_adjacent(query: str, where: object) -> InputError:
+    """The error of a run whose rows of a query are not adjacent."""
+    return InputError(f"the rows of query {query!r} are not adjacent", where, "sort the run by query and rank")
+
+
+class RunReader:
+    """Reads a run artifact by row range; holds the requested range, and the row group that was read last."""
+
+    def __init__(self, path: str, fingerprint: str | None = None) -> None:
+        self.path = path
+        parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run", fingerprint).parts(".parquet")]
+        groups = [(part, g) for part in parts for g in range(part.num_row_groups)]
+        self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
+        self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
+        self._held: tuple[int, pa.Table] = (-1, SCHEMAS["run"].empty_table())
+
+    def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
+        """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth.
+
+        InputError where the rows of a query are not adjacent.
+        """
+        first_rows: list[Rows] = []
+        heads: list[pa.Array] = []
+        pairs_before: list[Rows] = []  # each query
+        before, offset, pairs = None, 0, 0
+        for part, group in self._groups:
+            table = part.read_row_group(group, columns=["query_id", "rank"])
+            ids = table["query_id"].combine_chunks()
+            starts = query_starts(table["query_id"])[:-1]
+            starts = starts[1:] if ids[0].as_py() == before else starts
+            counted = np.append(0, np.cumsum(np.asarray(table["rank"]) <= depth, dtype=np.int64))
+            first_rows.append(starts + offset)
+            heads.append(ids.take(pa.array(starts)))
+            pairs_before.append(counted[starts] + pairs)
+            before, offset, pairs = ids[-1].as_py(), offset + len(ids), pairs + int(counted[-1])
+        if not first_rows:
+            return []
+        self._refuse_torn(pa.chunked_array(heads))
+        edges, count = [*np.concatenate(first_rows)[::queries].tolist(), offset], sum(map(len, heads))
+        counted = np.append(np.concatenate(pairs_before)[::queries], pairs)
+        return [
+            {
+                "block": n,
+                "start": edges[n],
+                "stop": edges[n + 1],
+                "queries": min(queries, count - n * queries),
+                "pairs": int(counted[n + 1] - counted[n]),
+            }
+            for n in range(len(edges) - 1)
+        ]
+
+    def _refuse_torn(self, heads: pa.ChunkedArray) -> None:
+        numbers = pc.index_in(heads, value_set=pc.unique(heads)).to_numpy()
+        _, fresh = np.unique(numbers, return_index=True)
+        again = np.setdiff1d(np.arange(len(numbers)), fresh)
+        if again.size:
+            raise not_adjacent(heads[int(again[0])].as_py(), self.path)
+
+    def read(self, start: int, stop: int) -> pa.Table:
+        """The rows start..stop-1."""
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
+        tables = [self._group(number) for number in range(first, last + 1)]
+        return pa.concat_tables(tables).slice(start - (self._ends[first - 1] if first else 0), stop - start)
+
+    def _group(self, number: int) -> pa.Table:
+        if self._held[0] != number:
+            part, group = self._groups[number]
+            self._held = number, part.read_row_group(group, columns=SCHEMAS["run"].names)
+        return self._held[1]
