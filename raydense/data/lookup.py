@@ -27,3 +27,8 @@ class IdLookup:
         """The position of each of `wanted`, int64 [n]; -1 for an id that is not in the list."""
         wanted = wanted.combine_chunks() if isinstance(wanted, pa.ChunkedArray) else wanted
         return places_of(self._sorted, self._order, wanted, lambda places: self.ids.take(pa.array(places)))
+
+    def positions_of_rows(self, wanted: pa.ChunkedArray) -> Rows:
+        """As `positions`, for the ids of rows: each distinct id is looked up once."""
+        words = wanted.combine_chunks().dictionary_encode()
+        return self.positions(words.dictionary)[words.indices.to_numpy()]

@@ -53,7 +53,8 @@ class RunReader:
         groups = [(part, g) for part in parts for g in range(part.num_row_groups)]
         self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
         self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
-        self._held: tuple[int, pa.Table] = (-1, SCHEMAS["run"].empty_table())
+        self.empty = SCHEMAS["run"].empty_table()
+        self._held = (-1, self.empty)
 
     def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
         """The row range of each block of `queries` queries, with its number, queries, and pairs of rank <= depth.

@@ -5,14 +5,19 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import regex
 from numpy.typing import NDArray
 
+from raydense.data.lookup import IdLookup
+from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.evaluation.metrics import Measured
+from raydense.evaluation.settings import AnswerSettings
+from raydense.runtime.progress import say
 
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 _GAP = "\n"
@@ -107,3 +112,39 @@ def answers_of(queries: pa.Table, where: object) -> pa.Table:
         if any(held):
             return queries.filter(pa.array(held))
     raise InputError("no query has an answer", where, "give queries with answers, or leave answers out")
+
+
+class AnswerSearch:
+    """Looks for answers in the first passages of each query, block after block of a run; holds a rank for each query."""
+
+    def __init__(self, settings: AnswerSettings, answered: pa.Table, store: PassageStore, run: str, where: object) -> None:
+        self._settings, self._store, self._run = settings, store, run
+        ids = answered["query_id"].combine_chunks()
+        self._lookup, self._met = IdLookup(ids), np.zeros(len(ids), dtype=bool)
+        self._matchers, self._given_up = matchers_of(settings.match, answered["answers"].to_pylist(), ids.to_pylist(), where)
+        self._ranks = np.zeros(len(ids), dtype=np.int64)
+
+    def add(self, run: pa.Table) -> None:
+        """Look into the hits of some complete queries, in the order of their ranks."""
+        query, rank = self._lookup.positions_of_rows(run["query_id"]), run["rank"].to_numpy()
+        self._met[query[query >= 0]] = True
+        taken = np.flatnonzero((query >= 0) & (rank <= max(self._settings.k)))
+        taken = taken[np.lexsort((rank[taken], query[taken]))]
+        rows = self._store.known_rows(run["passage_id"].take(pa.array(taken)), self._run)
+        queries, starts = np.unique(query[taken], return_index=True)
+        hits = np.split(rows, starts[1:])
+        matchers = [self._matchers[number] for number in queries]
+        self._ranks[queries] = first_answer_ranks(hits[: len(queries)], matchers, self._texts)
+
+    def _texts(self, rows: NDArray[np.int64]) -> list[str]:
+        return self._store.take(rows, ["text"])["text"].to_pylist()
+
+    def result(self) -> tuple[dict[str, Any], Measured]:
+        """Top-k answer accuracy over all queries that have answers, as metrics.json has it; and the same by query."""
+        held = {f"top-{k}": ((self._ranks > 0) & (self._ranks <= k)).astype(np.float64) for k in sorted(set(self._settings.k))}
+        accuracy = {name: float(np.mean(values)) for name, values in held.items()}
+        if self._given_up:
+            what = f"skipped {len(self._given_up):,} answer expressions that took too long, the first is {min(self._given_up)!r}"
+            say(f"evaluate: {what}")
+        queries = {"queries": len(self._ranks), "expressions_given_up": len(self._given_up)}
+        return {"match": self._settings.match, "accuracy": accuracy, **queries}, Measured(accuracy, held, int((~self._met).sum()))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.evaluation.metrics import Judgements
+from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.evaluation.runs import MeasuredRun
 
 _STEPS = (1, 2, 5)
@@ -27,8 +27,7 @@ def by_depth(runs: list[MeasuredRun], judgements: Judgements) -> dict[str, dict[
         made_from = run.artifact.manifest["made_from"]
         candidates = of.get(made_from["inputs"]["run"]) if made_from.get("stage") == "rerank" else None
         if candidates is not None:
-            depths = _depths(int(made_from["settings"]["depth"]))
-            rows = [_row(depth, run.hits, candidates.hits, judgements, run.artifact) for depth in depths]
+            rows = _rows(_depths(int(made_from["settings"]["depth"])), run, candidates, judgements)
             found[run.name] = {"candidates": candidates.name, "depths": rows}
     return found
 
@@ -37,14 +36,17 @@ def _depths(most: int) -> list[int]:
     return [*(d for power in range(len(str(most))) for d in (step * 10**power for step in _STEPS) if d < most), most]
 
 
-def _row(depth: int, reranked: pa.Table, candidates: pa.Table, judgements: Judgements, where: object) -> dict[str, Any]:
-    first = candidates.filter(pc.less_equal(candidates["rank"], depth))
-    among = reranked.select([*_PAIR, "score"]).join(first.select(_PAIR), _PAIR, join_type="left semi")
-    return {
-        "depth": depth,
-        "candidates": judgements.measure(_by_rank(first), where).means,
-        "reranked": judgements.measure(among, where).means,
-    }
+def _rows(depths: list[int], reranked: MeasuredRun, candidates: MeasuredRun, judgements: Judgements) -> list[dict[str, Any]]:
+    """The row of each depth; both runs are read once, in blocks of the same queries."""
+    measuring = [[Measuring(judgements, reranked.artifact) for _ in range(2)] for _ in depths]
+    for queries in candidates.in_blocks():
+        retrieved, again = candidates.rows_of(queries), reranked.rows_of(queries).select([*_PAIR, "score"])
+        for depth, (by_rank, by_score) in zip(depths, measuring, strict=True):
+            first = retrieved.filter(pc.less_equal(retrieved["rank"], depth))
+            by_rank.add(_by_rank(first))
+            by_score.add(again.join(first.select(_PAIR), _PAIR, join_type="left semi"))
+    means = [[each.result().means for each in pair] for pair in measuring]
+    return [{"depth": depth, "candidates": both[0], "reranked": both[1]} for depth, both in zip(depths, means, strict=True)]
 
 
 def _by_rank(run: pa.Table) -> pa.Table:

@@ -6,26 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.store import PassageStore
-from raydense.data.tables import concat_parts, query_positions, query_starts, read_table
+from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
-from raydense.evaluation.answers import answers_of, first_answer_ranks, matchers_of
+from raydense.evaluation.answers import AnswerSearch, answers_of
 from raydense.evaluation.depths import by_depth
-from raydense.evaluation.metrics import Judgements, Measured, trec_order
+from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.evaluation.report import write_report
-from raydense.evaluation.runs import Asked, MeasuredRun
+from raydense.evaluation.runs import Asked, MeasuredRun, Places
 from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
-from raydense.runtime.progress import say
+from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, Place, named_folders, provenance
-
-_COLUMNS = ["query_id", "passage_id", "rank", "score"]
 
 
 def evaluate(settings: EvaluateSettings) -> Artifact:
@@ -83,52 +80,30 @@ def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
 
 def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
-    parts = [_hits_of(part, asked.query_ids) for part in artifact.parts(".parquet")]
-    run = pa.concat_tables(parts) if parts else concat_parts([], "run")
-    if artifact.rows and not run.num_rows:
+    metrics = asked.judgements and Measuring(asked.judgements, folder)
+    answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, settings.answers)
+    places = Places(asked, folder)
+    with Progress("evaluate", artifact.rows, "hits") as progress:
+        for block in places.blocks(artifact, progress):
+            for part in (metrics, answers):
+                if part:
+                    part.add(block)
+    if artifact.rows and not places.count.any():
         what = f"has no query of the {len(asked.query_ids):,} that are measured"
         raise InputError(what, folder, f"give the run of the queries of {settings.qrels or settings.queries}")
-    answers, by_answers = (
-        (None, None) if queries is None or settings.answers is None else _answers(run, asked, queries, settings, settings.answers)
-    )
-    measured = asked.judgements.measure(run, folder) if asked.judgements else by_answers
+    summary, by_answers = answers.result() if answers else (None, None)
+    measured = metrics.result() if metrics else by_answers
     assert measured is not None  # as settings without qrels have answers
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
     say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")
-    return MeasuredRun(name, artifact, trec_order(run, asked.query_ids), measured, answers)
+    return MeasuredRun(name, artifact, measured, summary, places)
 
 
-def _hits_of(part: Path, query_ids: pa.Array) -> pa.Table:
-    table = pq.read_table(part, columns=_COLUMNS)
-    return table.filter(pc.is_in(table["query_id"], value_set=query_ids))
-
-
-def _answers(
-    run: pa.Table, asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings
-) -> tuple[dict[str, Any], Measured]:
-    """Top-k answer accuracy over those queries asked that have answers, hits in the order of their ranks; and the same by query."""
+def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings) -> AnswerSearch:
+    """For those of the queries asked that have answers."""
     answered = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
-    unanswered = (
-        answered.num_rows - pc.count_distinct(run["query_id"].filter(pc.is_in(run["query_id"], value_set=answered["query_id"]))).as_py()
-    )
-    run = run.filter(pc.less_equal(run["rank"], max(wanted.k)))
-    run = run.append_column("query", pc.index_in(run["query_id"], value_set=answered["query_id"].combine_chunks()))
-    run = run.filter(pc.is_valid(run["query"])).sort_by([("query", "ascending"), ("rank", "ascending")])
-    store = PassageStore(str(settings.corpus))
-    rows, edges = store.known_rows(run["passage_id"], settings.run[0]), query_starts(run["query_id"])
-    hits = [rows[:0]] * answered.num_rows
-    for query, start, stop in zip(run["query"].to_numpy()[edges[:-1]], edges[:-1], edges[1:], strict=True):
-        hits[query] = rows[start:stop]
-    ids = answered["query_id"].to_pylist()
-    matchers, given_up = matchers_of(wanted.match, answered["answers"].to_pylist(), ids, settings.queries)
-    ranks = first_answer_ranks(hits, matchers, lambda some: store.take(some, ["text"])["text"].to_pylist())
-    held = {f"top-{k}": ((ranks > 0) & (ranks <= k)).astype(np.float64) for k in sorted(set(wanted.k))}
-    accuracy = {name: float(np.mean(values)) for name, values in held.items()}
-    if given_up:
-        say(f"evaluate: skipped {len(given_up):,} answer expressions that took too long, the first is {min(given_up)!r}")
-    summary = {"match": wanted.match, "accuracy": accuracy, "queries": len(ids), "expressions_given_up": len(given_up)}
-    return summary, Measured(accuracy, held, unanswered)
+    return AnswerSearch(wanted, answered, PassageStore(str(settings.corpus)), settings.run[0], settings.queries)
 
 
 def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:

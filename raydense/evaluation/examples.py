@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
-from raydense.evaluation.runs import MeasuredRun
+from raydense.evaluation.runs import Asked, MeasuredRun
 
 SHOWN_HITS = 5
 SHOWN_QUERIES = 3
@@ -66,16 +66,17 @@ def choose(values: NDArray[np.float64], first: NDArray[np.float64] | None) -> li
 class Reader:
     """Makes examples of queries: texts where the queries and the corpus were given, ids elsewhere."""
 
-    def __init__(self, judged: dict[str, dict[str, float]], queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
-        self.judged, self.queries, self.store, self.as_regex = judged, queries, store, as_regex
+    def __init__(self, asked: Asked, queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
+        self.asked, self.queries, self.store, self.as_regex = asked, queries, store, as_regex
 
-    def example(self, query_id: str, position: int, runs: Sequence[MeasuredRun], metric: str) -> Example:
+    def example(self, position: int, runs: Sequence[MeasuredRun], metric: str) -> Example:
         """One query with what each run found."""
+        query_id, judged = self.asked.query_ids[position].as_py(), self.asked.grades(position)
         text, answers = self._query(query_id)
         marks = answer_pattern(answers, self.as_regex)
-        best = max(self.judged[query_id].items(), key=lambda item: item[1], default=("", 0.0))
+        best = max(judged.items(), key=lambda item: item[1], default=("", 0.0))
         positive_id = best[0] if best[1] >= 1 else ""
-        shown = [self._hits(run, query_id, float(run.measured.per_query[metric][position]), marks) for run in runs]
+        shown = [self._hits(run, position, judged, float(run.measured.per_query[metric][position]), marks) for run in runs]
         positive = self._texts([positive_id], marks)[0] if positive_id else Markup()
         return Example(query_id, text, answers, positive_id, positive, shown)
 
@@ -85,9 +86,8 @@ class Reader:
         row = self.queries.filter(pc.equal(self.queries["query_id"], query_id)).slice(0, 1).to_pylist()[0]
         return row["text"], [a for a in row.get("answers") or [] if a and a.strip()]
 
-    def _hits(self, run: MeasuredRun, query_id: str, value: float, marks: regex.Pattern[str] | None) -> Hits:
-        ids = run.hits.filter(pc.equal(run.hits["query_id"], query_id))["passage_id"].to_pylist()
-        judged = self.judged[query_id]
+    def _hits(self, run: MeasuredRun, position: int, judged: dict[str, float], value: float, marks: regex.Pattern[str] | None) -> Hits:
+        ids = run.hits(position)["passage_id"].to_pylist()
         first_relevant = next((rank for rank, p in enumerate(ids, 1) if judged.get(p, 0) >= 1), 0)
         texts = self._texts(ids[:SHOWN_HITS], marks)
         found = [(rank, p, judged.get(p), text) for rank, (p, text) in enumerate(zip(ids, texts, strict=False), 1)]

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.tables import query_starts
+from raydense.data.lookup import IdLookup
+from raydense.data.store import Rows
 from raydense.errors import InputError, did_you_mean
 
 Values = NDArray[np.float64]
+_MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 
 @dataclass(frozen=True)
@@ -63,47 +65,102 @@ class Judgements:
         self.query_ids: pa.Array = pc.unique(qrels["query_id"])
         if not len(self.query_ids):
             raise InputError("no judgement", where, "give qrels that hold some")
-        order = pc.sort_indices(pc.index_in(qrels["query_id"], value_set=self.query_ids))
-        qrels = qrels.take(order)
-        self.judged = _by_query(qrels["query_id"], qrels["passage_id"].to_pylist(), qrels["relevance"].to_pylist())
-        self._evaluator = ir_measures.evaluator(self.measures, self.judged)
+        self._lookup = IdLookup(self.query_ids)
+        query = self._lookup.positions_of_rows(qrels["query_id"])
+        order = np.argsort(query, kind="stable")
+        self._passages = qrels["passage_id"].combine_chunks().take(pa.array(order))
+        self._relevance = qrels["relevance"].to_numpy()[order]
+        self._edges = np.searchsorted(query[order], np.arange(len(self.query_ids) + 1))
+
+    def grades(self, query: int) -> dict[str, float]:
+        """The relevance of each judged passage of query number `query`."""
+        start, stop = self._edges[query], self._edges[query + 1]
+        return dict(zip(self._passages[start:stop].to_pylist(), self._relevance[start:stop].tolist(), strict=True))
+
+    @property
+    def with_positive(self) -> Rows:
+        """The numbers of the queries that have a passage of relevance 1 or more, rising."""
+        return np.flatnonzero(np.maximum.reduceat(self._relevance, self._edges[:-1]) >= 1)
+
+    def numbers(self, query_ids: pa.ChunkedArray) -> Rows:
+        """The number of the query of each row, int64 [rows]; -1 if it is not judged."""
+        return self._lookup.positions_of_rows(query_ids)
 
     def measure(self, run: pa.Table, where: object) -> Measured:
         """Measure one run (`query_id`, `passage_id`, `score`); InputError where it names a passage twice for a query."""
-        ranked = trec_order(run, self.query_ids)
-        scores = -np.arange(1, ranked.num_rows + 1, dtype=np.float64)
-        hits = _by_query(ranked["query_id"], ranked["passage_id"].to_pylist(), _within(ranked["query_id"], scores).tolist())
-        if sum(map(len, hits.values())) != ranked.num_rows:
-            raise InputError(f"names passage {_twice(ranked)} twice for one query", where, "keep one")
-        position = {query: i for i, query in enumerate(self.query_ids.to_pylist())}
-        per_query = {str(m): np.zeros(len(position)) for m in self.measures}
-        aggregators = {str(m): m.aggregator() for m in self.measures}
-        for value in self._evaluator.iter_calc(hits):
-            per_query[str(value.measure)][position[value.query_id]] = value.value
-        for name, values in per_query.items():
+        measuring = Measuring(self, where)
+        measuring.add(run)
+        return measuring.result()
+
+
+class Measuring:
+    """Measures a run block after block; holds the values of each query, and no hits."""
+
+    def __init__(self, judgements: Judgements, where: object) -> None:
+        self._judgements, self._where = judgements, where
+        self._values = {measure: np.zeros(len(judgements.query_ids)) for measure in judgements.measures}
+        self._met = np.zeros(len(judgements.query_ids), dtype=bool)
+
+    def add(self, run: pa.Table) -> None:
+        """Measure some complete queries; InputError where a passage is named twice for one."""
+        run, query = trec_order(run, self._judgements.numbers(run["query_id"]))
+        if not len(query):
+            return
+        edges = _edges_of(query)
+        queries = query[edges[:-1]]
+        self._met[queries] = True
+        passages, falling = run["passage_id"].to_pylist(), (-np.arange(1.0, np.diff(edges).max() + 1)).tolist()
+        hits = [dict(zip(passages[a:b], falling, strict=False)) for a, b in pairwise(edges.tolist())]
+        if sum(map(len, hits)) != len(passages):
+            raise InputError(f"names passage {_twice(run)} twice for one query", self._where, "keep one")
+        self._take(queries, hits)
+
+    def _take(self, queries: Rows, hits: list[dict[str, float]]) -> None:
+        """Take the measures of some queries."""
+        names = self._judgements.query_ids.take(pa.array(queries)).to_pylist()
+        numbers = dict(zip(names, queries.tolist(), strict=True))
+        judged = {name: self._judgements.grades(number) for name, number in numbers.items()}
+        evaluator = ir_measures.evaluator(self._judgements.measures, judged)
+        for value in evaluator.iter_calc(dict(zip(names, hits, strict=bool(hits)))):
+            self._values[value.measure][numbers[value.query_id]] = value.value
+
+    def result(self) -> Measured:
+        """The measures of all judged queries, with those that the run lacks."""
+        missing = np.flatnonzero(~self._met)
+        for start in range(0, len(missing), _MISSING_STEP):
+            self._take(missing[start : start + _MISSING_STEP], [])
+        per_query = {str(measure): values for measure, values in self._values.items()}
+        means = {}
+        for measure, values in self._values.items():
+            aggregator = measure.aggregator()
             for number in values.tolist():
-                aggregators[name].add(number)
-        means = {name: float(aggregator.result()) for name, aggregator in aggregators.items()}
-        return Measured(means, per_query, len(position) - len(hits))
+                aggregator.add(number)
+            means[str(measure)] = float(aggregator.result())
+        return Measured(means, per_query, len(missing))
 
 
-def trec_order(run: pa.Table, query_ids: pa.Array) -> pa.Table:
-    """The hits of these queries, by query, then score falling, then passage id falling."""
-    query = pc.index_in(run["query_id"], value_set=query_ids)
-    run = run.append_column("query", query).filter(pc.is_valid(query))
-    return run.sort_by([("query", "ascending"), ("score", "descending"), ("passage_id", "descending")])
+def trec_order(run: pa.Table, query: Rows) -> tuple[pa.Table, Rows]:
+    """The rows whose query has a number (not -1) and their numbers: by query, then score falling, then passage id falling.
+
+    `query` int64 is the number of each row's query. Rows that are in order already keep their order of queries.
+    """
+    if (query < 0).any():
+        run, query = run.filter(pa.array(query >= 0)), query[query >= 0]
+    score, edges = run["score"].to_numpy(), _edges_of(query)
+    falls = np.ones(len(query), dtype=bool)
+    falls[1:] = score[1:] < score[:-1]
+    falls[edges[:-1]] = True
+    if falls.all() and len(np.unique(query[edges[:-1]])) == len(edges) - 1:
+        return run, query
+    keyed = pa.table({"query": query, "score": run["score"], "passage_id": run["passage_id"]})
+    order = pc.sort_indices(keyed, [("query", "ascending"), ("score", "descending"), ("passage_id", "descending")])
+    return run.take(order), query[order.to_numpy()]
 
 
-def _by_query(query_id: pa.ChunkedArray, passages: list[str], values: list[float]) -> dict[str, dict[str, float]]:
-    edges = query_starts(query_id)
-    heads = query_id.take(pa.array(edges[:-1])).to_pylist()
-    spans = pairwise(edges.tolist())
-    return {query: dict(zip(passages[a:b], values[a:b], strict=True)) for query, (a, b) in zip(heads, spans, strict=True)}
-
-
-def _within(query_id: pa.ChunkedArray, falling: Values) -> Values:
-    edges = query_starts(query_id)
-    return falling + np.repeat(edges[:-1], np.diff(edges))
+def _edges_of(query: Rows) -> Rows:
+    """Offsets of the first row of each query in rows grouped by query, and of the end of the last; int64 [queries + 1]."""
+    starts = np.flatnonzero(np.append(True, query[1:] != query[:-1])) if len(query) else query
+    return np.append(starts, len(query)).astype(np.int64)
 
 
 def _twice(ranked: pa.Table) -> str:

@@ -97,9 +97,8 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
 def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Asked, queries: pa.Table | None) -> dict[str, Any]:
     """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
-    reader = Reader(asked.judged, queries, store, settings.answers is not None and settings.answers.match == "regex")
+    reader = Reader(asked, queries, store, settings.answers is not None and settings.answers.match == "regex")
     metric = next(iter(runs[0].measured.means))
-    ids = asked.query_ids.to_pylist()
     first = runs[0].measured.per_query[metric]
     groups = []
     for run in runs[1:] or runs:
@@ -107,7 +106,7 @@ def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Aske
         shown = [run] if alone else [run, runs[0]]
         for heading, positions in choose(run.measured.per_query[metric], None if alone else first):
             title = f"{heading} of {run.name}" if alone else f"{heading} of {run.name} against {runs[0].name}"
-            groups.append({"title": title, "examples": [reader.example(ids[p], p, shown, metric) for p in positions]})
+            groups.append({"title": title, "examples": [reader.example(p, shown, metric) for p in positions]})
     return {"metric": metric, "groups": [g for g in groups if g["examples"]]}
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
@@ -48,19 +47,18 @@ def similarities(
 
 def _triples(run: MeasuredRun, judgements: Judgements, store: PassageStore) -> list[tuple[str, int, NDArray[np.int64]]]:
     """Query id, row of p+, and rows of its p-."""
-    ids = judgements.query_ids.to_pylist()
-    positive = {q: [p for p, grade in judgements.judged[q].items() if grade >= 1] for q in ids}
-    asked = [q for q in ids if positive[q]]
-    chosen = [asked[int(at)] for at in np.unique(np.linspace(0, len(asked) - 1, _QUERIES).round())] if asked else []
-    best = [max(positive[q], key=lambda p: judgements.judged[q][p]) for q in chosen]
-    rows = store.rows_of(pa.array(best, pa.string()))
+    asked = judgements.with_positive
+    chosen = [int(asked[int(at)]) for at in np.unique(np.linspace(0, len(asked) - 1, _QUERIES).round())] if len(asked) else []
     triples = []
-    for query, row in zip(chosen, rows.tolist(), strict=True):
-        hits = store.rows_of(run.hits.filter(pc.equal(run.hits["query_id"], query))["passage_id"])
-        known = store.rows_of(pa.array(positive[query], pa.string()))
+    for query in chosen:
+        grades = judgements.grades(query)
+        positive = [p for p, grade in grades.items() if grade >= 1]
+        row = int(store.rows_of(pa.array([max(positive, key=lambda p: grades[p])], pa.string()))[0])
+        hits = store.rows_of(run.hits(query)["passage_id"])
+        known = store.rows_of(pa.array(positive, pa.string()))
         others = hits[(hits >= 0) & ~np.isin(hits, known)]
         if row >= 0 and len(others := others[store.text_hash[others] != store.text_hash[row]]):
-            triples.append((query, row, others[:_NEGATIVES]))
+            triples.append((judgements.query_ids[query].as_py(), row, others[:_NEGATIVES]))
     return triples
 
 
