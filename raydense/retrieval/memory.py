@@ -11,7 +11,7 @@ from raydense.runtime.progress import say, size
 from raydense.storage import Artifact
 
 PROCESS_BYTES = 250 * 2**20
-_BUFFER_BYTES = 64 * 2**20
+_BUFFER_BYTES = 128 * 2**20  # a block of decoded vectors (64 MiB), products of queries and vectors, hits
 
 
 @dataclass(frozen=True)
