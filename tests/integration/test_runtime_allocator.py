@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +20,20 @@ from raydense.inference.settings import EncodeSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh.train import train
 from raydense.runtime.allocator import cpu_worker_env
+
+PARTS = """
+import numpy as np
+draw, held = np.random.default_rng(0), []
+for part in range(16):  # as `encode` does: small batches, joined, put in order, and cast
+    batches = [np.ones((rows, 256), np.float32) for rows in draw.integers(60, 160, 500)]
+    joined = np.concatenate(batches)
+    batches.clear()
+    ordered = np.empty_like(joined)
+    ordered[:] = joined
+    half = ordered.astype(np.float16)
+    held.append(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")))
+print(held[5], held[-1])
+"""
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -57,6 +74,13 @@ def test_encoding_actors_and_training_workers_have_it(data: TrainingData, tmp_pa
     with allocators("ray::RayTrainWorker") as seen:
         train(data.settings(tmp_path / "model", max_steps=1))
     assert seen == {True}
+
+
+def test_what_a_worker_holds_does_not_grow_with_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    done = subprocess.run([sys.executable, "-c", PARTS], env=os.environ | cpu_worker_env(), capture_output=True, text=True, check=True)
+    early, late = map(int, done.stdout.split())
+    assert late < 1.2 * early, f"{early} KiB after 6 parts, {late} KiB after 16"
 
 
 def test_who_has_chosen_an_allocator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
