@@ -50,6 +50,7 @@ def run(
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     rows = ray.data.from_items(parts, override_num_blocks=len(parts))
     rows.context.execution_options.preserve_order = in_order
+    rows.context.issue_detectors_config.detectors = []  # they advise the author of a pipeline, in its user's terminal, every half minute
     # wait for a file that takes longer than Ray's half an hour, or for a node that joins later
     rows.context.execution_no_progress_timeout_s = -1
     tokens = rows.map_batches(
