@@ -7,6 +7,8 @@ word, and so is a single character, as in Lucene's CJKAnalyzer.
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,9 +22,18 @@ from numpy.typing import NDArray
 from raydense.errors import InputError, did_you_mean
 
 NONE = "none"
+_NO_CACHE = 0  # of stems: emptying it takes longer than stemming
+Ids = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0002fa1f"
 _RUN = re.compile(f"[{_CJK}]+")
-_WORD = rf"(?u)\b\w\w+\b|[{_CJK}]"
+_WORD = re.compile(rf"\w\w+|[{_CJK}]")
+# Texts are split as UTF-8: ASCII in lower case, a blank for what is in no word; bytes of other characters stay.
+_ASCII = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 32 for byte in range(256)).lower()
+_END, _BETWEEN = b"\xff", b" \xff "  # no byte of UTF-8
+_SIGMA = "Σ".encode()
+_NO_WORD, _TEXT_ENDS, _SEVERAL = -1, -2, -3
 
 
 @dataclass(frozen=True)
@@ -32,38 +43,99 @@ class Words:
     stemmer: str
     stopwords: str
 
-    def tokenizer(self) -> Tokenizer:
-        """A tokeniser with an empty vocabulary; InputError on an unknown stemmer or list of stop words."""
+    def vocabulary(self) -> Vocabulary:
+        """An empty vocabulary; InputError on an unknown stemmer or list of stop words."""
         if self.stemmer != NONE and self.stemmer not in Stemmer.algorithms():
             raise InputError(f"no stemmer {self.stemmer!r}", "stemmer", did_you_mean(self.stemmer, [*Stemmer.algorithms(), NONE]))
-        stemmer = None if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer)
         try:
-            return Tokenizer(splitter=_WORD, stopwords=None if self.stopwords == NONE else self.stopwords, stemmer=stemmer)
+            stopwords = Tokenizer(stopwords=self.stopwords).stopwords if self.stopwords != NONE else ()
         except ValueError:
             known = [*_stopword_languages(), NONE]
             raise InputError(f"no stop words {self.stopwords!r}", "stopwords", did_you_mean(self.stopwords, known)) from None
+        return Vocabulary(frozenset(stopwords), str if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer, _NO_CACHE).stemWord)
 
-    def split(self, texts: list[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The words of all texts one after another, as ids of `tokenizer`'s growing vocabulary, and each text's count of them."""
-        texts = [text if text.isascii() else _RUN.sub(_neighbours, text) for text in texts]
-        lists = list(tokenizer.streaming_tokenize(texts, update_vocab=True, allow_empty=False))
-        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        flat = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in lists]) if lists else np.empty(0, np.int32)
-        return flat, lengths
-
-    def query_ids(self, queries: list[str], vocabulary: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def query_ids(self, queries: list[str], vocabulary: pa.Array) -> tuple[Ids, Counts]:
         """The words of each query that are in `vocabulary`, as positions in it, one query after another; and the start of each query, [n + 1].
 
         `vocabulary` is sorted, as an index's is.
         """
-        tokenizer = self.tokenizer()
-        flat, lengths = self.split(queries, tokenizer)
-        position = positions(pa.array(list(tokenizer.get_vocab_dict()), pa.string()), vocabulary)
+        own = self.vocabulary()
+        flat, lengths = own.split([query.encode(errors="replace") for query in queries])
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        ids = position[flat]
+        ids = positions(pa.array(own.names(), pa.string()), vocabulary)[flat]
         known = ids >= 0
         counts = np.bincount(owner[known], minlength=len(lengths))
         return ids[known], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+class Vocabulary(dict[bytes, int]):
+    """The words of texts, numbered as they first occur.
+
+    The dict's keys are what stands between blanks; Python runs only for one that is new. Its value is the number of its word, or a code.
+    """
+
+    def __init__(self, stopwords: frozenset[str], stem: Callable[[str], str]) -> None:
+        super().__init__({_END: _TEXT_ENDS})
+        self._stopwords, self._stem = stopwords, stem
+        self._numbers: dict[str, int] = {}
+        self._several, self._several_ends = array("i"), array("q", [0])  # the words of keys that have several, and where each key's end
+
+    def names(self) -> list[str]:
+        """The words by number."""
+        return list(self._numbers)
+
+    def split(self, texts: list[bytes]) -> tuple[Ids, Counts]:
+        """The numbers of the words of all texts (UTF-8), one text after another, and each text's count of them."""
+        if not texts:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        joined = _BETWEEN.join(texts)
+        if _SIGMA in joined:  # its lower case depends on the characters around it
+            joined = _BETWEEN.join([_lower(text) if _SIGMA in text else text for text in texts])
+        found = joined.translate(_ASCII).split()
+        codes = np.fromiter(map(self.__getitem__, found), np.int32, len(found))
+        ends = np.flatnonzero(codes == _TEXT_ENDS)
+        counts = (codes >= 0).astype(np.int64)
+        ids = codes[codes >= 0] if codes.min(initial=0) > _SEVERAL else self._spread(codes, counts)
+        before = np.concatenate([[0], np.cumsum(counts)])
+        return ids, np.diff(before[np.concatenate([[0], ends, [len(codes)]])])
+
+    def _spread(self, codes: Ids, counts: Counts) -> Ids:
+        """The words of all codes, where some have several; sets the number of words of these in `counts`."""
+        flat, ends = np.array(self._several), np.array(self._several_ends)
+        has_several = codes <= _SEVERAL
+        key = _SEVERAL - codes[has_several]
+        sizes = np.diff(ends)[key]
+        counts[has_several] = sizes
+        of_several = np.repeat(has_several, counts)
+        ids = np.empty(len(of_several), np.int32)
+        ids[~of_several] = codes[codes >= 0]
+        ids[of_several] = flat[np.repeat(ends[key] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())]
+        return ids
+
+    def __missing__(self, key: bytes) -> int:
+        text = key.decode()
+        ids = [number for number in map(self._number, [text] if text.isascii() else _words(text)) if number >= 0]
+        if len(ids) > 1:
+            code = _SEVERAL - len(self._several_ends) + 1
+            self._several.extend(ids)
+            self._several_ends.append(len(self._several))
+        else:
+            code = ids[0] if ids else _NO_WORD
+        self[key] = code
+        return code
+
+    def _number(self, word: str) -> int:
+        if word in self._stopwords or (len(word) == 1 and word.isascii()):
+            return _NO_WORD
+        return self._numbers.setdefault(self._stem(word), len(self._numbers))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_RUN.sub(_neighbours, text).lower())
+
+
+def _lower(text: bytes) -> bytes:
+    return _RUN.sub(_neighbours, text.decode()).lower().encode()
 
 
 def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:

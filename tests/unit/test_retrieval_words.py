@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
+import Stemmer
 from bm25s.tokenization import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +19,10 @@ PLAIN = Words("none", "none")
 
 
 def words_of(text: str, words: Words = PLAIN) -> list[str]:
-    tokenizer = words.tokenizer()
-    ids, lengths = words.split([text], tokenizer)
+    vocabulary = words.vocabulary()
+    ids, lengths = vocabulary.split([text.encode()])
     assert lengths.tolist() == [len(ids)]
-    names = {number: name for name, number in tokenizer.get_vocab_dict().items()}
+    names = vocabulary.names()
     return [names[number] for number in ids.tolist()]
 
 
@@ -39,12 +43,34 @@ def test_neighbours_are_the_words_of_a_run(text: str, expected: list[str]) -> No
     assert words_of(text) == expected
 
 
-@given(st.text(st.characters(codec="utf-8", max_codepoint=0x2FFF), max_size=60))
-def test_other_texts_are_as_they_were(text: str) -> None:
-    theirs = Tokenizer(stopwords=None, stemmer=None)
-    ids = [number for line in theirs.streaming_tokenize([text], update_vocab=True, allow_empty=False) for number in line]
-    names = {number: name for name, number in theirs.get_vocab_dict().items()}
-    assert words_of(text) == [names[number] for number in ids]
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0002fa1f"
+# what Python's lower case, and its classes of characters, treat in ways of their own
+SPECIAL = "ΣσςİıKſßΑ'.:_-\u0307\u00ad\u00a0\u2028\u3000ー゙一二肝ｱaAbB9 \n\x00\x1f\x85\U0010ffff"
+TEXTS = st.lists(st.text(st.one_of(st.sampled_from(SPECIAL), st.characters(codec="utf-8")), max_size=30), max_size=6)
+
+
+def neighbours(run: re.Match[str]) -> str:
+    return " " + (" ".join(a + b for a, b in pairwise(run[0])) or run[0]) + " "
+
+
+@given(TEXTS, TEXTS, st.sampled_from([("none", "none"), ("english", "en"), ("none", "fr"), ("german", "none")]))
+def test_words_and_their_numbers_are_those_of_bm25s(first: list[str], second: list[str], names: tuple[str, str]) -> None:
+    stemmer, stopwords = (None if name == "none" else name for name in names)
+    theirs = Tokenizer(splitter=rf"(?u)\b\w\w+\b|[{CJK}]", stopwords=stopwords, stemmer=Stemmer.Stemmer(stemmer) if stemmer else None)
+    ours = Words(*names).vocabulary()
+    for texts in (first, second):
+        marked = [re.sub(f"[{CJK}]+", neighbours, text) for text in texts]
+        expected = list(theirs.streaming_tokenize(marked, update_vocab=True, allow_empty=False))
+        flat, lengths = ours.split([text.encode() for text in texts])
+        assert lengths.tolist() == [len(ids) for ids in expected]
+        assert flat.tolist() == [number for ids in expected for number in ids]
+    known = theirs.get_vocab_dict()
+    assert ours.names() == sorted(known, key=known.__getitem__)
+
+
+def test_a_query_of_half_a_character_is_split_like_any_other() -> None:
+    ids, starts = PLAIN.query_ids(["ab\ud800cd"], pa.array(["ab", "cd"]))
+    assert (ids.tolist(), starts.tolist()) == ([0, 1], [0, 2])
 
 
 def test_a_query_finds_the_words_of_a_passage() -> None:

@@ -1,0 +1,155 @@
+"""Pass 2 of a BM25 index: writes a shard's eager scores, word after word, from the counts of its parts.
+
+The words are taken in ranges of a bounded number of pairs; each part holds a range as one slice. The scores are those of bm25s:
+score(w, p) = idf(w) tf / (tf + k1 (1 - b + b |p| / mean)) (Lucene's, Kamphuis et al. 2020, Which BM25 do you mean?; eager: Lu 2024, BM25S).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.retrieval.bm25_counts import Ints, Part, kept
+from raydense.retrieval.bm25_shard import PARTS
+from raydense.retrieval.bm25_vocabulary import VOCABULARY
+from raydense.storage import Draft
+
+PAIRS = 8 * 2**20  # of a word and a passage, that a range of words may have
+Floats = NDArray[np.float32]
+Longs = NDArray[np.int64]
+
+
+def shard_file(shard: int, part: str) -> str:
+    """The name of one of a shard's three arrays: `scores` and `passages` (local rows) word after word, and `starts` of each word."""
+    return f"shard-{shard:05d}.{part}.npy"
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What the score of a word in a passage depends on besides the two; `mean` is the mean length of a passage."""
+
+    mean: float
+    k1: float
+    b: float
+
+    def scores(self, often: Ints, length: Ints, idf: Floats) -> Floats:
+        """In float64, operation by operation as bm25s does them, then float32 as it stores them."""
+        tf = often.astype(np.float64)
+        scores: Floats = (idf * (tf / (self.k1 * ((1 - self.b) + self.b * length / self.mean) + tf))).astype(np.float32)
+        return scores
+
+
+class _Counts:
+    """The files of a part, read in slices: mapped ones would count as memory of the process."""
+
+    def __init__(self, draft: Draft, part: Part) -> None:
+        self.part = part
+        self._counts, self._ids = (kept(draft, name) for name in (part.counts, part.ids))
+        self._words = self._ids.stat().st_size // 4
+        self._pairs = (self._counts.stat().st_size // 4 - part.rows - self._words) // 2
+
+    def lengths(self) -> Ints:
+        return np.fromfile(self._counts, np.int32, self.part.rows)
+
+    def words(self, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
+        """The position of each word in the vocabulary, rising, and the number of its passages."""
+        count = (self._words if stop is None else stop) - start
+        return np.fromfile(self._ids, np.int32, count, offset=4 * start), self._slice(self.part.rows + start, count)
+
+    def pairs(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """The passages of the pairs start..stop-1, and how often each has the word."""
+        first = self.part.rows + self._words + start
+        return self._slice(first, stop - start), self._slice(first + self._pairs, stop - start)
+
+    def _slice(self, first: int, count: int) -> Ints:
+        return np.fromfile(self._counts, np.int32, count, offset=4 * first)
+
+
+def score(draft: Draft, parts: list[Part], shard: int, weighting: Weighting) -> int:
+    """Commit a shard's arrays; returns its number of passages."""
+    writer = _ShardWriter(draft, parts, weighting)
+    aside = draft.work / f"{shard_file(shard, 'new')}"
+    shutil.rmtree(aside, ignore_errors=True)  # of a task that was killed
+    aside.mkdir()
+    with open(aside / PARTS[0], "wb") as scores, open(aside / PARTS[1], "wb") as passages:
+        writer.write(scores, passages)
+    np.save(aside / f"{PARTS[2]}.npy", writer.starts)
+    os.replace(aside / f"{PARTS[2]}.npy", aside / PARTS[2])
+    rows = sum(part.rows for part in parts)
+    for name in PARTS:
+        draft.commit(shard_file(shard, name), partial(os.replace, aside / name), rows)
+    aside.rmdir()
+    return rows
+
+
+class _ShardWriter:
+    """Writes the pairs of a shard in the order of words, then passages; holds PAIRS of them, and a few numbers of each word and passage."""
+
+    def __init__(self, draft: Draft, parts: list[Part], weighting: Weighting) -> None:
+        self._weighting = weighting
+        self._counts = [_Counts(draft, part) for part in parts]
+        self._lengths = np.concatenate([counts.lengths() for counts in self._counts])
+        self._idf = pa.ipc.open_file(pa.memory_map(str(draft.read(VOCABULARY)))).read_all()["idf"].to_numpy()
+        df = np.zeros(len(self._idf), np.int64)
+        for counts in self._counts:
+            ids, mine = counts.words()
+            df[ids] += mine
+        self.starts: Longs = np.concatenate([[0], np.cumsum(df)]).astype(np.int64)
+
+    def write(self, scores: BinaryIO, passages: BinaryIO) -> None:
+        """Write both arrays as NumPy does: a header, then the values."""
+        for stream, kind in ((scores, np.float32), (passages, np.int32)):
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (int(self.starts[-1]),)}
+            np.lib.format.write_array_header_1_0(stream, header)
+        edges = word_ranges(self.starts)
+        cuts = [_cuts(counts, edges) for counts in self._counts]
+        for number, (low, high) in enumerate(pairwise(edges.tolist())):
+            slices = (
+                self._slice(counts, *cut[:, number : number + 2].ravel().tolist()) for counts, cut in zip(self._counts, cuts, strict=True)
+            )
+            # of a single word the slices follow each other: its passages rise from part to part
+            for values, rows in self._placed(slices, low, high) if high - low > 1 else (each[2:] for each in slices):
+                values.tofile(scores)
+                rows.tofile(passages)
+
+    def _slice(self, counts: _Counts, word: int, word_end: int, pair: int, pair_end: int) -> tuple[Ints, Ints, Floats, Ints]:
+        """The words of a part's slice, the number of pairs of each, and the scores and passages of its pairs."""
+        ids, df = counts.words(word, word_end)
+        rows, often = counts.pairs(pair, pair_end)
+        return ids, df, self._weighting.scores(often, self._lengths[rows], np.repeat(self._idf[ids], df)), rows
+
+    def _placed(self, slices: Iterable[tuple[Ints, Ints, Floats, Ints]], low: int, high: int) -> list[tuple[Floats, Ints]]:
+        """The scores and passages of the words low..high-1, by word; the slices come in the order of passages."""
+        first = int(self.starts[low])
+        size, end = int(self.starts[high]) - first, self.starts[low:high] - first
+        scores, passages = np.empty(size, np.float32), np.empty(size, np.int32)
+        for ids, df, values, rows in slices:
+            at = np.repeat(end[ids - low] - np.cumsum(df) + df, df) + np.arange(len(rows))
+            end[ids - low] += df
+            scores[at], passages[at] = values, rows
+        return [(scores, passages)]
+
+
+def word_ranges(starts: Longs) -> Longs:
+    """The edges of ranges of words of up to PAIRS pairs each, or of a single word with more."""
+    edges = [0]
+    while edges[-1] < len(starts) - 1:
+        end = int(np.searchsorted(starts, starts[edges[-1]] + PAIRS, side="right")) - 1
+        edges.append(max(end, edges[-1] + 1))
+    return np.array(edges)
+
+
+def _cuts(counts: _Counts, edges: Longs) -> Longs:
+    """Where the ranges begin and end among a part's words, and among its pairs: int64 [2, edges]."""
+    ids, df = counts.words()
+    words = np.searchsorted(ids, edges)
+    return np.stack([words, np.concatenate([[0], np.cumsum(df)])[words]])
