@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -117,6 +118,7 @@ class BaseSettings(BaseModel):
             raise _unknown(cls, key, where)
 
     @classmethod
+    @cache  # asked for at every value that is validated
     def all_fields(cls) -> dict[str, FieldInfo]:
         """Every key that takes a value, with its field; those of groups are dotted, as `dev.every`."""
         found: dict[str, FieldInfo] = {}
@@ -131,6 +133,7 @@ class BaseSettings(BaseModel):
         return set(cls.all_fields())
 
     @classmethod
+    @cache
     def inputs(cls) -> dict[str, str]:
         """The keys that name input artifacts, with the kind of each."""
         extras = {key: field.json_schema_extra for key, field in cls.all_fields().items()}

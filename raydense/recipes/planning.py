@@ -6,6 +6,7 @@ follows from the settings of the stage that will make it. Nothing is computed, n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,14 @@ from raydense.inference.settings import EncodeSettings, GenerateSettings, Rerank
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.progress import say, size
-from raydense.settings import Settings
+from raydense.settings import Settings, flat
 from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.settings import TrainSettings
 
 _BYTES = {"Flat": 4, "SQfp16": 2}
+_ESTIMATES: dict[str, str] = {}  # of this process: the trials of a sweep, or seeds, are often alike
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,21 @@ def _steps(settings: LoopSettings, examples: Count | None) -> str:
 
 def _worker(settings: LoopSettings) -> str:
     """The memory of a training's worker, where it is yet to run and its start models are there."""
-    if read_manifest(Path(settings.output)) or any(
-        folder != "tiny" and not Path(folder).is_dir() for folder in method_of(settings).starts_from(settings)
-    ):
+    starts = [Path(folder) for folder in method_of(settings).starts_from(settings) if folder != "tiny"]
+    if read_manifest(Path(settings.output)) or not all(folder.is_dir() for folder in starts):
         return ""
-    say(f"plan: estimates the memory of {Path(settings.output).name}, which takes some seconds")
-    from raydense.training.memory import describe  # only here: importing torch takes seconds
+    shape = {key: value for key, value in flat(settings.model_dump(mode="json")).items() if _shapes_memory(settings, key)}
+    alike = json.dumps([shape, [folder.stat().st_mtime_ns for folder in starts]])
+    if alike not in _ESTIMATES:
+        say(f"plan: estimates the memory of {Path(settings.output).name}, which takes some seconds")
+        from raydense.training.memory import describe  # only here: importing torch takes seconds
 
-    return describe(settings)
+        _ESTIMATES[alike] = describe(settings)
+    return _ESTIMATES[alike]
+
+
+def _shapes_memory(settings: LoopSettings, key: str) -> bool:
+    return key not in ("output", "seed", "lr", "epochs", "max_steps") and settings.inputs().get(key, "model") == "model"
 
 
 def _memory(settings: IndexSettings) -> str:

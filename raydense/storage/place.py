@@ -230,8 +230,12 @@ def together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def streamed(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """As `together`, but yields each result as soon as it and those before it are ready."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield from pool.map(work, items)
+    queued = list(items)
+    if len(queued) < 2:  # a thread takes longer to start than a small file to read
+        yield from map(work, queued)
+        return
+    with ThreadPoolExecutor(min(_AT_ONCE, len(queued))) as pool:
+        yield from pool.map(work, queued)
 
 
 def visible(names: Iterable[str]) -> Iterator[str]:

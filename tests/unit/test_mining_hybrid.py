@@ -55,7 +55,7 @@ def hybrid(root: Path, output: str = "examples", **more: object) -> Artifact:
     shortage=st.sampled_from(["keep", "drop"]),
     cuts=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 30)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
     texts, qrels, run = world
     rows = st.lists(st.integers(0, len(texts) - 1), max_size=8, unique=True)

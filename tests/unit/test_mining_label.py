@@ -63,7 +63,7 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Lab
     judged=st.booleans(),
     cuts=st.tuples(st.integers(1, 4), st.integers(1, 30)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shortage, judged, cuts):
     texts, qrels, run = world
     drawn = {q: sorted((data.draw(st.sampled_from(LOGITS)) for _ in hits), reverse=True) for q, hits in run.items()}

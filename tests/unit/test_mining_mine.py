@@ -58,7 +58,7 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Min
     cuts=st.integers(1, 4),
     block=st.integers(1, 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_equals_the_slow_reading(world, negatives, window, pick, shortage, cuts, block):
     texts, qrels, run = world
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,7 @@
 """What a plan shows of stages: from the recipe alone, from finished artifacts, and compared with what stages then write."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from raydense.data.tables import commit_table, read_table
 from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
 from raydense.mining.settings import FilterSettings, MineSettings
+from raydense.recipes import planning
 from raydense.recipes.content import recipe_file
 from raydense.recipes.planning import needs_of
 from raydense.recipes.recipe import Recipe, plan
 from raydense.retrieval.settings import IndexSettings
 from raydense.settings import Settings
 from raydense.storage import Artifact, Draft
+from raydense.training import memory
 from raydense.training.batches import Sampler
 from raydense.training.examples import read_examples
+from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import PretrainSettings, TrainSettings
 
 
@@ -93,11 +97,34 @@ def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_pa
     ]
 
 
-def test_the_memory_of_training_is_shown_if_the_start_model_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_training_is_shown_if_the_start_model_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_ESTIMATES", {})
     needed = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
     assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", needed["retriever-1"])
     assert "GiB a worker" not in needed["reranker-1"], "it starts from a retriever that is not made yet"
     assert capsys.readouterr().err == "plan: estimates the memory of retriever-1, which takes some seconds\n"
+
+
+def test_the_memory_of_trainings_that_differ_in_what_needs_none_is_estimated_once(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(tiny_folder, own)
+    given = {"model": str(own), "corpus": "c", "batch_size": 32, "output": "o"}
+    monkeypatch.setattr(planning, "_ESTIMATES", {})
+    estimated: list[LoopSettings] = []
+    monkeypatch.setattr(memory, "describe", lambda settings: estimated.append(settings) or str(len(estimated)))
+
+    def needed(**changes: Any) -> str:
+        return next(needs_of([PretrainSettings.read({**given, "method": "mlm", **changes})]))
+
+    assert [needed(), needed(seed=1), needed(lr=0.1), needed(epochs=3), needed(corpus="d"), needed(output="p")] == ["1"] * 6
+    changes: list[dict[str, Any]] = [{"passage_length": 40}, {"engine": {"name": "ddp"}}, {"model": str(tiny_folder)}, {"micro_batch": 4}]
+    assert [needed(**change) for change in changes] == ["2", "3", "4", "5"]
+    (own / "another").touch()
+    assert needed() == "6", "the model's folder changed"
 
 
 def test_fewer_examples_than_a_batch(tmp_path: Path) -> None:

@@ -339,11 +339,11 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
 
 
 def test_what_is_nested_too_deeply_is_refused(recipe, tmp_path):
-    (tmp_path / "deep.yaml").write_text("stages: " + "[" * 10_000)
+    (tmp_path / "deep.yaml").write_text("stages: " + "[\n" * 10_000)
     with pytest.raises(InputError, match=r"deep\.yaml: nested too deeply"):
         Recipe.read(tmp_path / "deep.yaml", "out")
     with pytest.raises(InputError, match=r"--set words\.kind"):
-        Recipe.read(recipe, "out", ("words.kind=" + "[" * 10_000,))
+        Recipe.read(recipe, "out", ("words.kind=" + "[\n" * 10_000,))
 
 
 @pytest.mark.parametrize("output", ["../elsewhere", "/elsewhere", "out/../../x"])

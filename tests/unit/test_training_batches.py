@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_data import TrainingData, make_training_data, write_examples
 
@@ -60,6 +60,7 @@ def arrays(part: Part) -> list[np.ndarray]:
     return [part.query, part.positives, part.negatives, part.known.values, part.known.offsets]
 
 
+@settings(max_examples=40)
 @given(samplers(), st.integers(0, 20))
 def test_a_step_is_a_pure_function_of_seed_epoch_and_step(made: tuple[Sampler, int], step: int) -> None:
     sampler, _ = made
@@ -71,6 +72,7 @@ def test_a_step_is_a_pure_function_of_seed_epoch_and_step(made: tuple[Sampler, i
     assert all(same(a, b) for a, b in zip(sampler.step(step), fresh.step(step), strict=True))
 
 
+@settings(max_examples=40)
 @given(samplers(), st.integers(0, 8))
 def test_workers_slices_joined_are_the_global_batch(made: tuple[Sampler, int], step: int) -> None:
     sampler, workers = made
@@ -81,6 +83,7 @@ def test_workers_slices_joined_are_the_global_batch(made: tuple[Sampler, int], s
         assert len({len(s) for s in slices}) == 1
 
 
+@settings(max_examples=40)
 @given(samplers(), st.integers(0, 2))
 def test_an_epoch_sees_an_example_at_most_once_with_its_own_passages(made: tuple[Sampler, int], epoch: int) -> None:
     sampler, _ = made
