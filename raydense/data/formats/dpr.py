@@ -6,6 +6,7 @@ import ast
 import csv
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def read(source: Path, intake: Intake) -> None:
         judged, places = rows.judgements()
         intake.qrels(plain(path).stem, judged, places.__getitem__)
     for path, (table, places) in runs.items():
-        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", table, places.__getitem__)
+        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", partial(iter, [table]), places.__getitem__)
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:

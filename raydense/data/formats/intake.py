@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +11,13 @@ import pyarrow.compute as pc
 
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
+from raydense.data.formats.ranking import Tables, Where, write_run
+from raydense.data.lookup import IdLookup
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
 
-Where = Callable[[int], str]
 Passages = tuple[Iterable[pa.Table], Where]
 _FIX = "correct it, or give the data set that it was made for"
 
@@ -45,7 +47,7 @@ class Intake:
     def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True) -> None:
         self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
         self.store = PassageStore(corpus) if corpus else None
-        self.query_ids: pa.Array | None = None
+        self.query_ids: IdLookup | None = None
         self.parts = 0
 
     def corpus(self, passages: Passages) -> None:
@@ -64,7 +66,7 @@ class Intake:
             row = int(np.setdiff1d(np.arange(len(first)), fresh)[0])
             earlier = at(int(fresh[np.searchsorted(seen, first[row])]))
             raise InputError(f"query_id {ids[row].as_py()!r} is repeated (first at {earlier})", at(row), "make ids unique")
-        self.query_ids = ids
+        self.query_ids = IdLookup(ids)
         self._table("queries", "queries", table)
 
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
@@ -84,16 +86,28 @@ class Intake:
             )
         self._table(f"qrels/{split}", "qrels", first_of_each(table, ["query_id", "passage_id"]))
 
-    def run(self, name: str, table: pa.Table, at: Where) -> None:
-        """Write a run: each query's passages in order. `table` has `query_id`, `passage_id`, and optionally `rank` and `score`."""
-        self.check_ids(table, at)
-        pairs = table.group_by(["query_id", "passage_id"], use_threads=False).aggregate([([], "count_all")])
-        twice = pc.index(pc.greater(pairs["count_all"], 1), pa.scalar(True)).as_py()
-        if twice >= 0:
-            query, passage = pairs["query_id"][twice].as_py(), pairs["passage_id"][twice].as_py()
-            both = pc.and_(pc.equal(table["query_id"], query), pc.equal(table["passage_id"], passage)).to_numpy()
-            raise InputError(f"names passage {passage!r} twice for query {query!r}", at(int(np.flatnonzero(both)[1])), "keep one of them")
-        self._table(name, "run", _ranked(table))
+    def run(self, name: str, tables: Tables, at: Where) -> None:
+        """Write a run: each query's passages in order. `tables()` reads its lines in blocks, and reads them again when called again.
+
+        Each table has `query_id`, `passage_id`, and optionally `rank` and `score`.
+        """
+        draft = self.dataset.part(name, "run")
+        made = draft.done
+        if made is None:
+            aside = draft.work / "run.parquet"
+            rows = write_run(aside, name, lambda: self._checked(tables(), at), at)
+            draft.commit("run.parquet", aside.replace, rows)
+            made = draft.finish(rows)
+        self.dataset.keep(name, made)
+        self.parts += 1
+
+    def _checked(self, tables: Iterable[pa.Table], at: Where) -> Iterator[pa.Table]:
+        """The tables of a run, whose ids are checked as they are read."""
+        row = 0
+        for table in tables:
+            self.check_ids(table, partial(_later, at, row))
+            row += table.num_rows
+            yield table
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
         """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores of each."""
@@ -133,8 +147,9 @@ class Intake:
     def _check_queries(self, ids: pa.ChunkedArray, at: Where) -> None:
         if self.query_ids is None:
             return
-        row = pc.index(pc.is_in(ids, value_set=self.query_ids), pa.scalar(False)).as_py()
-        if row >= 0:
+        unknown = self.query_ids.positions_of_rows(ids) < 0
+        if unknown.any():
+            row = int(np.argmax(unknown))
             raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _FIX)
 
     def _table(self, name: str, kind: str, table: pa.Table, **summary: str) -> None:
@@ -149,18 +164,5 @@ def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
     return table.take(pa.array(np.sort(first.to_numpy())))
 
 
-def _ranked(table: pa.Table) -> pa.Table:
-    """A run with queries in the order of their first line, and hits by rank, or by score falling, or in the order of the lines; ranks from 1."""
-    ids = table["query_id"].combine_chunks()
-    query = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
-    line = np.arange(len(query))
-    key = (
-        table["rank"].to_numpy() if "rank" in table.column_names else -table["score"].to_numpy() if "score" in table.column_names else line
-    )
-    order = np.lexsort((line, key, query))
-    ordered, query = table.take(pa.array(order)), query[order]
-    first = np.searchsorted(query, query, side="left")
-    rank = line - first + 1
-    columns = {"query_id": ordered["query_id"], "passage_id": ordered["passage_id"], "rank": rank.astype(np.int32)}
-    score = ordered["score"] if "score" in ordered.column_names else pa.array((1 / rank).astype(np.float32))
-    return pa.table({**columns, "score": score})
+def _later(at: Where, before: int, row: int) -> str:
+    return at(before + row)

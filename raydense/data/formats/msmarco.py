@@ -67,7 +67,7 @@ def read(source: Path, intake: Intake) -> None:
         _read_text_triples(of["triples"], intake)
     runs = [(p, RUN) for p in of["run"]] + [(p, TOP1000) for p in of["top1000"]]
     for path, fields in runs:
-        intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", pa.concat_tables(columns(path, fields)), where(path))
+        intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", partial(columns, path, fields), where(path))
 
 
 def split_of(path: Path) -> str:
@@ -199,4 +199,4 @@ def write(outlet: Outlet) -> None:
         zeros = repeat("0", len(found["query_id"]))
         write_columns(outlet.path, [{"qid": found["query_id"], "0": zeros, "pid": found["passage_id"], "1": found["relevance"]}])
     else:
-        write_columns(outlet.path, [outlet.table("run").select(["query_id", "passage_id", "rank"]).to_pydict()])
+        write_columns(outlet.path, (table.select(["query_id", "passage_id", "rank"]).to_pydict() for table in outlet.run()))

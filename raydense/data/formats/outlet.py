@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
@@ -72,8 +73,14 @@ class Outlet:
         return read_table(self.settings.queries, "queries")
 
     def table(self, kind: str) -> pa.Table:
-        """All rows of a given run, qrels or examples."""
+        """All rows of given qrels or examples."""
         return read_table(getattr(self.settings, kind), kind)
+
+    def run(self) -> Iterator[pa.Table]:
+        """The given run, some thousand rows at a time."""
+        for part in Artifact.open(str(self.settings.run), "run").parts(".parquet"):
+            for batch in pq.ParquetFile(part).iter_batches(8 * _STEP):
+                yield pa.Table.from_batches([batch])
 
     def passages(self) -> Iterator[pa.Table]:
         """The whole corpus, some thousand passages at a time."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages
@@ -57,8 +56,8 @@ def read(source: Path, intake: Intake) -> None:
         if rows.rows:
             intake.examples(plain(path).stem, rows.table(), rows.at)
     for path in found["run"]:
-        table = pa.concat_tables(columns(path, RUN, spaces=True))
-        intake.run("run" if len(found["run"]) == 1 else f"run/{plain(path).stem}", table, where(path))
+        name_ = "run" if len(found["run"]) == 1 else f"run/{plain(path).stem}"
+        intake.run(name_, partial(columns, path, RUN, spaces=True), where(path))
 
 
 def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
@@ -88,9 +87,8 @@ def write(outlet: Outlet) -> None:
     """Write a run, a corpus, queries, or training examples with the texts of their passages (the variant that needs no corpus)."""
     kind = outlet.choose("examples", "run", "corpus", "queries", texts=("corpus", "queries") if "examples" in outlet.given else ())
     if kind == "run":
-        run = outlet.table("run")
-        columns_ = {"qid": run["query_id"].to_pylist(), "docid": run["passage_id"].to_pylist(), "score": exact(run["score"])}
-        write_columns(outlet.path, [columns_])
+        cells = ({"qid": t["query_id"].to_pylist(), "docid": t["passage_id"].to_pylist(), "score": exact(t["score"])} for t in outlet.run())
+        write_columns(outlet.path, cells)
     elif kind == "corpus":
         rows = (row for table in outlet.passages() for row in table.to_pylist())
         write_json_lines(outlet.path, ({"docid": p["passage_id"], "title": p["title"], "text": p["text"]} for p in rows))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,12 +42,15 @@ def read(source: Path, intake: Intake) -> None:
     runs = [path for path in files if width[path] == len(RUN)]
     for path in files:
         if path in runs:
-            table = pa.concat_tables(columns(path, RUN, spaces=True))
-            intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", table.drop_columns("rank"), where(path))
+            intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", partial(_lines, path), where(path))
         elif width[path] == len(QRELS):
             intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces=True)), where(path))
         else:
             raise InputError(f"{width[path]} columns", f"{path}:1", "a run has `qid Q0 docid rank score tag`, qrels have `qid 0 docid rel`")
+
+
+def _lines(path: Path) -> Iterator[pa.Table]:
+    return (table.drop_columns(["q0", "rank", "tag"]) for table in columns(path, RUN, spaces=True))
 
 
 def split_of(path: Path) -> str:
@@ -55,13 +61,24 @@ def split_of(path: Path) -> str:
 
 def write(outlet: Outlet) -> None:
     """Write a run or qrels as one file."""
-    kind = outlet.choose("run", "qrels")
-    table = outlet.table(kind)
-    query, passage = table["query_id"].to_pylist(), table["passage_id"].to_pylist()
-    if kind == "qrels":
+    if outlet.choose("run", "qrels") == "qrels":
+        table = outlet.table("qrels")
+        query, passage = table["query_id"].to_pylist(), table["passage_id"].to_pylist()
         write_columns(outlet.path, [{"q": query, "0": repeat("0", len(query)), "p": passage, "r": table["relevance"].to_pylist()}], " ")
         return
     if outlet.settings.tag.split() != [outlet.settings.tag]:
         raise InputError(f"{outlet.settings.tag!r} is not one word without blanks, as a TREC run needs", "tag", "give another --tag")
-    columns_ = {"q": query, "Q0": repeat("Q0", len(query)), "p": passage, "rank": table["rank"].to_pylist(), "score": exact(table["score"])}
-    write_columns(outlet.path, [{**columns_, "tag": repeat(outlet.settings.tag, len(query))}], " ")
+    write_columns(outlet.path, (_cells(table, outlet.settings.tag) for table in outlet.run()), " ")
+
+
+def _cells(run: pa.Table, tag: str) -> dict[str, Iterable[Any]]:
+    columns_ = {name: run[name].to_pylist() for name in ("query_id", "passage_id", "rank")}
+    q0, tags = repeat("Q0", run.num_rows), repeat(tag, run.num_rows)
+    return {
+        "q": columns_["query_id"],
+        "Q0": q0,
+        "p": columns_["passage_id"],
+        "rank": columns_["rank"],
+        "score": exact(run["score"]),
+        "tag": tags,
+    }
