@@ -18,9 +18,9 @@ from raydense.retrieval.bm25_scores import PAIRS, Weighting, score, shard_file
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY, merge_vocabularies
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.words import Words
 from raydense.runtime.progress import Progress, say, size
+from raydense.runtime.tasks import run_tasks, shard_ranges
 from raydense.storage import Artifact, Draft
 
 _PROCESS = 320 * 2**20  # bytes of a worker process before it reads anything

@@ -10,9 +10,9 @@ import numpy as np
 
 from raydense.errors import InputError
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.tasks import run_tasks, shard_ranges
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
+from raydense.runtime.tasks import run_tasks, shard_ranges
 from raydense.storage import Artifact, Draft
 
 EMPTY = "empty.faiss"

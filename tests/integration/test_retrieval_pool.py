@@ -24,8 +24,8 @@ from raydense.retrieval.merge import first_share
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.shard_actor import PoolPlan, start_actor
-from raydense.retrieval.tasks import shard_ranges
 from raydense.retrieval.versions import Table, Version, Versions
+from raydense.runtime.tasks import shard_ranges
 from raydense.storage import Artifact
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -2,11 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
+import raydense.inference.split as splitting
 from raydense.cli import main
 from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
@@ -138,6 +140,27 @@ def test_any_folder_with_a_tokenizer_will_do(corpus: str, tiny_folder: Path, tmp
     for model in (tiny_folder, tmp_path / "two encoders", tmp_path / "tokenizer alone"):
         made.append(rows_of(split(SplitSettings(corpus=corpus, model=str(model), length=20, output=str(tmp_path / f"by {model.name}")))))
     assert made[0] == made[1] == made[2]
+
+
+def test_a_part_that_was_cut_is_not_cut_again(corpus: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"corpus": corpus, "model": str(tiny_folder), "length": 20}
+    whole = split(SplitSettings(**values, output=str(tmp_path / "whole")))
+    monkeypatch.setattr(splitting, "_ROWS", 1)
+    cut, done = splitting._cut_part, []
+
+    def stopping(draft: Draft, settings: SplitSettings, part: Any, prints: dict[str, str]) -> int:
+        if len(done) == 2:
+            done.append("stopped")
+            raise KeyboardInterrupt
+        done.append(part.name)
+        return cut(draft, settings, part, prints)
+
+    monkeypatch.setattr(splitting, "_cut_part", stopping)
+    settings = SplitSettings(**values, output=str(tmp_path / "parts"))
+    with pytest.raises(KeyboardInterrupt):
+        split(settings)
+    assert split(settings).files == whole.files
+    assert done == ["cuts-00000.npz", "cuts-00001.npz", "stopped", "cuts-00002.npz"]
 
 
 @pytest.mark.parametrize(

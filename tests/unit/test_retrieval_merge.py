@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raydense.errors import InputError
 from raydense.retrieval.memory import MemoryPlan
 from raydense.retrieval.merge import MARGIN, contenders, first_share, merge_hits, order_hits, rounding_bound, top_k, widened
-from raydense.retrieval.tasks import shard_ranges
+from raydense.runtime.tasks import shard_ranges
 
 Corpus = tuple[np.ndarray, int, int]
 

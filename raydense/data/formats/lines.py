@@ -30,6 +30,7 @@ _ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa
 _JSON_TYPES = {"id": (str, int), "text": (str,)}
 _EXPECTED = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
 _FIX = "correct the line"
+_UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
 
 
 class Field(NamedTuple):
@@ -155,8 +156,7 @@ def columns(
 
     def fast(block: bytes) -> pa.Table:
         if spaces:
-            block = re.sub(rb"(?m)^[ \t]+|[ \t\r]+$", b"", block)
-            block = re.sub(rb"[ \t]+", b"\t", block)
+            block = _tabbed(block)
         return pa.csv.read_csv(io.BytesIO(block), reading, parsing, converting).cast(schema)
 
     def slow(line: bytes, at: str) -> list[Any]:
@@ -169,6 +169,15 @@ def columns(
         return [_parsed(cell, f, at) for cell, f in zip(cells, fields, strict=True)]
 
     return _tables(path, fields, skip, fast, slow)
+
+
+def _tabbed(block: bytes) -> bytes:
+    """The block with one tab between the columns of each line, which any white space separates."""
+    single = not block.startswith(b" ") and not block.endswith(b" ") and not any(odd in block for odd in _UNEVEN)
+    if single:  # as tools write them: a regular expression would hold each column, and take five times as long
+        return block.replace(b" ", b"\t")
+    block = re.sub(rb"(?m)^[ \t]+|[ \t\r]+$", b"", block)
+    return re.sub(rb"[ \t]+", b"\t", block)
 
 
 def _csv_cells(text: str, at: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydense.errors import InputError
-from raydense.retrieval.tasks import check_task_memory, submitted_at_once
+from raydense.runtime.tasks import check_task_memory, submitted_at_once
 
 GIB = 2**30
 

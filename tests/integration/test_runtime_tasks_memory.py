@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from raydense.errors import InputError
-from raydense.retrieval.tasks import run_tasks
+from raydense.runtime.tasks import run_tasks
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -1,0 +1,72 @@
+"""How long splitting takes, and how much memory: `python benchmarks/split.py --corpus medquad/corpus.jsonl --model FOLDER [--copies 1 5]`.
+
+Writes a corpus of so many copies of the documents, and splits it at 144 tokens of the model's tokenizer in a fresh process. Prints the
+CPU time of that process and of what it started, its peak memory, and the fingerprint of the passages, which is the same whatever the code
+and however the work is divided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+
+import pyarrow as pa
+
+import raydense as rd
+from raydense.data.store import CorpusWriter
+from raydense.storage import Draft
+
+
+def write(folder: Path, source: Path, copies: int) -> None:
+    """Write a corpus of `copies` of each document of a BEIR corpus.jsonl."""
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = [row for row in rows if row["text"].strip()]
+    writer = CorpusWriter(Draft.open(folder, "corpus", {"copies": copies}), 25_000)
+    for copy in range(copies):
+        ids = [f"{copy}-{row['_id']}" for row in rows]
+        writer.add(pa.table({"passage_id": ids, "title": [row.get("title", "") for row in rows], "text": [row["text"] for row in rows]}))
+    writer.finish()
+
+
+def measure(corpus: str, model: str, output: str) -> dict[str, float | str]:
+    """Split in this process."""
+    start = time.perf_counter()
+    made = rd.split(rd.SplitSettings(corpus=corpus, model=model, output=output))
+    wall = time.perf_counter() - start
+    if (ray := sys.modules.get("ray")) is not None:
+        ray.shutdown()
+    used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
+    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    cpu = sum(each.ru_utime + each.ru_stime for each in used)
+    digest = hashlib.sha256("".join(f"{file.path} {file.sha256}\n" for file in made.files).encode()).hexdigest()[:16]
+    return {"passages": made.rows, "CPU s": cpu, "wall s": wall, "peak MiB": peak, "digest": digest}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--copies", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure(*given.measure)))
+        return
+    for copies in given.copies:
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder) / "corpus", given.corpus, copies)
+            run = [sys.executable, __file__, "--measure", f"{folder}/corpus", given.model, f"{folder}/passages"]
+            found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            figures = ", ".join(f"{name} {value if isinstance(value, str) else f'{value:,.1f}'}" for name, value in found.items())
+            print(f"{copies} copies: {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
