@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from raydense.inference.encode import encode
@@ -93,7 +93,7 @@ def stamps(files: list[Path]) -> dict[str, tuple[int, int]]:
 
 def test_driver_killed(world: World, undisturbed: Artifact) -> None:
     output = world.root / "driver"
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, world.verb, json.dumps(world.given("driver"))])
+    driver = forked.Popen([sys.executable, "-c", DRIVER, world.verb, json.dumps(world.given("driver"))])
     try:
         wait_for(lambda: committed(output), lambda: driver.poll() is None)
     finally:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -58,7 +58,7 @@ def test_a_killed_filter_continues_and_equals_an_undisturbed_one(world: Path, jo
     inputs = {name: str(world / name) for name in ("generated", "corpus", "index")}
     given = {"output": str(world / "killed"), "k": 40, **inputs}
     output = Path(given["output"])
-    driver = subprocess.Popen([sys.executable, "-c", FILTER, json.dumps(given)], env=joining)
+    driver = forked.Popen([sys.executable, "-c", FILTER, json.dumps(given)], env=joining)
     kill_once_committed(driver, output / ".work" / "commits", "*-*.json", 3)
     kept = committed(output)
     assert 3 <= len(kept) < FILES

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -67,7 +67,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 def test_a_killed_label_continues_and_equals_an_undisturbed_one(world: Path, middle: float, monkeypatch: pytest.MonkeyPatch) -> None:
     output = world / "killed"
     scores = output / ".work" / "scores"
-    driver = subprocess.Popen([sys.executable, "-c", LABEL, str(world), str(output), str(middle)])
+    driver = forked.Popen([sys.executable, "-c", LABEL, str(world), str(output), str(middle)])
     kill_once_committed(driver, scores / ".work" / "commits", "*.json", 3)
     recorded = len(list((scores / ".work" / "commits").glob("*.json")))
     kept = stamps(scores)

@@ -9,12 +9,12 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from inference_world import make_reranker, make_retriever
@@ -49,7 +49,7 @@ class Run:
         self.folder, self.log = folder, folder / f"log-{len(list(folder.glob('log-*')))}"
         command = [sys.executable, "-m", "raydense", "run", "../recipe.yaml", "--output", "out", "--set", "reranker=../reranker"]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=cold_environment(), stdout=log, stderr=log, start_new_session=True)
+            self.process = forked.Popen(command, cwd=folder, env=cold_environment(), stdout=log, stderr=log, start_new_session=True)
 
     def printed(self) -> str:
         return self.log.read_text()

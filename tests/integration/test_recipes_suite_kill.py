@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from beir_sets import make_set
 
@@ -36,7 +36,7 @@ def test_a_killed_suite_goes_on(tmp_path: Path, joining: dict[str, str], capfd: 
     killed = tmp_path / "killed"
     command = [sys.executable, "-m", "raydense", "evaluate", "--suite", str(tmp_path / "sets"), "--kind", "bm25", "--k", "10"]
     with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [*command, "--metrics", "nDCG@10", "--output", str(killed)], env=joining, stdout=log, stderr=log, start_new_session=True
         )
     try:

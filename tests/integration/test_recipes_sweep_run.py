@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from warm_worker import cold_environment
@@ -52,7 +53,7 @@ def start_sweep(folder: Path, log: str) -> subprocess.Popen[bytes]:
     """The sweep as a user runs it: a process of its own, with a Ray of its own, whose workers show their environment."""
     command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out", "--concurrent", "2"]
     with open(folder / log, "w") as stream:
-        return subprocess.Popen(command, cwd=folder, env=cold_environment(), stdout=stream, stderr=stream, start_new_session=True)
+        return forked.Popen(command, cwd=folder, env=cold_environment(), stdout=stream, stderr=stream, start_new_session=True)
 
 
 def kill_once_trained(folder: Path) -> None:

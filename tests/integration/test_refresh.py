@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -160,7 +160,7 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
     model = f"s3://{BUCKET}/model"
     # in a process whose Ray starts with these variables: the workers write there themselves
     command = [sys.executable, "-c", RUN, renewing(data, model, **both).model_dump_json(exclude_unset=True)]
-    subprocess.run(command, env=with_environment({}), timeout=540, check=True)
+    forked.run(command, env=with_environment({}), timeout=540, check=True)
     made = Artifact.open(model, "joint")
     before, after = negatives(data.root / "examples"), negatives(f"{model}/refresh/001")
     assert fingerprint_of(f"{model}/refresh/001") == Artifact.open(f"{model}/refresh/001", "examples").fingerprint

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from killing import kill_once_committed
 from training_data import TrainingData, make_training_data
@@ -22,7 +23,7 @@ def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes
     settings = data.settings(output, max_steps=40, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+    return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:

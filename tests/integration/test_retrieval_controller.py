@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -260,7 +260,7 @@ def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_pool_needs_a_cluster_that_outlives_the_command(versions: Versions) -> None:
     alone = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "raydense", "pool", "start", "--name", "x", "--index", str(versions.indexes[0].path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone)
+    ended = forked.run(command, capture_output=True, text=True, timeout=120, env=alone)
     assert ended.returncode == 2
     assert ended.stderr == (
         "raydense: x: a pool with a name outlives its job, and so needs a Ray cluster that does; give its --address, or set RAY_ADDRESS\n"

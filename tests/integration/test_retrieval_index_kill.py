@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 from embeddings import write_corpus, write_embeddings
 
@@ -31,7 +31,7 @@ def commits(folder: Path) -> dict[str, int]:
 
 def kill_when_half_done(settings: dict[str, object], files: int, environment: dict[str, str]) -> dict[str, int]:
     """Start the job, watch the commits, and kill -9 its driver, with which its tasks end, once `files` are there."""
-    job = subprocess.Popen([sys.executable, "-c", _JOB, json.dumps(settings)], env=environment)
+    job = forked.Popen([sys.executable, "-c", _JOB, json.dumps(settings)], env=environment)
     folder = Path(str(settings["output"]))
     while len(commits(folder)) < files:
         assert job.poll() is None, "finished before it could be killed"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
+import forked
 import numpy as np
 import pytest
 import ray
@@ -201,7 +201,7 @@ def test_another_job_connects_by_name(make_index: MakeIndex, tmp_path: Path) -> 
     with SearchPool.start(artifact, name="shared") as pool:
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = [sys.executable, "-c", _OTHER_JOB, str(tmp_path / "queries.npy"), str(tmp_path / "rows.npy")]
-        subprocess.run(command, env=environment, check=True, timeout=120)
+        forked.run(command, env=environment, check=True, timeout=120)
         np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), pool.search(queries_of(37), K)[1])
         with pytest.raises(InputError, match="a search pool of the name 'shared' already"):
             SearchPool.start(artifact, name="shared")

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import ray
 from search_versions import ask_at_once, kill_one, make_versions, start_callers
@@ -33,7 +34,7 @@ def test_actors_killed_and_the_index_switched_under_calls(tmp_path: Path) -> Non
 
         def switched_by_a_job_that_dies() -> None:
             environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-            job = subprocess.Popen([sys.executable, "-c", SWAP, str(second.path)], env=environment, stderr=subprocess.DEVNULL)
+            job = forked.Popen([sys.executable, "-c", SWAP, str(second.path)], env=environment, stderr=subprocess.DEVNULL)
             while not pool.status()["swapping"]:
                 assert job.poll() is None, "it ended before it could be killed"
                 time.sleep(0.005)

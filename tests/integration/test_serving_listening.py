@@ -10,9 +10,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import forked
 import psutil
 from embeddings import write_corpus
-from killing import heeds_ctrl_c
 from nodes import free_ports
 from warm_worker import cold_environment
 
@@ -51,8 +51,8 @@ print(json.dumps({"found": found, "nice": [os.nice(0), nice], "joined": "".join(
 
 
 def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() -> None:
-    command = ["nice", "-n", "2", sys.executable, "-c", WORK + LOOK, WORK]
-    done = subprocess.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", "import os; os.nice(2)" + WORK + LOOK, WORK]
+    done = forked.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     found = result["found"]
@@ -72,7 +72,7 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     port = str(free_ports(1)[0])
     command = [sys.executable, "-m", "raydense", "serve", "--index", str(tmp_path / "words"), "--port", port]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    server = subprocess.Popen(command, env=cold_environment(), preexec_fn=heeds_ctrl_c, **streams)
+    server = forked.Popen(command, env=cold_environment(), **streams)
     assert server.stdout is not None
     try:
         line = server.stdout.readline()

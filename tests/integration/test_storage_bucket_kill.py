@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 from raydense.evaluation.settings import SuiteSettings
@@ -74,7 +75,7 @@ def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: 
         for file in source.rglob("*.*"):
             Place.of(f"s3://{BUCKET}/beir/{file.relative_to(source)}").publish(file)
         words = ["run", str(recipe), "--output", f"s3://{BUCKET}/out", "--set", f"source=s3://{BUCKET}/beir"]
-        process = subprocess.run(
+        process = forked.run(
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
         )
         assert process.returncode == 0, process.stderr
@@ -108,7 +109,7 @@ def test_a_suite_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
         Place.of(f"s3://{BUCKET}/sets/things/{file.relative_to(source)}").publish(file)
     words = ["evaluate", "--suite", f"s3://{BUCKET}/sets", "--kind", "bm25", "--k", "10", "--metrics", "nDCG@10", "--output", output]
     for done in (0, 1):
-        process = subprocess.run(
+        process = forked.run(
             [sys.executable, "-m", "raydense", *words], env=with_environment(there), capture_output=True, text=True, timeout=400
         )
         assert process.returncode == 0, process.stderr
@@ -130,7 +131,7 @@ def test_a_sweep_on_a_store(port: int, tmp_path: Path, monkeypatch: pytest.Monke
     summary, _ = write_sweep(local, {})
     words = ["run", str(recipe), "--output", output, "--concurrent", "2"]
     there = with_environment(environment(port, tmp_path / "a"))
-    process = subprocess.run([sys.executable, "-m", "raydense", *words], env=there, capture_output=True, text=True, timeout=400)
+    process = forked.run([sys.executable, "-m", "raydense", *words], env=there, capture_output=True, text=True, timeout=400)
     assert process.returncode == 0, process.stderr
     assert f"table: {output}/sweep.md, chart: {output}/sweep.svg" in process.stderr
     for name, value in environment(port, tmp_path / "b").items():
@@ -188,4 +189,4 @@ def test_encoding_goes_on_on_another_machine(port: int, tmp_path: Path, monkeypa
 
 
 def driver(given: str, there: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", ENCODE, given], env=with_environment(there))
+    return forked.Popen([sys.executable, "-c", ENCODE, given], env=with_environment(there))

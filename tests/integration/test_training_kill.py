@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from training_data import TrainingData, make_training_data
 
@@ -32,7 +32,7 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
     data = make_training_data(tmp_path)
     whole, wanted = train(settings_of(data, tmp_path / "undisturbed")), settings_of(data, tmp_path / "killed")
     command = [sys.executable, "-c", RUN, wanted.model_dump_json(exclude_unset=True)]
-    process = subprocess.Popen(command, cwd=ROOT, env=joining)
+    process = forked.Popen(command, cwd=ROOT, env=joining)
     follower, step = Follower(Place.of(tmp_path / "killed/.work/history.jsonl")), 0
     while step < 23:
         assert process.poll() is None

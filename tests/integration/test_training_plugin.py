@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from training_data import make_training_data
 
@@ -27,7 +28,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def raydense(installed: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "raydense", *words], env=installed, capture_output=True, text=True, check=False)
+    return forked.run([sys.executable, "-m", "raydense", *words], env=installed, capture_output=True, text=True, check=False)
 
 
 def test_an_installed_method_is_found_by_its_name(installed: dict[str, str]) -> None:
@@ -39,7 +40,7 @@ def test_an_installed_method_is_found_by_its_name(installed: dict[str, str]) -> 
     assert unknown.returncode == 2
     assert "no method 'hinged'; did you mean 'hinge'?" in unknown.stderr
     other = "from raydense.training.settings import TrainSettings as T; s = T(objective='raydense_hinge:Double', model='m', corpus='c', queries='q', examples='e', output='o', margin=2); print(s.margin, type(s).trains.__name__)"
-    assert subprocess.run([sys.executable, "-c", other], env=installed, capture_output=True, text=True, check=True).stdout == "2.0 Double\n"
+    assert forked.run([sys.executable, "-c", other], env=installed, capture_output=True, text=True, check=True).stdout == "2.0 Double\n"
 
 
 def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Python runs this at the start of every process that a test starts: a Ray that the process starts has its workers forked, too (warm_worker.py)."""
+"""Python runs this at the start of every process that a test starts: a Ray that the process starts has its workers forked, too (forked_worker.py)."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ class _Patched(MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            module.SETUP_WORKER_FILENAME = str(Path(__file__).parents[1] / "warm_worker.py")
+            module.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("forked_worker.py"))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
