@@ -70,7 +70,7 @@ class SuiteSettings(Settings):
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
-    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
     shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
 
     @model_validator(mode="after")

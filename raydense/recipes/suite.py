@@ -19,7 +19,6 @@ from raydense.errors import InputError, did_you_mean, why
 from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.recipe import Recipe, open_stages, run_stage, state
 from raydense.recipes.stage import Stage
-from raydense.retrieval.search_params import require_nprobe
 from raydense.runtime.progress import say, say_error
 from raydense.runtime.session import ensure_ray
 from raydense.storage import WORK, Artifact, Place, read_manifest
@@ -59,7 +58,6 @@ class Suite:
         root = suite.local()
         if f"{output.located}/".startswith(f"{suite.located}/"):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
-        require_nprobe(settings.factory, settings.search_params)
         splits = list(dict.fromkeys(settings.splits))
         folders = {_folder(split): split for split in splits}
         if len(folders) < len(splits):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from raydense.refresh.generation import make_generation
-from raydense.retrieval.search_params import require_nprobe
 from raydense.storage import Artifact
 from raydense.training.fit import fit
 from raydense.training.settings import TrainSettings, refresh_of
@@ -20,5 +19,4 @@ def train(settings: TrainSettings) -> Artifact:
     refresh = refresh_of(settings)
     if refresh is not None:
         Artifact.open(settings.examples, "examples")
-        require_nprobe(refresh.factory, refresh.search_params, "refresh.search_params")
     return fit(settings, make_generation)

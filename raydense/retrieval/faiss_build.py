@@ -9,6 +9,7 @@ import faiss
 import numpy as np
 
 from raydense.errors import InputError
+from raydense.retrieval.nprobe import Shard, choose_nprobe
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
@@ -49,7 +50,8 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
             progress.add(rows)
     ids = vectors.artifact.file("passage_ids.arrow")
     draft.commit("passage_ids.arrow", lambda path: shutil.copyfile(ids, path), vectors.rows)
-    return draft.finish(vectors.rows, **_summary(draft, settings, vectors, ranges))
+    chosen = choose_nprobe(draft, EMPTY, [Shard(shard_file(i), *ranges[i]) for i in range(settings.shards)], vectors, settings)
+    return draft.finish(vectors.rows, **_summary(draft, settings, vectors, ranges), **chosen)
 
 
 def _summary(draft: Draft, settings: IndexSettings, vectors: Vectors, ranges: list[tuple[int, int]]) -> dict[str, Any]:

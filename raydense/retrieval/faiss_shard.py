@@ -135,7 +135,7 @@ def set_search_params(index: Any, text: Any) -> None:
         faiss.ParameterSpace().set_index_parameters(index, text)
     except RuntimeError as error:
         what = f"a {type(index).__name__} does not take {text!r}"
-        raise InputError(what, "search_params", "IVF takes nprobe=N, HNSW efSearch=N; a Flat index none") from error
+        raise InputError(what, "search_params", "IVF takes nprobe=N, HNSW efSearch=N, Refine k_factor_rf=N; a Flat index none") from error
 
 
 def has_gpu_support() -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -40,6 +41,17 @@ def prefer_blas(faiss: Any, dimension: int) -> None:
     faiss.cvar.distance_compute_min_k_reservoir = 1
     a_product = faiss.cvar.distance_compute_blas_threshold > 1_000
     faiss.cvar.distance_compute_blas_threshold = 3 * dimension if a_product else 3
+
+
+@contextmanager
+def blas_preferred(faiss: Any, dimension: int) -> Iterator[None]:
+    """As `prefer_blas`, for a while: in the process of a task, the next task must not find other settings."""
+    before = faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold
+    prefer_blas(faiss, dimension)
+    try:
+        yield
+    finally:
+        faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold = before
 
 
 class BlockScan:

@@ -11,7 +11,7 @@ def index(settings: IndexSettings) -> Artifact:
     """Make the index: one committed file (bm25: three) per shard; after a kill a second run resumes it.
 
     The artifact's summary holds kind, shards ([start, stop) rows of each), rows, corpus, and for faiss factory, dimension,
-    model and, where the index is exact, the largest norm of a vector. Raises InputError on settings that FAISS or bm25s
+    model, where the index is exact the largest norm of a vector, and where it has inverted lists the nprobe that was chosen and its recall. Raises InputError on settings that FAISS or bm25s
     cannot follow.
     """
     draft = Draft.open(settings.output, "index", provenance("index", settings))

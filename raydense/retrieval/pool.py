@@ -230,7 +230,7 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Seque
     InputError if they do not, or others have reserved it, and the cluster adds no nodes.
     """
     nodes = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
-    announce(memory, index)
+    announce(memory, index, plan.search_params)
     actors = len(memory.actor_bytes) * memory.replicas
     try:
         memory.check(list(nodes.values()), index.summary["factory"], staying)

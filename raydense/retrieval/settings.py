@@ -22,6 +22,7 @@ class IndexSettings(Settings):
     """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
 
     renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields}
+    newer = ("recall",)
 
     kind: Literal["faiss", "bm25"] = setting(
         ..., "faiss for vectors, bm25 for words; words of Chinese, Japanese and Korean are pairs of neighbouring characters"
@@ -32,8 +33,11 @@ class IndexSettings(Settings):
     shards: int = setting(1, "parts, each held by its own actor", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
+    recall: float = setting(
+        0.95, "faiss with inverted lists: nprobe is chosen to find this share of the exact best 100; 0: a search must give it", ge=0, le=1
+    )
     bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
-    seed: int = setting(42, "random seed of the sample that a quantiser is trained on", ge=0, lt=2**63)
+    seed: int = setting(42, "random seed of the samples that a quantiser is trained on, and nprobe chosen by", ge=0, lt=2**63)
     concurrency: int = resource(0, "shards made at once; 0: as many as the machine has CPUs, on a cluster all, since it may grow", ge=0)
 
     @model_validator(mode="after")
@@ -45,14 +49,16 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} does not take {other}")
         if self.kind == "faiss":
             self._refuse_given(["expand"], "kind faiss")
-        others = ("factory", "train_sample") if self.kind == "bm25" else ("bm25",)
+        others = ("factory", "train_sample", "recall") if self.kind == "bm25" else ("bm25",)
         self._refuse_given(others, f"kind {self.kind}")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage, without the settings of the other kind."""
-        other = {"bm25": ("embeddings", "factory", "train_sample"), "faiss": ("corpus", "expand", "bm25")}.get(str(values.get("kind")), ())
+        other = {"bm25": ("embeddings", "factory", "train_sample", "recall"), "faiss": ("corpus", "expand", "bm25")}.get(
+            str(values.get("kind")), ()
+        )
         return {key for key in super().takes(values) if key.partition(".")[0] not in other}
 
     def shaping(self) -> dict[str, Any]:
@@ -63,7 +69,9 @@ class IndexSettings(Settings):
 class Pool(BaseModel):
     """How an index is searched by a pool of shard actors; part of the stages that search."""
 
-    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    search_params: str = setting(
+        "", "FAISS search parameters, as nprobe=32, efSearch=128 or k_factor_rf=10; nprobe is the index's own by default"
+    )
     replicas: int = resource(1, "actors of each shard", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
     gpu: bool = resource(False, "load the shards on GPUs (needs faiss-gpu)")

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydense.errors import InputError
 from raydense.retrieval.batching import Batching, join_vectors, join_words
 from raydense.retrieval.merge import Hits
+from raydense.retrieval.search_params import index_params
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
@@ -68,7 +69,9 @@ class ShardActor:
 
             threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
             index.file("empty.faiss")  # read when the shard is opened, next to it
-            self.shard = FaissShard(str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, plan.search_params)
+            self.shard = FaissShard(
+                str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, index_params(index, plan.search_params)
+            )
             join = join_vectors if index.summary.get("largest_norm") is not None else None
         self._batching = Batching(self.shard.nearest, join)
 

@@ -16,7 +16,7 @@ class ServeSettings(BaseSettings):
     pool: str | None = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one")
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
-    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128")
+    search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
     gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction", ge=0)

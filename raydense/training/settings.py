@@ -47,7 +47,7 @@ class RefreshSettings(BaseSettings):
     )
     s_neg: float = setting(0.1, "with reranker: a new negative must have a lower probability than this", gt=0, lt=1)
     factory: str = setting("Flat", "FAISS index factory string of the index that is searched")
-    search_params: str = setting("", "FAISS search parameters of it, as nprobe=32 or efSearch=128")
+    search_params: str = setting("", "FAISS search parameters of it, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
     shards: int = setting(1, "shards of that index, each held by its own actor", ge=1)
 
     @model_validator(mode="after")

@@ -259,8 +259,6 @@ def test_what_cannot_be_is_refused(make_index: MakeIndex, capsys: pytest.Capture
     assert "3,000 passages, 20000 actors (2 shards x 10000), at most" in capsys.readouterr().err
     with pytest.raises(InputError, match="does not take 'nprobe=4'"):
         SearchPool.start(artifact, search_params="nprobe=4")
-    with pytest.raises(InputError, match="give --search-params nprobe=32"):
-        SearchPool.start(make_index(vectors, "IVF4,Flat", 2))
     if not hasattr(faiss, "StandardGpuResources"):
         with pytest.raises(InputError, match="no GPU support"):
             SearchPool.start(artifact, gpu=True)

@@ -112,11 +112,10 @@ def test_what_does_not_belong_together_is_refused(root: Path, tmp_path: Path) ->
     for wrong, message in bad:
         with pytest.raises(InputError, match=message):
             search(settings(root, tmp_path / message[:6], **wrong))
-    ivf = str(
-        index(IndexSettings(kind="faiss", embeddings=str(root / "embeddings"), factory="IVF4,Flat", output=str(tmp_path / "ivf"))).path
-    )
+    given = {"kind": "faiss", "embeddings": str(root / "embeddings"), "factory": "IVF4,Flat", "recall": 0, "output": str(tmp_path / "ivf")}
+    ivf = str(index(IndexSettings.read(given)).path)
     for without in ("", "quantizer_efSearch=4"):
-        with pytest.raises(InputError, match=r"search_params: an index IVF4,Flat is searched with nprobe.* give --search-params nprobe=32"):
+        with pytest.raises(InputError, match=r"search_params: nprobe is missing.* IVF4,Flat.* give --search-params nprobe=32"):
             search(settings(root, tmp_path / "run", index=ivf, search_params=without))
     whole = search(settings(root, tmp_path / "run", index=ivf, search_params="nprobe=4"))  # no folder was begun by those refused
     assert whole.rows == search(settings(root, tmp_path / "flat")).rows

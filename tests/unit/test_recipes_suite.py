@@ -114,7 +114,6 @@ def test_a_name_is_no_reference(tmp_path: Path):
         ({"sets": "plain", "splits": "dev.small dev-small"}, r"splits: dev\.small and dev-small would be measured in the same folder"),
         ({"sets": "plain", "model": None}, r"a suite needs model, the retriever to measure, or kind bm25"),
         ({"sets": "plain", "kind": "bm25", "factory": "Flat"}, r"kind bm25 does not use factory"),
-        ({"sets": "plain", "factory": "PCA8,IVF4,Flat"}, r"search_params: an index PCA8,IVF4,Flat is searched with nprobe"),
         ({"sets": "plain", "depth": 10}, r"a suite without a reranker does not use depth"),
     ],
 )

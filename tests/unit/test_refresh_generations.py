@@ -17,7 +17,6 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.refresh.generation import _positives, _renewed
-from raydense.refresh.train import train
 from raydense.storage import Artifact, Draft, Place
 from raydense.training.batches import Sampler
 from raydense.training.examples import Examples
@@ -115,13 +114,6 @@ def test_refused(given: dict[str, Any], words: str) -> None:
     needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
     with pytest.raises(InputError, match=words):
         TrainSettings.read({**needed, **given})
-
-
-def test_a_refresh_by_inverted_lists_needs_nprobe(data: TrainingData, tmp_path: Path) -> None:
-    asked = settings_of(data, factory="IVF4,Flat").model_copy(update={"output": str(tmp_path / "model")})
-    with pytest.raises(InputError, match=r"refresh.search_params: .* give --refresh.search-params nprobe=32"):
-        train(asked)
-    assert not (tmp_path / "model").exists()
 
 
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:

@@ -1,0 +1,170 @@
+"""Chooses nprobe for an index of inverted lists: the fewest lists that a query looks into to reach the recall that is wanted.
+
+Passages of a seeded sample are the queries; a passage is no answer to itself. One scan over the vectors gives their exact answers.
+The lists that hold these answers give a lower bound, since what lies in no list that is looked into cannot be found; from there on
+nprobe doubles until the index itself finds enough, and bisection gives the least. Where no code loses an answer, the bound is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from raydense.retrieval.faiss_shard import open_index, set_search_params
+from raydense.retrieval.faiss_speed import blas_preferred
+from raydense.retrieval.merge import Hits, Rows, merge_hits
+from raydense.retrieval.search_params import with_defaults
+from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.tasks import run_tasks
+from raydense.retrieval.vectors import Vectors
+from raydense.runtime.progress import say
+from raydense.storage import Draft
+
+_QUERIES, DEPTH = 256, 100
+_AT_ONCE = 16  # queries whose lists are all ordered at once: 12 bytes a list and query
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows (int64 [n], rising) whose vectors are the queries, and how many answers each has."""
+
+    embeddings: str
+    fingerprint: str
+    rows: Rows
+    k: int
+
+    def vectors(self) -> Vectors:
+        return Vectors(self.embeddings, fingerprint=self.fingerprint)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The name of a shard's file in the draft, and its rows start..stop-1."""
+
+    file: str
+    start: int
+    stop: int
+
+
+def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vectors, settings: IndexSettings) -> dict[str, Any]:
+    """`nprobe` and the `recall` that it gives, for the summary of an index; empty for one without inverted lists, or with `recall=0`.
+
+    `empty` is the name of the trained index without vectors. The same vectors, seed and index give the same, whatever the workers.
+    """
+    index = faiss.read_index(str(draft.read(empty)))
+    if not settings.recall or faiss.try_extract_index_ivf(index) is None or vectors.rows < 2:
+        return {}
+    drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(_QUERIES, vectors.rows), replace=False)
+    sample = Sample(vectors.artifact.located, vectors.artifact.fingerprint, np.sort(drawn), min(DEPTH, vectors.rows - 1))
+    calls: list[tuple[Any, ...]] = [(sample, shard) for shard in shards]
+    answers = others(list(run_tasks("index", exact_hits, calls, settings.concurrency)), sample)
+
+    @cache
+    def recall(nprobe: int) -> float:
+        searched = [(draft, empty, sample, shard, with_defaults(f"nprobe={nprobe}", settings.factory)) for shard in shards]
+        return share_found(others(list(run_tasks("index", index_hits, searched, settings.concurrency)), sample), answers)
+
+    nprobe = least_nprobe(recall, covered(index, sample, answers), settings.recall)
+    _report(nprobe, recall(nprobe), sample, settings)
+    return {"nprobe": nprobe, "recall": round(recall(nprobe), 4)}
+
+
+def _report(nprobe: int, recall: float, sample: Sample, settings: IndexSettings) -> None:
+    found = f"index: nprobe={nprobe} finds {recall:.3f} of the exact best {sample.k} of {len(sample.rows)} passages"
+    if recall < settings.recall:
+        found += f"; more does not reach {settings.recall:g}: the codes of {settings.factory} lose it, Refine(SQ8) after them keeps it"
+    say(found)
+
+
+def least_nprobe(recall: Callable[[int], float], held: NDArray[np.float64], wanted: float) -> int:
+    """The least nprobe whose `recall` is `wanted`; where none is, the one whose lists hold so many answers.
+
+    `held` [lists] is the share of the answers in the first 1, 2, ... lists, which no recall exceeds.
+    """
+    least = min(int(np.searchsorted(held, wanted)) + 1, len(held))
+    low, high = least - 1, least
+    while recall(high) < wanted:
+        if high == len(held) or held[high - 1] - recall(high) > 1 - wanted:  # what the codes lose, no further list gives back
+            return least
+        low, high = high, min(2 * high, len(held))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if recall(middle) >= wanted else (middle, high)
+    return high
+
+
+def exact_hits(sample: Sample, shard: Shard) -> Hits:
+    """The best of a shard's rows for each vector of the sample, itself among them, by a scan over the vectors in blocks."""
+    faiss.omp_set_num_threads(1)
+    vectors = sample.vectors()
+    queries = vectors.take(sample.rows)
+    best = faiss.ResultHeap(len(queries), sample.k + 1, keep_max=True)
+    row = shard.start
+    with blas_preferred(faiss, vectors.dimension):
+        for block in vectors.blocks(shard.start, shard.stop):
+            scores, rows = faiss.knn(queries, block, min(sample.k + 1, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
+            best.add_result(scores, rows + row)
+            row += len(block)
+    best.finalize()
+    return best.D, best.I
+
+
+def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_params: str) -> Hits:
+    """What the index of a shard finds for the vectors of the sample."""
+    faiss.omp_set_num_threads(1)
+    draft.read(empty)  # lies next to the shard, which is opened with it
+    index = open_index(draft.read(shard.file))
+    set_search_params(index, search_params)
+    scores, rows = index.search(sample.vectors().take(sample.rows), sample.k + 1)
+    return scores, np.where(rows >= 0, rows + shard.start, -1)
+
+
+def others(parts: list[Hits], sample: Sample) -> Rows:
+    """The best rows over all shards for each passage of the sample, int64 [n, k], without the passage itself; -1 for none."""
+    rows = merge_hits(parts, sample.k + 1)[1]
+    own = rows == sample.rows[:, None]
+    own[~own.any(axis=1), -1] = True  # not found among its own best, as where others equal it
+    return rows[~own].reshape(len(rows), sample.k)
+
+
+def share_found(rows: Rows, answers: Rows) -> float:
+    """The share of the `answers` [n, k] of each query that is among its `rows` [n, m]."""
+    return float(np.mean([np.isin(right, found).mean() for found, right in zip(rows, answers, strict=True)]))
+
+
+def covered(index: Any, sample: Sample, answers: Rows) -> NDArray[np.float64]:
+    """The share of the answers that lie in the first 1, 2, ... lists of their query, float64 [lists]."""
+    vectors = sample.vectors()
+    lists, queries = _lists_of(index, vectors.take(sample.rows))
+    rows, back = np.unique(answers, return_inverse=True)
+    owner = lists.quantizer.search(_lists_of(index, vectors.take(rows))[1], 1)[1].ravel()[back].reshape(answers.shape)
+    places = np.zeros(lists.nlist, np.int64)
+    for at in range(0, len(queries), _AT_ONCE):
+        order = lists.quantizer.search(queries[at : at + _AT_ONCE], lists.nlist)[1]
+        for line, held in zip(order, owner[at : at + _AT_ONCE], strict=True):
+            place = np.full(lists.nlist, lists.nlist - 1)
+            place[line[line >= 0]] = np.flatnonzero(line >= 0)
+            np.add.at(places, place[held], 1)
+    share: NDArray[np.float64] = np.cumsum(places) / answers.size
+    return share
+
+
+def _lists_of(index: Any, vectors: NDArray[np.float32]) -> tuple[Any, NDArray[np.float32]]:
+    """The inverted lists within an index, and the vectors as they see them, after the transforms before them."""
+    while True:
+        index = faiss.downcast_index(index)
+        if isinstance(index, faiss.IndexPreTransform):
+            transforms: Any = index.chain
+            for i in range(transforms.size()):
+                vectors = faiss.downcast_VectorTransform(transforms.at(i)).apply(vectors)
+            index = index.index
+        elif isinstance(index, faiss.IndexRefine):
+            index = index.base_index
+        else:
+            return index, vectors
