@@ -21,9 +21,9 @@ from raydense.retrieval.faiss_speed import blas_preferred
 from raydense.retrieval.merge import Hits, Rows, merge_hits
 from raydense.retrieval.search_params import with_defaults
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.tasks import run_tasks
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import say
+from raydense.runtime.tasks import run_tasks
 from raydense.storage import Draft
 
 _QUERIES, DEPTH = 256, 100
