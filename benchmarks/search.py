@@ -1,12 +1,15 @@
 """Queries per second of a SearchPool against plain FAISS: the same vectors, queries, k and threads, taking turns in one run.
 
     .venv/bin/python benchmarks/search.py --rows 200000 --dimension 384 --queries 1000 --k 100
+    .venv/bin/python benchmarks/search.py --rows 200000 --dimension 768 --queries 1024 --shards 1 --factories Flat SQfp16 SQ8
+    .venv/bin/python benchmarks/search.py --rows 200000 --dimension 384 --queries 50 --batch 1 --shards 1
 
 Prints the median of each over the rounds, the ratio to plain FAISS (the goal is 0.9; believe it on a quiet machine only, since the
 threads of plain FAISS wait for each other), the CPU time of a query in all processes, to be read against plain FAISS with one thread,
 whose threads do not burn time waiting, the share of places with the same id as plain
 FAISS, and how far apart the exact scores are where the id is another: plain FAISS orders by scores that BLAS rounds as it batches, the
-pool by one product per pair. All pools must return the same ids, or the benchmark fails.
+pool by one product per pair. All pools of a factory must return the same ids, or the benchmark fails. With `--batch` each call has so
+many queries; `ms/call` is the median time of a call. Plain FAISS runs as it is installed: `OPENBLAS_CORETYPE`, if it is set, holds for both.
 """
 
 from __future__ import annotations
@@ -63,6 +66,13 @@ def cpu_seconds(processes: list[int]) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def called(
+    search: Callable[[NDArray[np.float32]], NDArray[np.int64]], queries: NDArray[np.float32], batch: int
+) -> Callable[[], NDArray[np.int64]]:
+    """Searches all `queries`, `batch` of them in each call."""
+    return lambda: np.concatenate([search(queries[at : at + batch]) for at in range(0, len(queries), batch)])
+
+
 def timed(search: Callable[[], NDArray[np.int64]], processes: list[int]) -> tuple[float, float, NDArray[np.int64]]:
     """The seconds that a search takes, its CPU seconds, and what it finds."""
     start, cpu = time.perf_counter(), cpu_seconds(processes)
@@ -75,6 +85,8 @@ def main() -> None:
     for name, default in {"rows": 200_000, "dimension": 384, "queries": 1_000, "k": 100, "rounds": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 7])
+    parser.add_argument("--factories", nargs="+", default=["Flat"])
+    parser.add_argument("--batch", type=int, default=0, help="queries of a call  [all]")
     args = parser.parse_args()
     vectors, queries = random_vectors(args.rows, args.dimension, 1), random_vectors(args.queries, args.dimension, 2)
     threads = physical_cpus()
@@ -87,18 +99,21 @@ def main() -> None:
 
         def on_one_thread() -> NDArray[np.int64]:
             faiss.omp_set_num_threads(1)
-            rows: NDArray[np.int64] = plain.search(queries, args.k)[1]
+            rows = alone()
             faiss.omp_set_num_threads(threads)
             return rows
 
-        searches: dict[str, Callable[[], NDArray[np.int64]]] = {"plain faiss": lambda: plain.search(queries, args.k)[1]}
+        batch = args.batch or len(queries)
+        alone = called(lambda part: plain.search(part, args.k)[1], queries, batch)
+        searches: dict[str, Callable[[], NDArray[np.int64]]] = {"plain faiss": alone}
         processes: dict[str, list[int]] = {}
-        for shards in args.shards:
-            settings = IndexSettings(kind="faiss", embeddings=f"{folder}/embeddings", shards=shards, output=f"{folder}/{shards}")
-            pool = SearchPool.start(index(settings))
-            searches[f"{shards} shards"] = lambda pool=pool: pool.search(queries, args.k)[1]
-            processes[f"{shards} shards"] = [pid for _, pid in ray.get([actor.describe.remote() for (actor,) in pool.actors])]
-        report(searches | {"on 1 thread": on_one_thread}, processes, args.rounds, vectors, queries, threads)
+        for factory, shards in ((factory, shards) for factory in args.factories for shards in args.shards):
+            name = f"{factory}, {shards} shards"
+            given = {"embeddings": f"{folder}/embeddings", "factory": factory, "shards": shards, "output": f"{folder}/{name}"}
+            pool = SearchPool.start(index(IndexSettings.read({"kind": "faiss", **given})))
+            searches[name] = called(lambda part, pool=pool: pool.search(part, args.k)[1], queries, batch)
+            processes[name] = [pid for _, pid in ray.get([actor.describe.remote() for (actor,) in pool.actors])]
+        report(searches | {"on 1 thread": on_one_thread}, processes, args.rounds, vectors, queries, threads, -(-len(queries) // batch))
 
 
 def report(
@@ -108,6 +123,7 @@ def report(
     vectors: NDArray[np.float32],
     queries: NDArray[np.float32],
     threads: int,
+    calls: int,
 ) -> None:
     for search in searches.values():
         search()
@@ -121,15 +137,16 @@ def report(
             cpu[name].append(spent)
     plain, *pools = (name for name in searches if name != "on 1 thread")
     print(
-        f"{'':12} {'queries/s':>10} {'ratio':>6} {'CPU ms/query':>13} {'same ids':>10} {'apart elsewhere':>16}   ({threads} threads, median of {rounds})"
+        f"{'':17} {'queries/s':>10} {'ms/call':>8} {'ratio':>6} {'CPU ms/query':>13} {'same ids':>10} {'apart elsewhere':>16}   ({threads} threads, median of {rounds})"
     )
     for name in searches:
         rate, ratio = len(queries) / median(seconds[name]), median(seconds[plain]) / median(seconds[name])
         same = float((rows[name] == rows[plain]).mean())
         print(
-            f"{name:12} {rate:10.0f} {ratio:6.2f} {1000 * median(cpu[name]) / len(queries):13.2f} {same:10.3%} {apart(rows[name], rows[plain], vectors, queries):16.1e}"
+            f"{name:17} {rate:10.0f} {1000 * median(seconds[name]) / calls:8.2f} {ratio:6.2f} {1000 * median(cpu[name]) / len(queries):13.2f} {same:10.3%} {apart(rows[name], rows[plain], vectors, queries):16.1e}"
         )
-    if any((rows[name] != rows[pools[0]]).any() for name in pools):
+    first = {name.partition(",")[0]: rows[name] for name in reversed(pools)}
+    if any((rows[name] != first[name.partition(",")[0]]).any() for name in pools):
         raise SystemExit("the pools do not agree")
 
 

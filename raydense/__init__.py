@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from raydense.models.dual_encoder import DualEncoder
     from raydense.models.generator import Generator
     from raydense.refresh.train import train
+    from raydense.retrieval.compare import compare
     from raydense.retrieval.index import index
     from raydense.retrieval.pool import SearchPool
     from raydense.retrieval.search import search
-    from raydense.retrieval.settings import BM25Settings, IndexSettings, SearchSettings
+    from raydense.retrieval.settings import BM25Settings, CompareSettings, IndexSettings, SearchSettings
     from raydense.storage import Artifact
     from raydense.training.pretrain import pretrain
     from raydense.training.settings import PretrainSettings, TrainSettings
@@ -61,10 +62,11 @@ _HOMES = {
     "raydense.models.dual_encoder": ["DualEncoder"],
     "raydense.models.generator": ["Generator"],
     "raydense.refresh.train": ["train"],
+    "raydense.retrieval.compare": ["compare"],
     "raydense.retrieval.index": ["index"],
     "raydense.retrieval.pool": ["SearchPool"],
     "raydense.retrieval.search": ["search"],
-    "raydense.retrieval.settings": ["BM25Settings", "IndexSettings", "SearchSettings"],
+    "raydense.retrieval.settings": ["BM25Settings", "CompareSettings", "IndexSettings", "SearchSettings"],
     "raydense.storage": ["Artifact"],
     "raydense.training.pretrain": ["pretrain"],
     "raydense.training.settings": ["PretrainSettings", "TrainSettings"],
@@ -75,6 +77,7 @@ __all__ = [
     "AnswerSettings",
     "Artifact",
     "BM25Settings",
+    "CompareSettings",
     "CrossEncoder",
     "DualEncoder",
     "EncodeSettings",
@@ -98,6 +101,7 @@ __all__ = [
     "SearchSettings",
     "SplitSettings",
     "TrainSettings",
+    "compare",
     "encode",
     "evaluate",
     "export",

@@ -23,6 +23,7 @@ _MAKES = {
     "filter": "generated",
     "encode": "embeddings",
     "index": "index",
+    "compare": "report",
     "search": "run",
     "rerank": "run",
     "mine": "examples",

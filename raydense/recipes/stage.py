@@ -11,7 +11,7 @@ from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
-from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
 from raydense.runtime.progress import say_error
 from raydense.settings import Settings
 from raydense.storage import discard_untouched
@@ -44,6 +44,7 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
+    "compare": Verb(CompareSettings, "raydense.retrieval.compare:compare"),
     "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
     "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),
     "mine": Verb(MineSettings, "raydense.mining.mine:mine"),

@@ -70,7 +70,7 @@ def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vector
         searched = [(draft, empty, sample, shard, with_defaults(f"nprobe={nprobe}", settings.factory)) for shard in shards]
         return share_found(others(list(run_tasks("index", index_hits, searched, settings.concurrency)), sample), answers)
 
-    nprobe = least_nprobe(recall, covered(index, sample, answers), settings.recall)
+    nprobe = least_nprobe(recall, covered(index, vectors.take(sample.rows), answers, vectors.take), settings.recall)
     _report(nprobe, recall(nprobe), sample, settings)
     return {"nprobe": nprobe, "recall": round(recall(nprobe), 4)}
 
@@ -138,12 +138,14 @@ def share_found(rows: Rows, answers: Rows) -> float:
     return float(np.mean([np.isin(right, found).mean() for found, right in zip(rows, answers, strict=True)]))
 
 
-def covered(index: Any, sample: Sample, answers: Rows) -> NDArray[np.float64]:
-    """The share of the answers that lie in the first 1, 2, ... lists of their query, float64 [lists]."""
-    vectors = sample.vectors()
-    lists, queries = _lists_of(index, vectors.take(sample.rows))
+def covered(index: Any, queries: NDArray[np.float32], answers: Rows, take: Callable[[Rows], NDArray[np.float32]]) -> NDArray[np.float64]:
+    """The share of the `answers` [n, k] that lie in the first 1, 2, ... lists of their query, float64 [lists].
+
+    `take` gives the vectors at rows, int64 and rising.
+    """
     rows, back = np.unique(answers, return_inverse=True)
-    owner = lists.quantizer.search(_lists_of(index, vectors.take(rows))[1], 1)[1].ravel()[back].reshape(answers.shape)
+    lists, queries = _lists_of(index, queries)
+    owner = lists.quantizer.search(_lists_of(index, take(rows))[1], 1)[1].ravel()[back].reshape(answers.shape)
     places = np.zeros(lists.nlist, np.int64)
     for at in range(0, len(queries), _AT_ONCE):
         order = lists.quantizer.search(queries[at : at + _AT_ONCE], lists.nlist)[1]

@@ -27,7 +27,7 @@ from raydense.retrieval.controller import start_controller
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.retrieval.search_params import check_search_params
+from raydense.retrieval.search_params import check_gpu_factory, check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.retrieval.versions import Queries, Table, Version, Versions
 from raydense.runtime.progress import say
@@ -272,6 +272,7 @@ def _cut(queries: Queries, block: int) -> Iterator[Queries]:
 def _check_gpu(index: Artifact) -> None:
     if index.summary["kind"] == "bm25":
         raise InputError("BM25 does not use GPUs", "gpu", "leave it out")
+    check_gpu_factory(index.summary["factory"])
     from raydense.retrieval.faiss_shard import has_gpu_support
 
     if not has_gpu_support():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
@@ -66,6 +67,29 @@ class IndexSettings(Settings):
         return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
 
 
+class CompareSettings(Settings):
+    """Compare FAISS indexes on a sample of the embeddings: recall, speed, memory and the time to build, for the factory strings given."""
+
+    embeddings: Folder = artifact("embeddings", "the vectors of passages")
+    factories: str = setting(
+        "Flat SQfp16 SQ8 IVF1024,Flat IVF1024,SQ8 RaBitQ,Refine(SQ8) IVF1024,RaBitQ,Refine(SQ8)",
+        "index factory strings, with blanks or semicolons between them",
+        pattern=r"[^\s;]",
+    )
+    sample: int = setting(200_000, "vectors that are indexed, drawn at random", ge=1_000)
+    queries: int = setting(1_000, "other vectors, which are the queries; at most a tenth of all", ge=1)
+    k: int = setting(100, "answers of a query that count: recall@k", ge=1)
+    recall: float = setting(0.95, "with inverted lists: the least nprobe that reaches this recall, if any does", gt=0, le=1)
+    train_sample: int = setting(200_000, "vectors that a quantiser is trained on", ge=256)
+    threads: int = setting(1, "threads that build and search", ge=1)
+    seed: int = setting(42, "random seed of the samples", ge=0, lt=2**63)
+
+    @property
+    def named(self) -> list[str]:
+        """The factory strings."""
+        return list(dict.fromkeys(re.split(r"[;\s]+", self.factories.strip("; \t\n"))))
+
+
 class Pool(BaseModel):
     """How an index is searched by a pool of shard actors; part of the stages that search."""
 
@@ -74,7 +98,7 @@ class Pool(BaseModel):
     )
     replicas: int = resource(1, "actors of each shard", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
-    gpu: bool = resource(False, "load the shards on GPUs (needs faiss-gpu)")
+    gpu: bool = resource(False, "load the shards on GPUs (needs faiss-gpu), one for each actor; a search of k above 2,048 takes the CPU")
 
 
 class SearchSettings(Settings, Pool):

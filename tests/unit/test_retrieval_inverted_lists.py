@@ -9,8 +9,9 @@ from embeddings import write_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydense.errors import InputError
 from raydense.retrieval.nprobe import Sample, Shard, covered, exact_hits, least_nprobe, others, share_found
-from raydense.retrieval.search_params import with_defaults
+from raydense.retrieval.search_params import check_gpu_factory, with_defaults
 
 ROWS, DIMENSION = 600, 16
 
@@ -47,7 +48,7 @@ def test_lists_hold_what_a_search_of_so_many_finds(factory: str, tmp_path: Path)
     scores = vectors[sample.rows].astype(np.float64) @ vectors.T
     scores[np.arange(len(scores)), sample.rows] = -np.inf
     np.testing.assert_array_equal(answers, np.argsort(-scores, axis=1)[:, :15])
-    held = covered(index, sample, answers)
+    held = covered(index, vectors[sample.rows], answers, lambda rows: vectors[rows])
     assert held[-1] == 1
     assert (np.diff(held) >= 0).all()
     for nprobe in (1, 4, 12):
@@ -73,3 +74,11 @@ def test_given_search_params_win() -> None:
     assert with_defaults("k_factor_rf=4", "IVF4,RaBitQ,Refine(SQ8)", nprobe=3) == "nprobe=3,k_factor_rf=4"
     assert with_defaults(" nprobe = 9", "IVF4,PQ8,RFlat", nprobe=3) == "k_factor_rf=10, nprobe = 9"
     assert with_defaults("", "Flat") == ""
+
+
+def test_an_index_that_faiss_keeps_on_the_cpu_is_refused_on_a_gpu() -> None:
+    for factory in ("Flat", "IVF4096,Flat", "IVF4096,SQfp16", "PCA64,IVF16,PQ8", "OPQ16_64,IVF256,PQ16"):
+        check_gpu_factory(factory)
+    for factory in ("SQfp16", "SQ8", "HNSW32", "IVF64_HNSW32,Flat", "RaBitQ,Refine(SQ8)", "IVF64,RaBitQ"):
+        with pytest.raises(InputError, match=r"FAISS has no .* for GPUs.*; index with Flat"):
+            check_gpu_factory(factory)
