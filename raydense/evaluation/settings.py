@@ -71,7 +71,7 @@ class SuiteSettings(Settings):
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest is left out, also of what R@100 counts", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
-    shards: int = setting(1, "parts of each index, each held by its own actor", ge=1)
+    shards: int = setting(0, "parts of each index, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

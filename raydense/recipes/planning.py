@@ -17,14 +17,14 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.retrieval.sharding import with_shards
 from raydense.runtime.progress import say, size
 from raydense.settings import Settings, flat
-from raydense.storage import read_manifest
+from raydense.storage import Artifact, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.settings import TrainSettings
 
-_BYTES = {"Flat": 4, "SQfp16": 2}
 _ESTIMATES: dict[str, str] = {}  # of this process: the trials of a sweep, or seeds, are often alike
 
 
@@ -111,7 +111,7 @@ def _need(settings: Settings, of: Of) -> str:
         case IndexSettings(kind="bm25") if passages := of(settings.corpus):
             return f"{passages} passages to count words of"
         case IndexSettings() if vectors := of(settings.embeddings):
-            return f"{vectors} vectors over {settings.shards} shard(s){_memory(settings)}"
+            return f"{vectors} vectors{_index_size(settings)}"
         case SearchSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.k}"
         case FilterSettings() if passages := of(settings.generated):
@@ -178,10 +178,13 @@ def _shapes_memory(settings: LoopSettings, key: str) -> bool:
     return key not in ("output", "seed", "lr", "epochs", "max_steps") and settings.inputs().get(key, "model") == "model"
 
 
-def _memory(settings: IndexSettings) -> str:
-    """The memory of an index whose vectors are there, and whose factory stores each as it is."""
-    manifest = read_manifest(Path(str(settings.embeddings)))
-    if manifest is None or settings.factory not in _BYTES:
-        return ""
-    held = manifest["rows"] * manifest["summary"]["dimension"] * _BYTES[settings.factory]
-    return f", about {size(held)} of memory and as much disk"
+def _index_size(settings: IndexSettings) -> str:
+    """The shards of an index, and its memory and disk where its vectors are there."""
+    if read_manifest(Path(str(settings.embeddings))) is None:
+        return f" over {settings.shards} shard(s)" if settings.shards else ""
+    from raydense.retrieval.faiss_plan import plan_build  # only here: importing Ray and FAISS takes a second
+
+    vectors, settings = Artifact.open(str(settings.embeddings), "embeddings"), with_shards(settings)
+    plan = plan_build(settings.factory, int(vectors.summary["dimension"]), vectors.rows, settings.shards)
+    task = f"{size(plan.task_bytes)} for each task that fills one"
+    return f" over {settings.shards} shard(s), about {size(sum(plan.file_bytes))} of memory and as much disk, {task}"

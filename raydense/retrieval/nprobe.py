@@ -107,7 +107,8 @@ def exact_hits(sample: Sample, shard: Shard) -> Hits:
     best = faiss.ResultHeap(len(queries), sample.k + 1, keep_max=True)
     row = shard.start
     with blas_preferred(faiss, vectors.dimension):
-        for block in vectors.blocks(shard.start, shard.stop):
+        for stored in vectors.blocks(shard.start, shard.stop):
+            block = np.ascontiguousarray(stored, dtype=np.float32)
             scores, rows = faiss.knn(queries, block, min(sample.k + 1, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
             best.add_result(scores, rows + row)
             row += len(block)

@@ -31,7 +31,7 @@ class IndexSettings(Settings):
     embeddings: FolderOrNone = artifact("embeddings", "faiss: the vectors", None)
     corpus: FolderOrNone = artifact("corpus", "bm25: the passages", None)
     expand: FolderOrNone = artifact("generated", "bm25: generated queries, whose words are added to their passages", None)
-    shards: int = setting(1, "parts, each held by its own actor", ge=1)
+    shards: int = setting(0, "parts, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
     recall: float = setting(
@@ -40,6 +40,7 @@ class IndexSettings(Settings):
     bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
     seed: int = setting(42, "random seed of the samples that a quantiser is trained on, and nprobe chosen by", ge=0, lt=2**63)
     concurrency: int = resource(0, "shards made at once; 0: as many as the machine has CPUs, on a cluster all, since it may grow", ge=0)
+    elsewhere: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -50,21 +51,29 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} does not take {other}")
         if self.kind == "faiss":
             self._refuse_given(["expand"], "kind faiss")
-        others = ("factory", "train_sample", "recall") if self.kind == "bm25" else ("bm25",)
+        others = ("factory", "train_sample", "recall", "elsewhere") if self.kind == "bm25" else ("bm25",)
         self._refuse_given(others, f"kind {self.kind}")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage, without the settings of the other kind."""
-        other = {"bm25": ("embeddings", "factory", "train_sample", "recall"), "faiss": ("corpus", "expand", "bm25")}.get(
+        other = {"bm25": ("embeddings", "factory", "train_sample", "recall", "elsewhere"), "faiss": ("corpus", "expand", "bm25")}.get(
             str(values.get("kind")), ()
         )
         return {key for key in super().takes(values) if key.partition(".")[0] not in other}
 
     def shaping(self) -> dict[str, Any]:
-        """As for every stage, but without the seed of bm25: a recipe sets it for every stage that has one, but bm25 draws nothing."""
-        return {name: value for name, value in super().shaping().items() if (self.kind, name) != ("bm25", "seed")}
+        """As for every stage, but without the seed of bm25: a recipe sets it for every stage that has one, but bm25 draws nothing.
+
+        A number of shards that is left open stands as 1, so that the folders that trials share keep their names.
+        """
+        shaping = super().shaping() | {"shards": self.shards or 1}
+        return {name: value for name, value in shaping.items() if (self.kind, name) != ("bm25", "seed")}
+
+    def left_open(self) -> set[str]:
+        """The number of shards, if it follows from the size: an index that was begun keeps its own."""
+        return set() if self.shards else {"shards"}
 
 
 class CompareSettings(Settings):

@@ -1,7 +1,8 @@
-"""Reads the vectors of an embeddings artifact by row, memory-mapped and without a copy, as FAISS takes them."""
+"""Reads the vectors of an embeddings artifact by row, memory-mapped and without a copy."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Literal
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from raydense.errors import InputError
 from raydense.storage import Artifact
 
-_BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536
 
 
 class Vectors:
@@ -38,42 +39,51 @@ class Vectors:
         if self._edges[-1] != self.rows:
             what = f"holds {self._edges[-1]} vectors, not {self.rows}"
             raise InputError(what, self.artifact.place, "delete the embeddings and make them again")
-        self._mapped: dict[int, list[tuple[int, NDArray[np.floating]]]] = {}
+        self._mapped: dict[int, tuple[mmap.mmap, list[tuple[int, NDArray[np.floating]]]]] = {}
 
     def __reduce__(self) -> tuple[type[Vectors], tuple[str, Literal["passages", "queries"], str]]:
         return Vectors, (self.artifact.located, self.of, self.artifact.fingerprint)
 
-    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
-        """The first row and the vectors of each batch in the files that hold any of the rows start..stop-1; a file is mapped once."""
+    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.floating], mmap.mmap]]:
+        """The first row, the vectors and the mapping of each batch in the files that hold any of start..stop-1; a file is mapped once."""
         for number, file in enumerate(self._files):
             if self._edges[number] < stop and self._edges[number + 1] > start:
                 if number not in self._mapped:
-                    self._mapped[number] = list(self._map(file.path, int(self._edges[number])))
-                yield from self._mapped[number]
+                    self._mapped[number] = self._map(file.path, int(self._edges[number]))
+                mapped, batches = self._mapped[number]
+                yield from ((first, batch, mapped) for first, batch in batches)
 
-    def _map(self, name: str, row: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+    def _map(self, name: str, row: int) -> tuple[mmap.mmap, list[tuple[int, NDArray[np.floating]]]]:
         path = self.artifact.file(name)
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        with open(path, "rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        reader, batches = pa.ipc.open_file(pa.py_buffer(mapped)), []
         for i in range(reader.num_record_batches):
             batch = reader.get_batch(i)
             column = batch.column("embedding")
             vectors = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), self.dimension)
             if not np.array_equal(batch.column("row").to_numpy(), np.arange(row, row + len(vectors))):
                 raise InputError(f"its rows do not continue from {row}", path, "delete the embeddings and make them again")
-            yield row, vectors
+            batches.append((row, vectors))
             row += len(vectors)
+        return mapped, batches
 
-    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
-        """The vectors of rows start..stop-1, in order, float32 [at most 65,536, d]; a view where they are float32 already."""
-        for first, batch in self._batches(start, stop):
+    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.floating]]:
+        """The vectors of rows start..stop-1, in order, [at most 65,536, d] as they are stored, without a copy.
+
+        What was read leaves the memory of this process.
+        """
+        for first, batch, mapped in self._batches(start, stop):
             low, high = max(start - first, 0), min(stop - first, len(batch))
-            for at in range(low, high, _BLOCK_ROWS):
-                yield np.ascontiguousarray(batch[at : min(at + _BLOCK_ROWS, high)], dtype=np.float32)
+            for at in range(low, high, BLOCK_ROWS):
+                yield batch[at : min(at + BLOCK_ROWS, high)]
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """The vectors at `rows` (int64 [n], rising), float32 [n, d]."""
         taken = np.empty((len(rows), self.dimension), dtype=np.float32)
-        for first, batch in self._batches(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
+        for first, batch, mapped in self._batches(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
             low, high = np.searchsorted(rows, [first, first + len(batch)])
             taken[low:high] = batch[rows[low:high] - first]
+            mapped.madvise(mmap.MADV_DONTNEED)
         return taken

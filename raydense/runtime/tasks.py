@@ -23,8 +23,10 @@ def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0, memory: int = 0) -> Iterator[Any]:
-    """Call `function` with each tuple of arguments as a Ray task of one CPU, for `stage`; yields results in the order of completion.
+def run_tasks(
+    stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0, memory: int = 0, cpus: int = 1
+) -> Iterator[Any]:
+    """Call `function` with each tuple of arguments as a Ray task of `cpus`, for `stage`; yields results in the order of completion.
 
     At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. Each reserves `memory`
     bytes of its node, so that only as many run at once as memory allows. An error of a task is raised here. InputError if no node
@@ -34,7 +36,7 @@ def run_tasks(stage: str, function: Callable[..., Any], calls: list[tuple[Any, .
         nodes = [int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]]
         check_task_memory(stage, memory, nodes, autoscales)
     limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
-    task = ray.remote(num_cpus=1)(_begin).options(name=function.__name__, memory=memory or None)
+    task = ray.remote(num_cpus=cpus)(_begin).options(name=function.__name__, memory=memory or None)
     begun = f"raydense-begun-{uuid4().hex}"
     waiting = list(reversed(calls))
     running: list[Any] = []

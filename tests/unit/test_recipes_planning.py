@@ -49,7 +49,7 @@ def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
         "negatives-1": "at most 1,000 queries x 8 negatives",
         "retriever-1": "at most 22 steps of 64 queries, 1 worker(s)",
         "vectors-1": "about 2,000 passages to encode",
-        "dense-1": "about 2,000 vectors over 1 shard(s)",
+        "dense-1": "about 2,000 vectors",
         "found-1": "1,800 queries x 100",
         "negatives-2": "at most 1,000 queries x 8 negatives",
         "retriever-2": "7 steps of 64 queries, 1 worker(s)",
@@ -175,7 +175,7 @@ def test_the_plan_holds_for_what_is_made(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("factory", "dtype"), [("Flat", np.float16), ("Flat", np.float32), ("SQfp16", np.float32)])
+@pytest.mark.parametrize(("factory", "dtype"), [("Flat", np.float16), ("Flat", np.float32), ("SQfp16", np.float32), ("SQ8", np.float16)])
 def test_the_memory_of_an_index_is_that_of_faiss(tmp_path: Path, factory: str, dtype: type) -> None:
     vectors = np.random.default_rng(0).standard_normal((30_000, 64)).astype(dtype)
     write_embeddings(tmp_path / "v", vectors)
@@ -184,4 +184,14 @@ def test_the_memory_of_an_index_is_that_of_faiss(tmp_path: Path, factory: str, d
     index.add(vectors.astype(np.float32))
     size = round(len(faiss.serialize_index(index)) / 2**20)
     settings = IndexSettings(kind="faiss", embeddings=str(tmp_path / "v"), factory=factory, output=str(tmp_path / "i"))
-    assert list(needs_of([settings])) == [f"30,000 vectors over 1 shard(s), about {size} MiB of memory and as much disk"]
+    [needed] = needs_of([settings])
+    assert needed.startswith(f"30,000 vectors over 1 shard(s), about {size} MiB of memory and as much disk, ")
+    assert re.search(r", [0-9]{3} MiB for each task that fills one$", needed)
+
+
+def test_the_shards_of_an_index_follow_from_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_embeddings(tmp_path / "v", np.zeros((30_000, 64), np.float16))
+    monkeypatch.setattr("raydense.retrieval.sharding.SHARD_BYTES", 2**20)
+    given = {"kind": "faiss", "embeddings": str(tmp_path / "v"), "output": str(tmp_path / "i")}
+    shards = {factory: next(needs_of([IndexSettings.read({**given, "factory": factory})])) for factory in ("Flat", "SQ8", "RaBitQ")}
+    assert {factory: int(need.split()[3]) for factory, need in shards.items()} == {"Flat": 8, "SQ8": 2, "RaBitQ": 1}

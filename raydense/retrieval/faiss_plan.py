@@ -1,0 +1,143 @@
+"""Plans the building of a FAISS index before anything is computed: threads and memory of a task, and whether the finished index fits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from raydense.errors import InputError
+from raydense.retrieval.faiss_fill import block_rows
+from raydense.retrieval.faiss_size import IndexSize, index_of, size_of
+from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
+from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.shard_actor import shard_nodes
+from raydense.retrieval.sharding import shards_for
+from raydense.runtime.progress import size
+from raydense.runtime.session import autoscales, joins_cluster, physical_cpus
+from raydense.runtime.tasks import shard_ranges
+from raydense.storage import Draft
+
+_SMALLER = ("SQfp16", "SQ8", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQ4)", "RaBitQ")
+_ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What an index of `rows` vectors needs: `shards` [start, stop) rows of each, `size` of its files, and tasks of some threads."""
+
+    factory: str
+    dimension: int
+    ranges: list[tuple[int, int]]
+    size: IndexSize
+    threads: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.ranges[-1][1]
+
+    @property
+    def largest(self) -> int:
+        """The vectors of the largest shard."""
+        return max(stop - start for start, stop in self.ranges)
+
+    @property
+    def file_bytes(self) -> list[int]:
+        """The bytes of each shard's file, and of the memory that searches it."""
+        return [self.size.of(stop - start) for start, stop in self.ranges]
+
+    @property
+    def task_bytes(self) -> int:
+        """The memory of the task that fills the largest shard: the shard, the blocks in work, and the process."""
+        blocks = (self.threads + 2) * min(block_rows(index_of(self.factory, self.dimension)), self.largest) * self.dimension * 4
+        return max(self.file_bytes) + _ROW_BYTES * self.largest + blocks + PROCESS_BYTES
+
+    @property
+    def search_bytes(self) -> MemoryPlan:
+        """The memory of a pool that searches the index."""
+        return MemoryPlan([one + PROCESS_BYTES for one in self.file_bytes], 1)
+
+
+def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: int = 1) -> BuildPlan:
+    """The plan of an index; InputError on a factory string that FAISS does not know."""
+    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), threads)
+
+
+def threads_each(tasks: int, concurrency: int) -> int:
+    """The threads of one of `tasks`: the cores that would be idle if each had one; no more than a node has."""
+    nodes = [int(node["Resources"]["CPU"]) for node in shard_nodes(False)] if joins_cluster() else [physical_cpus()]
+    at_once = max(1, min(tasks, concurrency or tasks))
+    return max(1, min(sum(nodes) // at_once, max(nodes, default=1)))
+
+
+def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing: list[int]) -> None:
+    """InputError, before anything is computed, if the `missing` shards can not be made here, or the finished index not be searched.
+
+    A cluster that adds nodes is not checked for memory.
+    """
+    if not missing:
+        return
+    nodes = [int(node["Resources"].get("memory", 0)) for node in shard_nodes(False)]
+    try:
+        _check_memory(plan, nodes, settings.elsewhere)
+    except InputError:
+        if not autoscales():
+            raise
+    if draft.place.durable and joins_cluster():
+        return  # other machines assemble the shards, and none keeps them
+    needed, free = sum(plan.file_bytes[shard] for shard in missing), shutil.disk_usage(draft.folder).free
+    if needed > free:
+        what = f"{_named(plan)} needs {size(needed)} of disk, and {size(free)} are free"
+        raise InputError(what, draft.folder, f"free some, give another --output, or {_smaller(plan, disk=free)}")
+
+
+def _check_memory(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
+    """InputError if no node could run the task of the largest shard, or the nodes not hold the index unless it is searched elsewhere."""
+    if not _fills(plan, nodes):
+        what = f"a task of {_named(plan)} needs {size(plan.task_bytes)} of memory, and the largest node has {size(max(nodes, default=0))}"
+        raise InputError(what, "index", " or ".join([*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]))
+    if not (elsewhere or _searchable(plan, nodes)):
+        what = f"a search of {_named(plan)} needs {size(plan.search_bytes.total)} of memory, and there are {len(nodes)} nodes with {size(sum(nodes))}"
+        fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes), "--elsewhere true if other machines search it"]
+        raise InputError(what, "index", " or ".join(fixes))
+
+
+def _named(plan: BuildPlan) -> str:
+    shards = f"{len(plan.ranges)} shard{'s' * (len(plan.ranges) > 1)}"
+    return f"an index {plan.factory} of {plan.rows:,} x {plan.dimension} in {shards}"
+
+
+def _fills(plan: BuildPlan, nodes: list[int]) -> bool:
+    return plan.task_bytes <= max(nodes, default=0)
+
+
+def _searchable(plan: BuildPlan, nodes: list[int]) -> bool:
+    try:
+        plan.search_bytes.check(nodes, plan.factory)
+    except InputError:
+        return False
+    return True
+
+
+def _more_shards(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> Iterator[str]:
+    """The least power of two times as many shards that fit, if any do."""
+    shards = 2 * len(plan.ranges)
+    while shards <= min(plan.rows, 4_096):
+        other = plan_build(plan.factory, plan.dimension, plan.rows, shards)
+        if _fills(other, nodes) and (elsewhere or _searchable(other, nodes)):
+            yield f"--shards {shards}"
+            return
+        shards *= 2
+
+
+def _smaller(plan: BuildPlan, nodes: list[int] | None = None, disk: int = 0) -> str:
+    """Factories of the same lists and fewer bytes that fit the memory of `nodes`, or `disk`, each with its size."""
+    lists = f"{plan.factory.partition(',')[0]}," if plan.factory.startswith("IVF") else ""
+    found = []
+    for codes in _SMALLER:
+        each = size_of(lists + codes, plan.dimension)
+        other = plan_build(lists + codes, plan.dimension, plan.rows, max(len(plan.ranges), shards_for(each.vector, plan.rows)))
+        fits = sum(other.file_bytes) <= disk if nodes is None else _fills(other, nodes) and _searchable(other, nodes)
+        if fits and each.vector < plan.size.vector:
+            found.append(f"{lists}{codes} ({size(sum(other.file_bytes))})")
+    return f"--factory {', '.join(found[:3])}" if found else "more or larger machines"

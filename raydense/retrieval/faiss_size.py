@@ -1,0 +1,80 @@
+"""The size of a FAISS index before it is made: bytes per vector and in each shard, from an untrained index of its factory string."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+
+from raydense.errors import InputError
+from raydense.retrieval.faiss_fill import links
+
+_ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level of a vector in a graph
+_PACK = 32  # vectors that fast-scan lists keep together: a list ends with half of that free on average
+
+
+@dataclass(frozen=True)
+class IndexSize:
+    """The bytes of each vector, and what every shard has besides: centroids, codebooks, matrices."""
+
+    vector: float
+    fixed: int
+
+    def of(self, rows: int) -> int:
+        """The bytes of a shard of `rows` vectors: of its file, and of memory once all of it is read."""
+        return self.fixed + math.ceil(self.vector * rows)
+
+    def __add__(self, other: IndexSize) -> IndexSize:
+        return IndexSize(self.vector + other.vector, self.fixed + other.fixed)
+
+
+def index_of(factory: str, dimension: int) -> Any:
+    """An untrained index; InputError on a factory string that FAISS does not know or that has ids of its own."""
+    try:
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        faiss.clone_index(index)
+    except RuntimeError as error:
+        raise InputError(f"FAISS cannot make {factory!r}: {reason(error)}", "factory", "as Flat, SQfp16, IVF4096,Flat") from None
+    if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
+        raise InputError(f"{factory!r} brings its own ids", "factory", "leave out IDMap: rows are the ids")
+    return index
+
+
+def reason(error: RuntimeError) -> str:
+    """What FAISS reports, without the place in its source."""
+    return str(error).partition(".cpp:")[2].partition(": ")[2] or str(error)
+
+
+def size_of(factory: str, dimension: int) -> IndexSize:
+    """The size of an index of `factory`, within a few percent of its files; InputError as `index_of`."""
+    return _size(index_of(factory, dimension))
+
+
+def _size(owner: Any) -> IndexSize:
+    index: Any = faiss.downcast_index(owner)  # which does not keep `owner` alive
+    if isinstance(index, faiss.IndexPreTransform):
+        chain: Any = index.chain
+        steps = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
+        matrices = sum(4 * step.d_in * step.d_out for step in steps if isinstance(step, faiss.LinearTransform))
+        return _size(index.index) + IndexSize(0, matrices)
+    if isinstance(index, faiss.IndexRefine):
+        return _size(index.base_index) + _size(index.refine_index)
+    if isinstance(index, faiss.IndexHNSW):
+        return _size(index.storage) + IndexSize(_NODE + 4 * links(index.hnsw), 0)
+    if isinstance(index, faiss.IndexNSG):
+        graph: Any = index
+        return _size(graph.storage) + IndexSize(4 * index.nsg.R, 0)
+    if isinstance(index, faiss.IndexIVF):
+        centroids = _size(index.quantizer)
+        free = _PACK / 2 * index.code_size * index.nlist if isinstance(index, faiss.IndexIVFFastScan) else 0
+        return IndexSize(index.code_size + _ID, centroids.of(index.nlist) + _codebooks(index) + 8 * index.nlist + round(free))
+    return IndexSize(index.sa_code_size(), _codebooks(index))
+
+
+def _codebooks(index: Any) -> int:
+    """The bytes of what an index learns for its codes; a product quantiser of inverted lists has its own."""
+    if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer):
+        return 4 * index.pq.d * index.pq.ksub
+    return 8 * index.d if hasattr(index, "sq") or hasattr(index, "rabitq") else 0

@@ -1,0 +1,29 @@
+"""What an index is expected to take, compared with the file that FAISS writes."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+
+from raydense.errors import InputError
+from raydense.retrieval.faiss_size import size_of
+
+ROWS, DIMENSION = 20_000, 64
+FACTORIES = ["Flat", "SQfp16", "SQ8", "SQ4", "IVF64,Flat", "IVF64,SQfp16", "IVF64,SQ8", "IVF64_HNSW16,Flat", "PQ16x4", "IVF64,PQ16x4"]
+FACTORIES += ["PQ16x4fs", "IVF64,PQ16x4fs", "RaBitQ", "RaBitQ4", "IVF64,RaBitQ", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQfp16)"]
+FACTORIES += ["SQ8,RFlat", "HNSW16", "HNSW16_SQ8", "PCA32,Flat", "RR64,RaBitQ", "IVF64,RaBitQ,Refine(SQ8)"]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_an_index_has_the_size_that_was_expected(factory: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((ROWS, DIMENSION)).astype(np.float32)
+    index = faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors[:1_000])
+    index.add(vectors)
+    assert size_of(factory, DIMENSION).of(ROWS) == pytest.approx(len(faiss.serialize_index(index)), rel=0.03)
+
+
+def test_a_factory_that_faiss_does_not_know() -> None:
+    with pytest.raises(InputError, match="FAISS cannot make 'Flatt'"):
+        size_of("Flatt", DIMENSION)
