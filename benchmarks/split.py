@@ -1,7 +1,7 @@
 """How long splitting takes, and how much memory: `python benchmarks/split.py --corpus medquad/corpus.jsonl --model FOLDER [--copies 1 5]`.
 
 Writes a corpus of so many copies of the documents, and splits it at 144 tokens of the model's tokenizer in a fresh process. Prints the
-CPU time of that process and of what it started, its peak memory, and the fingerprint of the passages, which is the same whatever the code
+CPU time of that process and of Ray's, the peak memory of that process, and the fingerprint of the passages, which is the same whatever the code
 and however the work is divided.
 """
 
@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
+import psutil
 import pyarrow as pa
 
 import raydense as rd
@@ -40,11 +40,9 @@ def measure(corpus: str, model: str, output: str) -> dict[str, float | str]:
     start = time.perf_counter()
     made = rd.split(rd.SplitSettings(corpus=corpus, model=model, output=output))
     wall = time.perf_counter() - start
-    if (ray := sys.modules.get("ray")) is not None:
-        ray.shutdown()
-    used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
+    times = [each.cpu_times() for each in (psutil.Process(), *psutil.Process().children(recursive=True))]
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-    cpu = sum(each.ru_utime + each.ru_stime for each in used)
+    cpu = sum(each.user + each.system for each in times)
     digest = hashlib.sha256("".join(f"{file.path} {file.sha256}\n" for file in made.files).encode()).hexdigest()[:16]
     return {"passages": made.rows, "CPU s": cpu, "wall s": wall, "peak MiB": peak, "digest": digest}
 

@@ -24,11 +24,14 @@ from raydense.storage import Artifact
 BLOCK_ROWS = 1 << 18
 
 
-def query_blocks(parts: list[Path], rows: int) -> Iterator[pa.Table]:
-    """The rows of a run's files in order, in tables of complete queries with about `rows` rows; holds little more than one table."""
+def query_blocks(parts: list[Path], rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of a run's files in order, in tables of complete queries with about `rows` rows; holds little more than one table.
+
+    With `columns` only these are read, `query_id` among them; the blocks are the same.
+    """
     held: pa.Table | None = None
     for part in parts:
-        for batch in pq.ParquetFile(part).iter_batches(rows):
+        for batch in pq.ParquetFile(part).iter_batches(rows, columns=columns):
             table = pa.Table.from_batches([batch])
             held = pa.concat_tables([held, table]).combine_chunks() if held else table
             cut = int(query_starts(held["query_id"])[-2]) if held.num_rows else 0
