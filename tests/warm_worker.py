@@ -76,7 +76,7 @@ def warm_workers(folder: Path) -> Iterator[None]:
 
 
 def cold_environment() -> dict[str, str]:
-    """The environment of a process whose Ray, one of its own, starts workers in Ray's own way, as one with a token must: a fork knows of none."""
+    """The environment of a process whose Ray, one of its own, starts workers in Ray's own way."""
     return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", SOCKET)}
 
 
@@ -175,13 +175,14 @@ class Server:
 def become(wanted: dict[str, Any], path: list[str]) -> NoReturn:
     """In the forked process: be the worker or the command, and never return; `path` is where it finds modules, without PYTHONPATH."""
     from ray._private import ray_constants
-    from ray._raylet import Config
+    from ray._raylet import AuthenticationTokenLoader, Config
 
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["folder"])
     random.seed()
     Config.initialize("")  # Ray's own, which it reads from the environment once
+    AuthenticationTokenLoader.instance().reset_cache()  # so, too, the token of a cluster
     if "command" not in wanted:
         os.nice(wanted["nice"] - os.nice(0))
         be_worker(wanted["arguments"])

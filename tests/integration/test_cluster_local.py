@@ -17,7 +17,6 @@ import pytest
 import torch
 from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
-from warm_worker import cold_environment
 
 from raydense.inference.generate import generate
 from raydense.inference.settings import GenerateSettings
@@ -90,7 +89,7 @@ PASSAGES = 1_200
 def started():
     """The script as `make cluster-local` runs it, and its output once the cluster is up."""
     command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.7", "--idle", "2"]
-    environment = cold_environment() | {"PATH": "/usr/bin:/bin"}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     for line in process.stdout:
@@ -178,10 +177,10 @@ def _processes_of(folder):
 
 
 def _addresses(folder):
-    """Where the cluster listens: the processes of its head and whatever these have started."""
+    """Where the cluster listens: the processes of its head and whatever these have started, and workers, forked from another, by their logs."""
     found = set()
     for one in psutil.process_iter():
         with suppress(psutil.Error):
-            if any(folder in value for value in one.environ().values()):
+            if any(folder in value for value in (*one.environ().values(), *(file.path for file in one.open_files()))):
                 found |= {of.laddr.ip.removeprefix("::ffff:") for of in one.net_connections("inet") if of.status == psutil.CONN_LISTEN}
     return found

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -18,8 +19,13 @@ def ask(arguments: list[str]) -> int:
     for one in own:
         if one.startswith("--serialized"):
             context = json.loads(one.partition("=")[2])
+    if prefix := context.get("command_prefix"):  # cd FOLDER &&: the working directory of a job
+        os.chdir(shlex.split(prefix[1])[0])
+    rest = [one for one in arguments if one not in own]
+    if rest[0] == "-m":  # no worker, but the server of Ray's clients
+        os.execv(sys.executable, [sys.executable, *rest])
     wanted = {
-        "arguments": [one for one in arguments if one not in own],
+        "arguments": rest,
         "environment": os.environ | context.get("env_vars", {}),
         "folder": os.getcwd(),
         "group": 0,  # Ray ends a worker with its process group
