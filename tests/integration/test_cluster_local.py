@@ -88,7 +88,7 @@ PASSAGES = 1_200
 @pytest.fixture
 def started():
     """The script as `make cluster-local` runs it, and its output once the cluster is up."""
-    command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.7", "--idle", "2"]
+    command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.8", "--idle", "2"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
