@@ -2,7 +2,7 @@
 
 `Popen` and `run` stand for those of `subprocess` where a command is `[sys.executable, "-c", CODE, ...]` or `[sys.executable, "-m", MODULE, ...]`. The
 command has a process id, streams, folder, environment, arguments, signals and an ordinary end of its own. What a new process alone has, it has not:
-memory that is its own, imports that it begins with, another hash seed, a token of Ray; a test of these starts a process.
+memory that is its own, imports that it begins with, another hash seed; a test of these starts a process.
 """
 
 import atexit

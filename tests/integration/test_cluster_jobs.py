@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pytest
-from killing import heeds_ctrl_c
 from nodes import MARK, end_marked, free_ports
 from sentence_transformers import SentenceTransformer
 
@@ -23,7 +23,7 @@ import raydense as rd
 from raydense.models.tiny import make_tiny_encoder
 
 ROOT = Path(__file__).parents[2]
-RAY = str(Path(sys.executable).parent / "ray")
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]  # `ray`
 SMALL = ["data.passages=700", "data.shard_rows=350", "data.train_queries=300", "data.dev_queries=20", "data.test_queries=30"]
 SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker-1.max_steps=4", "reranker.max_steps=4", "reranked.depth=5"]
 
@@ -42,7 +42,7 @@ def dashboard(environment):
     start = ["--head", "--block", "--num-cpus=4", "--node-ip-address=127.0.0.1", "--include-dashboard=true", f"--port={port}"]
     start += [f"--dashboard-port={web}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
     with tempfile.TemporaryDirectory(prefix="raydense-", ignore_cleanup_errors=True) as folder, open(f"{folder}/log", "w") as log:
-        command = [RAY, "start", *start, f"--temp-dir={folder}"]
+        command = [*RAY, "start", *start, f"--temp-dir={folder}"]
         mark = secrets.token_hex(16)
         head = subprocess.Popen(command, env=environment | {MARK: mark}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -72,9 +72,9 @@ def submit(dashboard, environment):
     early = ("No available agent", "Failed to connect", "ConnectionError", "Connection refused")
 
     def call(*job):
-        command = [RAY, "job", "submit", "--address", dashboard, "--working-dir", str(ROOT), "--", sys.executable, *map(str, job)]
+        command = [*RAY, "job", "submit", "--address", dashboard, "--working-dir", str(ROOT), "--", sys.executable, *map(str, job)]
         while True:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
+            done = forked.run(command, capture_output=True, text=True, timeout=540, env=environment)
             if not any(words in done.stdout + done.stderr for words in early) or time.monotonic() > ready:
                 break
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -156,9 +156,7 @@ def test_quickstart_as_a_job(submit, tmp_path):
 
 def _begin(environment, *words):
     command = [sys.executable, "-m", "raydense", "submit", *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, preexec_fn=heeds_ctrl_c
-    )
+    return forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
 
 
 def _call(environment, *words):
