@@ -49,7 +49,7 @@ class BuildPlan:
     @property
     def task_bytes(self) -> int:
         """The memory of the task that fills the largest shard: the shard, the blocks in work, and the process."""
-        blocks = (self.threads + 2) * min(block_rows(index_of(self.factory, self.dimension)), self.largest) * self.dimension * 4
+        blocks = 5 * self.threads * min(block_rows(index_of(self.factory, self.dimension)), self.largest) * self.dimension * 4
         return max(self.file_bytes) + _ROW_BYTES * self.largest + blocks + PROCESS_BYTES
 
     @property
