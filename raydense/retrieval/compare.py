@@ -41,7 +41,7 @@ def compare(settings: CompareSettings) -> Artifact:
         raise InputError(f"{vectors.rows:,} vectors are too few for the best {settings.k}", "k", f"give at most {vectors.rows // 10}")
     factories, there = settings.named, draft.committed()
     missing = [(draft, settings, number) for number in range(len(factories)) if _file(number) not in there]
-    with Progress("compare", len(factories), "indexes", len(factories) - len(missing)) as progress:
+    with Progress("compare", len(factories), "builds", len(factories) - len(missing)) as progress:
         for _ in run_tasks("compare", measure, missing, 1):  # one at a time: another would slow it
             progress.add(1)
     rows = [json.loads(draft.read(_file(number)).read_text()) for number in range(len(factories))]
