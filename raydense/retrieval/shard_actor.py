@@ -59,15 +59,15 @@ class ShardActor:
         self._tags = {"index": plan.fingerprint[:12], "shard": str(shard)}
         index = plan.open()
         start, stop = index.summary["shards"][shard]
+        threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
         if index.summary["kind"] == "bm25":
             from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 
-            self.shard: Any = Bm25Shard([index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS], start, stop)
+            self.shard: Any = Bm25Shard([index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS], start, stop, threads)
             join: Any = join_words
         else:
             from raydense.retrieval.faiss_shard import FaissShard
 
-            threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
             index.file("empty.faiss")  # read when the shard is opened, next to it
             self.shard = FaissShard(
                 str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, index_params(index, plan.search_params)
