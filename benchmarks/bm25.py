@@ -1,20 +1,40 @@
-"""BM25 here against bm25s alone, in one run over one synthetic corpus.
+"""BM25 here against bm25s alone: the same synthetic corpus, words and queries, taking turns in one run.
 
-python benchmarks/bm25.py write FOLDER PASSAGES        # a corpus of 60 to 100 words a passage, and 500 queries
+    python benchmarks/bm25.py write FOLDER PASSAGES        # a corpus of 60 to 100 words a passage, and 500 queries
+    python benchmarks/bm25.py build FOLDER [--shards 1]    # passages/s, and the most memory of each process
+    python benchmarks/bm25.py words FOLDER                 # passages/s of splitting into words, on one core
+    python benchmarks/bm25.py search FOLDER [--k 100]      # queries/s on one core; FOLDER/index is what `build` made
+
+`words` and `search` measure the CPU time of one thread, so that other work on the machine counts little. The numba backend of bm25s takes part
+where numba is installed; it is no dependency here. Scores must be equal, or the benchmark fails.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import importlib.util
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
+import bm25s
 import numpy as np
+import psutil
 import pyarrow as pa
+import Stemmer
+from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 
-from raydense.data.store import CorpusWriter
-from raydense.storage import Draft
+from raydense.data.store import CorpusWriter, PassageStore, full_text
+from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
+from raydense.retrieval.index import index
+from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.words import Words
+from raydense.storage import Artifact, Draft
 
 _STEP = 50_000
 _DISTINCT, _BEND = 2_000_000, 20_000
@@ -96,14 +116,109 @@ def write(folder: Path, passages: int) -> None:
     (folder / "queries.txt").write_text("\n".join(zipf.queries(500)))
 
 
+def build(folder: Path, shards: int) -> None:
+    """Make FOLDER/index; print the time, and the peak memory of the driver and of the largest task of each pass."""
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    peaks: dict[str, int] = {}
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(peaks, over))
+    watcher.start()
+    begun = time.perf_counter()
+    made = index(IndexSettings(kind="bm25", corpus=str(folder / "corpus"), shards=shards, output=str(folder / "index")))
+    seconds = time.perf_counter() - begun
+    over.set()
+    watcher.join()
+    print(f"{made.rows:,} passages, {shards} shards: {seconds:.0f} s, {made.rows / seconds:,.0f} passages/s")
+    print(", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in sorted(peaks.items())))
+
+
+def _watch(peaks: dict[str, int], over: threading.Event) -> None:
+    driver = psutil.Process()
+    while not over.wait(0.1):
+        for process in [driver, *driver.children(recursive=True)]:
+            try:
+                title = "driver" if process == driver else " ".join(process.cmdline()).strip()
+                if title in {"driver", "ray::count", "ray::score"}:
+                    peaks[title] = max(peaks.get(title, 0), process.memory_info().rss)
+            except psutil.Error:
+                continue
+
+
+def _turns(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median CPU seconds of each over the rounds, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds + 1):
+        for name, one in work.items():
+            begun = time.process_time()
+            one()
+            seconds[name].append(time.process_time() - begun)
+    return {name: median(found[1:]) for name, found in seconds.items()}
+
+
+def _report(seconds: dict[str, float], count: int, unit: str) -> None:
+    first = next(iter(seconds))
+    for name, each in seconds.items():
+        print(f"{name:<24} {count / each:>10,.0f} {unit}/s  {seconds[first] / each:6.2f} of {first}")
+
+
+def words(folder: Path, rows: int = 50_000) -> None:
+    texts = full_text(PassageStore(folder / "corpus").slice(0, rows, ["title", "text"])).combine_chunks()
+    plain, encoded = texts.to_pylist(), texts.cast(pa.binary()).to_pylist()
+
+    def theirs() -> None:
+        tokenizer = Tokenizer(stopwords="en", stemmer=Stemmer.Stemmer("english"))
+        list(tokenizer.streaming_tokenize(plain, update_vocab=True, allow_empty=False))
+
+    work = {"bm25s": theirs, "here": lambda: Words("english", "en").vocabulary().split(encoded)}
+    _report(_turns(work, 3), len(texts), "passages")
+
+
+def search(folder: Path, k: int, rounds: int) -> None:
+    """Ours, and bm25s's backends over the same scores."""
+    made = Artifact.open(folder / "index", "index")
+    queries = (folder / "queries.txt").read_text().split("\n")
+    vocabulary = pa.ipc.open_file(pa.memory_map(str(made.file("vocabulary.arrow")))).read_all()["word"].combine_chunks()
+    ids, starts = Words("english", "en").query_ids(queries, vocabulary)
+    files = [made.file(f"shard-00000.{part}.npy") for part in PARTS]
+    shard, alone = Bm25Shard(files, 0, made.rows), bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    alone.scores = dict(zip(("data", "indices", "indptr"), map(np.load, files), strict=True)) | {"num_docs": made.rows}
+    alone.unique_token_ids_set, alone.nonoccurrence_array = set(range(len(vocabulary))), None
+    asked = [ids[low:high].tolist() for low, high in pairwise(starts.tolist())]
+    found: dict[str, NDArray[np.float32]] = {}
+
+    def theirs(backend: str) -> None:
+        alone.backend = backend
+        how = {"backend_selection": "numpy"} if backend == "numpy" else {}
+        found[backend] = alone.retrieve(asked, k=k, show_progress=False, n_threads=0, **how).scores
+
+    def ours() -> None:
+        found["here"] = shard.nearest(ids, starts, k)[0]
+
+    backends = ["numpy", *(["numba"] if importlib.util.find_spec("numba") else [])]
+    work: dict[str, Callable[[], object]] = {f"bm25s {backend}": lambda backend=backend: theirs(backend) for backend in backends}
+    seconds = _turns(work | {"here": ours}, rounds)
+    _report(seconds, len(asked), "queries")
+    for scores in found.values():
+        np.testing.assert_array_equal(np.maximum(found["here"], 0), scores)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    writing = commands.add_parser("write")
-    writing.add_argument("folder", type=Path)
-    writing.add_argument("passages", type=int)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["write", "build", "words", "search"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("passages", type=int, nargs="?", default=300_000)
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--k", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    write(asked.folder, asked.passages)
+    if asked.command == "write":
+        write(asked.folder, asked.passages)
+    elif asked.command == "build":
+        build(asked.folder, asked.shards)
+    elif asked.command == "words":
+        words(asked.folder)
+    else:
+        search(asked.folder, asked.k, asked.rounds)
 
 
 if __name__ == "__main__":
