@@ -9,6 +9,8 @@ Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Hits = tuple[Scores, Rows]
 
+_NO_ROW, _NEGATIVE_ZERO = 2**32 - 1, 2**31
+_AT_ONCE = 2**19  # hits whose order is made at once: what is larger than the processor's cache takes several times as long
 MARGIN = 16  # hits beyond k that an exact index is asked for, so that a few near ties need no second search
 
 
@@ -23,14 +25,37 @@ def order_hits(scores: Scores, rows: Rows, k: int) -> Hits:
     `scores` float32 [n, m] and `rows` int64 [n, m], in any order; a row of -1 is no hit, whatever its score. Returns
     [n, k] of both, padded with -inf and -1.
     """
-    found = rows >= 0
-    scores = np.where(found, scores, -np.inf).astype(np.float32)
-    last = np.where(found, rows, np.iinfo(np.int64).max)
-    order = np.lexsort((last, -scores), axis=-1)[:, :k]
     best, best_rows = no_hits(len(scores), k)
-    best[:, : order.shape[1]] = np.take_along_axis(scores, order, axis=1)
-    best_rows[:, : order.shape[1]] = np.take_along_axis(rows, order, axis=1)
+    width, step = min(k, scores.shape[1]), max(1, _AT_ONCE // max(1, scores.shape[1]))
+    for at in range(0, len(scores), step):
+        part = slice(at, at + step)
+        ordered, ordered_rows = _ordered(np.where(rows[part] >= 0, scores[part], -np.inf).astype(np.float32), rows[part])
+        best[part, :width], best_rows[part, :width] = ordered[:, :width], ordered_rows[:, :width]
     return best, best_rows
+
+
+def _ordered(scores: Scores, rows: Rows) -> Hits:
+    fits = rows.max(initial=0) < _NO_ROW and not np.isnan(scores).any() and not (scores.view(np.uint32) == _NEGATIVE_ZERO).any()
+    return _sorted(scores, rows) if fits else _lexsorted(scores, rows)
+
+
+def _lexsorted(scores: Scores, rows: Rows) -> Hits:
+    order = np.lexsort((np.where(rows >= 0, rows, np.iinfo(np.int64).max), -scores), axis=-1)
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def _sorted(scores: Scores, rows: Rows) -> Hits:
+    """As `_lexsorted`, many times as fast: sorts one integer a hit, with the score's bits above those of the row."""
+    keys = _falling(scores.view(np.int32)).view(np.uint32).astype(np.uint64) << 32
+    keys |= np.where(rows >= 0, rows, _NO_ROW).astype(np.uint64)
+    keys.sort(axis=1)
+    ordered = (keys & _NO_ROW).astype(np.int64)
+    return _falling((keys >> 32).astype(np.uint32).view(np.int32)).view(np.float32), np.where(ordered == _NO_ROW, -1, ordered)
+
+
+def _falling(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Floats' bits as bits that are, unsigned, the higher the lower the float is; and these as the floats' bits."""
+    return np.where(bits < 0, bits, bits ^ np.int32(0x7FFFFFFF))
 
 
 def merge_hits(parts: list[Hits], k: int) -> Hits:

@@ -6,6 +6,7 @@ import io
 import math
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from raydense.retrieval import bm25_build, bm25_counts, bm25_scores, bm25_vocabu
 from raydense.retrieval.bm25_counts import Inputs, count, parts_of
 from raydense.retrieval.bm25_scores import Weighting, score, shard_file, word_ranges
 from raydense.retrieval.bm25_vocabulary import merge_vocabularies
+from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.words import Words
-from raydense.storage import Draft
+from raydense.storage import Draft, provenance
 
 WORDS = Words("english", "en")
 ZIPF = ["rivers", "river", "of", "the", "land", "x", "Farmers", "farm;", "müde", "東京", "ix", "re-run", "its", "Σας"]
@@ -135,3 +137,31 @@ def test_what_is_there_already_needs_no_room(tmp_path: Path, monkeypatch: pytest
 def test_the_pairs_of_a_corpus_are_estimated_from_a_sample(tmp_path: Path) -> None:
     store = corpus_of(tmp_path / "corpus", [f"river land river w{i % 7}" for i in range(5_000)])
     assert bm25_counts.sampled_pairs(store, None, WORDS) == 15_000
+
+
+def test_a_second_run_counts_only_the_parts_that_a_stopped_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus_of(tmp_path / "corpus", [f"river w{i % 5} land" for i in range(30)])
+    monkeypatch.setattr(bm25_counts, "PART_BYTES", 200)
+    begun: list[str] = []
+
+    def tasks(stage: str, function: Callable[..., int], calls: list[tuple[object, ...]], at_once: int, memory: int) -> Iterator[int]:
+        for call in calls:
+            if len(begun) == 3:
+                raise KeyboardInterrupt
+            begun.append(f"{function.__name__} {call[-1]}")
+            yield function(*call)
+
+    monkeypatch.setattr(bm25_build, "run_tasks", tasks)
+    given = IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), shards=2, output=str(tmp_path / "index"))
+    made_from = provenance("index", given)
+    with pytest.raises(KeyboardInterrupt):
+        bm25_build.build_bm25(Draft.open(tmp_path / "index", "index", made_from), given)
+    first = begun.copy()
+    begun[:] = [*first, "resumed"]
+    made = bm25_build.build_bm25(Draft.open(tmp_path / "index", "index", made_from), given)
+    assert len(first) == 3
+    counted = [each for each in begun if each.startswith("count")]
+    assert len(counted) == len(set(counted)) > 3
+    assert sum(each.startswith("score") for each in begun) == 2
+    assert not (tmp_path / "index" / ".work").exists()
+    assert made.rows == 30

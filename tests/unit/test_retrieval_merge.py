@@ -55,6 +55,33 @@ def test_fillers_and_given_order_do_not_matter(corpus: Corpus, random: object) -
     assert np.isneginf(best[0][best[1] < 0]).all()
 
 
+HITS = st.tuples(
+    st.one_of(st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, 1e-45, -1e-45]), st.floats(width=32, allow_nan=False)),
+    st.one_of(st.integers(-1, 5), st.sampled_from([2**31, 2**32 - 2])),
+)
+
+
+@given(st.lists(HITS, min_size=1, max_size=20), st.integers(1, 25), st.booleans())
+def test_any_score_and_row_has_its_place(hits: list[tuple[float, int]], k: int, larger: bool) -> None:
+    """Also zeros of either sign, which tie, infinities, subnormal numbers, and rows beyond 32 bits."""
+    hits += [(0.5, 2**32 - 1), (0.5, 2**40)] if larger else []
+    hits = [(float(np.float32(score)), row) for score, row in hits]
+    expected = sorted(((-score + 0.0, row) for score, row in hits if row >= 0))[:k]
+    scores, rows = order_hits(np.array([[s for s, _ in hits]], np.float32), np.array([[r for _, r in hits]]), k)
+    assert [(-s + 0.0, r) for s, r in zip(scores[0].tolist(), rows[0].tolist(), strict=True) if r >= 0] == expected
+    assert (rows[0, len(expected) :] == -1).all()
+    assert np.isneginf(scores[0, len(expected) :]).all()
+
+
+def test_many_queries_are_ordered_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    scores, rows = rng.integers(0, 4, (50, 9)).astype(np.float32), rng.integers(-1, 9, (50, 9))
+    whole = order_hits(scores, rows, 5)
+    monkeypatch.setattr("raydense.retrieval.merge._AT_ONCE", 30)
+    for part, expected in zip(order_hits(scores, rows, 5), whole, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
 @given(corpora(), st.integers(1, 8), st.integers(0, 5))
 def test_contenders_hold_the_best_of_the_true_scores(corpus: Corpus, share: int, seed: int) -> None:
     """Shards give a few hits, then k + 2 where they are open, with scores off by less than the bound: the true best k contend, or the query is open."""
