@@ -110,9 +110,18 @@ class PartEncoder:
             "precision": self._device.precision,
             "seconds": round(time.perf_counter() - begun, 3),
         }
-        found = _as_table(start, stop, vectors.astype(self._dtype))
+        found = _as_table(start, stop, _as_dtype(vectors, self._dtype))
         self._draft.commit(_name(part), lambda path: write_arrow(path, found), stop - start, **note)
         return pa.Table.from_pylist([{"part": part, **note}])
+
+
+def _as_dtype(vectors: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The vectors in `dtype`; InputError if one of their numbers is too large for it."""
+    with np.errstate(over="ignore"):
+        found = vectors.astype(dtype)
+    if not np.isfinite(found).all():
+        raise InputError(f"a number of a vector is {np.abs(vectors).max():g}, too large for {dtype}", "dtype", "give dtype float32")
+    return found
 
 
 def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
