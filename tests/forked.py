@@ -62,6 +62,11 @@ class Popen(subprocess.Popen):
         return self.returncode
 
 
+def wait_for_any(processes: Sequence[Popen]) -> None:
+    """Until one of those that run has ended."""
+    wait_for([process._ended for process in processes if process.returncode is None])
+
+
 def run(
     command: Sequence[Any],
     *,

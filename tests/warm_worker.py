@@ -44,6 +44,8 @@ _SLOW += ["raydense.training.loop", "raydense.training.shards", "raydense.infere
 _SLOW += ["ray._private.arrow_serialization", "pyarrow.json", "pydantic.v1", "ray._private.runtime_env.uv_runtime_env_hook"]
 _SLOW += ["ray.data.extensions", "ray.data._internal.issue_detection.issue_detector_manager", "ray.data._internal.planner.plan_udf_map_op"]
 _SLOW += ["raydense.refresh.train", "raydense.mining.label", "raydense.mining.mine", "raydense.inference.generate", "raydense.cli"]
+# of ranks without Ray, with what their tests import
+_SLOW += ["torch._inductor.compile_fx", "setuptools.dist", "sentence_transformers", "pytest"]
 
 
 @contextmanager

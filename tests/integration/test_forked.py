@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forked
 import psutil
 import pytest
+from ranks import run_ranks
 
 COMMAND = [sys.executable, "-c"]
 WAITS = "import time; print('ready', flush=True); time.sleep(600)"
@@ -87,3 +89,18 @@ def test_a_command_ends_with_the_process_that_asked_for_it() -> None:
         command = psutil.Process(int(asking.stdout.readline()))
         asking.kill()
         assert not psutil.wait_procs([command], timeout=60)[1]
+
+
+def fails_or_waits(rank: int, folder: Path) -> None:
+    (folder / str(rank)).write_text(str(os.getpid()))
+    while not (folder / "0").exists():
+        time.sleep(0.01)
+    if rank:
+        raise ValueError("of rank one")
+    time.sleep(600)
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ValueError: of rank one"):
+        run_ranks(fails_or_waits, (tmp_path,), 2)
+    assert not psutil.pid_exists(int((tmp_path / "0").read_text()))

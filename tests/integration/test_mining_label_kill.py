@@ -64,10 +64,12 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.glob("run-*.parquet")}
 
 
-def test_a_killed_label_continues_and_equals_an_undisturbed_one(world: Path, middle: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_label_continues_and_equals_an_undisturbed_one(
+    world: Path, middle: float, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = world / "killed"
     scores = output / ".work" / "scores"
-    driver = forked.Popen([sys.executable, "-c", LABEL, str(world), str(output), str(middle)])
+    driver = forked.Popen([sys.executable, "-c", LABEL, str(world), str(output), str(middle)], env=joining)
     kill_once_committed(driver, scores / ".work" / "commits", "*.json", 3)
     recorded = len(list((scores / ".work" / "commits").glob("*.json")))
     kept = stamps(scores)
