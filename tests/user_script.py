@@ -37,6 +37,8 @@ def main(folder: Path) -> None:
 
     vectors = rd.encode(rd.EncodeSettings(model=retriever, corpus=corpus, concurrency=(1, 1), output=folder / "vectors"))
     dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))
+    compared = rd.compare(rd.CompareSettings(embeddings=vectors, factories="Flat SQ8", k=5, output=folder / "compared"))
+    assert compared.summary["result"]["runs"]["Flat"]["metrics"]["recall@5"] == 1
     by_vectors = rd.search(
         rd.SearchSettings(index=dense, model=retriever, queries=queries, qrels=qrels / "test", k=20, output=folder / "by-vectors")
     )
