@@ -115,7 +115,6 @@ def _stages(passages: int, work: Path) -> Iterator[Stage]:
     test, train = {"qrels": data / "qrels/test"}, {"qrels": data / "qrels/train"}
     for name in [*_factories(lists), "bm25"]:
         how = {} if name == "bm25" else {"vectors": work / "query-vectors"}
-        how |= {"search_params": "k_factor_rf=4"} if name == "rabitq" else {}
         yield verb(
             f"search {name}",
             "search",
