@@ -103,7 +103,7 @@ def _answers(draft: Draft, indexed: Block, queries: Block, k: int) -> NDArray[np
             answers = faiss.knn(queries, indexed, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
         draft.keep(_ANSWERS, lambda path: np.save(path, answers))
         return answers
-    return np.load(kept, allow_pickle=False)
+    return np.load(kept)
 
 
 def _build(path: Path, indexed: Block, factory: str, settings: CompareSettings) -> tuple[int, float]:

@@ -93,7 +93,7 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     words = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
     with pytest.raises(InputError, match="its kind is bm25, the pool's is faiss; start another pool"):
         pool.swap(words)
-    with pytest.raises(InputError, match=r"2 shards x 10000.* next to 628 MiB of the current actors.* fewer replicas"):
+    with pytest.raises(InputError, match=r"2 shards x 10000.* next to 756 MiB of the current actors.* fewer replicas"):
         pool.swap(new, replicas=10_000)
     write_embeddings(tmp_path / "emb", np.eye(DIMENSION, dtype=np.float32))
     gone = index(IndexSettings(kind="faiss", embeddings=str(tmp_path / "emb"), output=str(tmp_path / "gone")))
