@@ -15,17 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from mine import peak, write_artifact
 
 import raydense as rd
-from raydense.data.tables import commit_table
-from raydense.storage import Draft
 
 _HITS, _BLOCK, _PASSAGES = 200, 2_048, 21_000_000
 
@@ -34,8 +32,8 @@ def write(folder: Path, hits: int) -> None:
     """Write a run and its qrels; the run lacks every hundredth judged query."""
     queries = hits // _HITS
     blocks = [(at, min(_BLOCK, queries - at)) for at in range(0, queries, _BLOCK)]
-    _write(folder / "run", "run", (_run(at, _found(at, count)) for at, count in blocks))
-    _write(folder / "qrels", "qrels", (_judged(at, _found(at, count)) for at, count in blocks))
+    write_artifact(folder / "run", "run", (_run(at, _found(at, count)) for at, count in blocks))
+    write_artifact(folder / "qrels", "qrels", (_judged(at, _found(at, count)) for at, count in blocks))
 
 
 def _found(first: int, queries: int) -> np.ndarray:
@@ -61,22 +59,6 @@ def _judged(first: int, found: np.ndarray) -> pa.Table:
 
 def _name(letter: str, numbers: np.ndarray) -> pa.Array:
     return pc.binary_join_element_wise(letter, pc.cast(pa.array(numbers), pa.string()), "")
-
-
-def _write(folder: Path, kind: str, tables: Iterable[pa.Table]) -> None:
-    draft = Draft.open(folder, kind, {"of": "evaluate"})
-    if draft.done:
-        return
-    rows = 0
-    for number, table in enumerate(tables):
-        commit_table(draft, f"{kind}-{number:05d}.parquet", table)
-        rows += len(table)
-    draft.finish(rows)
-
-
-def peak() -> float:
-    """The most MiB that this process held; not ru_maxrss, which begins with what the process that started it held."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measure(folder: Path, output: str) -> dict[str, float | str]:

@@ -52,9 +52,11 @@ def write_run(folder: Path, queries: int, hits: int, passages: int) -> None:
     random = np.random.default_rng(1)
     names = _names("q", 0, queries)
     judged = _names("p", 0, passages).take(pa.array(random.integers(passages, size=queries)))
-    _write(folder / "queries", "queries", [pa.table({"query_id": names, "text": names})])
-    _write(folder / "qrels", "qrels", [pa.table({"query_id": names, "passage_id": judged, "relevance": np.ones(queries, np.int32)})])
-    _write(folder / "run", "run", (_block(names.slice(at, _STEP), passages, hits, random) for at in range(0, queries, _STEP)))
+    write_artifact(folder / "queries", "queries", [pa.table({"query_id": names, "text": names})])
+    write_artifact(
+        folder / "qrels", "qrels", [pa.table({"query_id": names, "passage_id": judged, "relevance": np.ones(queries, np.int32)})]
+    )
+    write_artifact(folder / "run", "run", (_block(names.slice(at, _STEP), passages, hits, random) for at in range(0, queries, _STEP)))
 
 
 def _block(queries: pa.Array, passages: int, hits: int, random: np.random.Generator) -> pa.Table:
@@ -65,8 +67,8 @@ def _block(queries: pa.Array, passages: int, hits: int, random: np.random.Genera
     return pa.table({"query_id": query, "passage_id": passage, "rank": rank, "score": (-rank).astype(np.float32)})
 
 
-def _write(folder: Path, kind: str, tables: Iterable[pa.Table]) -> None:
-    draft = Draft.open(folder, kind, {"of": "mine"})
+def write_artifact(folder: Path, kind: str, tables: Iterable[pa.Table]) -> None:
+    draft = Draft.open(folder, kind, {"of": "benchmark"})
     if draft.done:
         return
     rows = 0
