@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
 
 
+def gains_by_bf16(cpuinfo: str) -> bool:
+    """Whether the CPU that /proc/cpuinfo describes multiplies matrices in bf16 faster than in fp32.
+
+    Those with AMX do, and AMD's with AVX-512 BF16. With that alone Intel's do not (docs/benchmarks/speed.md).
+    """
+    flags = set(re.findall(r"^flags\s*:(.*)$", cpuinfo, re.M)[0].split()) if "\nflags" in cpuinfo else set()
+    return "amx_bf16" in flags or ("avx512_bf16" in flags and "AuthenticAMD" in cpuinfo)
+
+
+def _cpuinfo() -> str:
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else ""
+
+
 class Device:
     """Where an actor computes: its GPU, or its share of the cores of its machine.
 
@@ -28,11 +44,11 @@ class Device:
     waits for another inside a batch, and the bits are the same whatever the number of threads.
     """
 
-    def __init__(self, layout: Layout, budget: int, precision: str = "auto") -> None:
+    def __init__(self, layout: Layout, budget: int, precision: str = "auto", cpu_bf16: bool = False) -> None:
         import torch
 
         self.name = "cuda" if layout.gpus else "cpu"
-        self._asked = precision
+        self._asked, self._cpu_bf16 = precision, cpu_bf16
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
@@ -80,11 +96,15 @@ class Device:
 
     @property
     def precision(self) -> str:
-        """The requested precision; auto on a GPU is bf16 if the GPU has it (compute capability 8), otherwise fp16."""
+        """The requested precision.
+
+        auto on a GPU is bf16 if the GPU has it (compute capability 8), otherwise fp16; on a CPU fp32, or, where `cpu_bf16` allows
+        it, bf16 on one that gains by it.
+        """
         import torch
 
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
-            return "fp32"
+            return "bf16" if self._cpu_bf16 and gains_by_bf16(_cpuinfo()) else "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

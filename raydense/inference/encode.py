@@ -23,7 +23,7 @@ from raydense.inference.precision import fix_precision, precision_of
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
-from raydense.models.model_kind import require_model
+from raydense.models.model_kind import multiplies, require_model
 from raydense.storage import Artifact, Draft, check_unchanged, provenance
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def encode(settings: EncodeSettings) -> Artifact:
         draft.commit(ids, source.write_ids, total)
     pending = {part: stop - start for part, (start, stop) in enumerate(source.parts) if _name(part) not in there}
     if pending:
-        actor = partial(PartEncoder, begun=precision_of(there.values(), draft))
+        actor = partial(PartEncoder, begun=precision_of(there.values(), draft), cpu_bf16=multiplies(settings.model))
         tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
         parts, left = [{"part": part} for part in pending], sum(pending.values())
         run_parts(settings, draft, source.unit, parts, left, total, tokenise, actor, prints=made_from["inputs"])
@@ -80,9 +80,13 @@ def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
 class PartEncoder:
     """A model actor: takes the tokens of a part, commits its vectors, and returns the record of the commit."""
 
-    def __init__(self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
+    def __init__(
+        self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, cpu_bf16: bool = False
+    ) -> None:
         self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings
-        self._device = Device(layout, settings.token_budget, settings.precision)
+        # `search` encodes queries in fp32; those that are encoded before it get the same vectors
+        precision = "fp32" if settings.queries and settings.precision == "auto" else settings.precision
+        self._device = Device(layout, settings.token_budget, precision, cpu_bf16)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 

@@ -69,7 +69,11 @@ class EncodeSettings(Settings, Spread):
         None, "keep only this many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
     )
     dtype: Literal["float16", "float32"] = setting("float16", "number format of the vectors")
-    precision: Literal["auto", "fp32", "bf16"] = setting("auto", f"{_PRECISION}; bf16 is quick on CPUs with AMX too")
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto",
+        "auto: queries fp32, as `search` encodes them; passages on a GPU bf16 if it has it, otherwise fp16; on a CPU that gains by it bf16"
+        " (with AMX, or AMD's with AVX-512 BF16), otherwise fp32, and fp32 for a static encoder",
+    )
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
 
     @classmethod

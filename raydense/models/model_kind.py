@@ -8,6 +8,11 @@ from raydense.models.encoder_folder import encoder_folders, optional_json, requi
 from raydense.storage import model_place
 
 
+def multiplies(folder: str) -> bool:
+    """Whether nearly all time of the retriever in `folder` goes into matrix products, as of every transformer; reads no weights."""
+    return input_module(encoder_folders(model_place(folder).local())[1])[0].multiplies
+
+
 def require_model(folder: str, scores: bool, **changes: int) -> None:
     """InputError unless `folder` holds a re-ranker (`scores`), or a retriever that `changes` can be applied to; reads no weights."""
     root = model_place(folder).local()

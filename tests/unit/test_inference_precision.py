@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,6 +16,7 @@ from raydense.inference.layout import Layout
 from raydense.inference.precision import precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
+from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
 
 CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
@@ -83,3 +85,37 @@ def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(t
 
 def test_what_is_asked_for_is_what_is_computed_in() -> None:
     assert [Device(CPU, 0, asked).precision for asked in ("auto", "fp32", "bf16")] == ["fp32", "fp32", "bf16"]
+
+
+AMX = "vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16 amx_tile\nbugs\t\t:\n"
+INTEL = "vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16\nbugs\t\t:\n"
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512_bf16\nbugs\t\t:\n"
+OLD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2\nbugs\t\t: no_avx512_bf16\n"
+
+
+@pytest.mark.parametrize(("cpuinfo", "chosen"), [(AMX, "bf16"), (INTEL, "fp32"), (AMD, "bf16"), (OLD, "fp32"), ("", "fp32")])
+def test_auto_is_bf16_on_a_cpu_that_gains_by_it_where_the_model_multiplies(
+    cpuinfo: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: cpuinfo)
+    assert Device(CPU, 0, "auto", cpu_bf16=True).precision == chosen
+    assert [Device(CPU, 0, "auto").precision, Device(CPU, 0, "fp32", cpu_bf16=True).precision] == ["fp32", "fp32"]
+
+
+def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: AMX)
+    draft, of_queries = begun(tmp_path / "x"), {key: INPUTS[key] for key in ("model", "queries", "output")}
+    for given, found in (({}, "fp32"), ({"precision": "bf16"}, "bf16")):
+        actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {}, CPU, None, cpu_bf16=True)
+        assert actor._device.precision == found
+
+
+def test_bf16_keeps_the_directions_of_a_transformers_vectors(tiny_folder: Path, texts: list[str]) -> None:
+    model = DualEncoder.load(tiny_folder)
+    tokens, found = model.tokenizer.passages(texts), {}
+    for precision in ("fp32", "bf16"):
+        device = Device(CPU, 0, precision)
+        vectors, _ = device.run(tokens, model.tokenizer.pad_id, model.encode_passages, lambda n: None)
+        found[precision] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert (found["fp32"] * found["bf16"]).sum(axis=1).min() > 0.9999
+    assert not np.array_equal(found["fp32"], found["bf16"])  # so it did compute in bf16

@@ -17,6 +17,7 @@ from training_data import make_training_data
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.model_kind import multiplies
 from raydense.models.modules.static_embedding import distilled
 from raydense.training.memory import Outline
 
@@ -130,3 +131,7 @@ def test_memory_of_a_training_is_estimated_without_its_weights(static: Path, tmp
     asked = data.settings(tmp_path / "o", model=str(static), passage_length=64, query_length=64, batch_size=16)
     found = Outline(asked, static, torch.device("cpu"))
     assert found.memory(0).gradients == 4 * 24 * Tokenizer.from_file(str(static / "tokenizer.json")).get_vocab_size()
+
+
+def test_only_a_transformer_multiplies(static: Path, tiny_folder: Path) -> None:
+    assert [multiplies(str(static)), multiplies(str(tiny_folder))] == [False, True]

@@ -51,11 +51,12 @@ class Module(nn.Module, ABC):
 class InputModule(Module):
     """The first module: it takes tokens. Its class methods read no weights.
 
-    `special_tokens`: whether the tokenizer adds those of its own.
+    `special_tokens`: whether the tokenizer adds those of its own; `multiplies`: whether nearly all of its time goes into matrix products.
     """
 
     takes: ClassVar[str] = "tokens"
     special_tokens: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod

@@ -34,6 +34,7 @@ class StaticEmbedding(InputModule):
 
     gives = "vectors"
     special_tokens = False
+    multiplies = False
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
