@@ -13,12 +13,13 @@ TOKENISE_CPUS = 0.5  # that a tokenise task claims
 
 @dataclass(frozen=True)
 class Layout:
-    """From `fewest` to `most` actors, each with `gpus` or `cpus`.
+    """From `fewest` to `most` actors, `first` of them at the start, each with `gpus` or `cpus`.
 
     On the CPU an actor computes in `threads` threads; 0 means its share of the cores of its machine, which has `per_node` actors.
     """
 
     fewest: int
+    first: int
     most: int
     gpus: float
     cpus: float
@@ -28,11 +29,9 @@ class Layout:
 
     @classmethod
     def of(cls, spread: Spread, pending: int) -> Layout:
-        """The layout for `pending` files on the running cluster.
+        """The layout for `pending` files on the running cluster; an actor on the CPU of a cluster uses as many cores as it claims.
 
-        On one machine an actor on the CPU uses every core, so "as many as fit" is one. A cluster may grow when more actors wait than
-        fit on it, so there it is one per file; an actor on the CPU uses as many cores as it claims. InputError if no node has the
-        resources that an actor claims, and the cluster adds no nodes.
+        InputError if no node has the resources that an actor claims, and the cluster adds no nodes.
         """
         import ray
 
@@ -42,14 +41,25 @@ class Layout:
         gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
         if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
             raise lacking
-        low, high = spread.concurrency
-        most_there = capacity(alive, gpus, spread.cpus_per_actor)
-        wanted = high or (pending if joined else max(most_there if gpus else nodes, low))
-        # a pool whose minimum does not fit would wait for ever, and so would the tokenise tasks if actors hold all CPUs
-        most = max(1, min(wanted, pending) if joined else min(wanted, pending, most_there))
-        fewest = max(1, min(low, most, most_there))
+        fit = capacity(alive, gpus, spread.cpus_per_actor)
+        fewest, first, most = sizes(spread.concurrency, pending, fit, fit if gpus else nodes, joined)
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
-        return cls(fewest, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+        return cls(fewest, first, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+
+
+def sizes(concurrency: tuple[int, int], pending: int, fit: int, apart: int, joined: bool) -> tuple[int, int, int]:
+    """The fewest, first and most actors for `pending` files, of which `fit` actors fit on the nodes that are there.
+
+    `apart` actors share no core or GPU: as many as there are on one machine, where an actor on the CPU uses every core. A cluster may
+    grow when more actors wait than fit on it, so there it is one per file, and the pool starts at what is there: it would add
+    one actor at a time.
+    """
+    low, high = concurrency
+    wanted = high or (pending if joined else max(apart, low))
+    # a pool whose minimum does not fit would wait for ever, and so would the tokenise tasks if actors hold all CPUs
+    most = max(1, min(wanted, pending) if joined else min(wanted, pending, fit))
+    fewest = max(1, min(low, most, fit))
+    return fewest, max(fewest, min(most, fit)), most
 
 
 def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:

@@ -35,7 +35,7 @@ def query_encoder(model: str, fingerprint: str | None = None, dimension: int | N
     import torch
 
     gpus = 1.0 if torch.cuda.is_available() else 0.0
-    encoder = _Encoder(model, fingerprint, dimension, Layout(fewest=1, most=1, gpus=gpus, cpus=1.0, per_node=1))
+    encoder = _Encoder(model, fingerprint, dimension, Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1))
     return lambda texts: encoder.vectors(encoder.tokenizer.queries(texts))
 
 

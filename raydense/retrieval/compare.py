@@ -71,10 +71,7 @@ def _drawn(settings: CompareSettings, vectors: Vectors) -> tuple[Block, Block]:
 
 def measure(draft: Draft, settings: CompareSettings, number: int) -> None:
     """Build and search the index of one factory, and commit what was measured."""
-    from raydense.retrieval.faiss_speed import choose_blas_kernels
-
-    choose_blas_kernels()
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     faiss.omp_set_num_threads(settings.threads)
     vectors = Vectors(settings.embeddings, fingerprint=draft.made_from["inputs"]["embeddings"])
@@ -93,8 +90,7 @@ def measure(draft: Draft, settings: CompareSettings, number: int) -> None:
 
 def _answers(draft: Draft, indexed: Block, queries: Block, k: int) -> NDArray[np.int64]:
     """The exact best k rows of each query; computed once."""
-    import faiss
-
+    from raydense.retrieval.faiss_library import faiss
     from raydense.retrieval.faiss_speed import blas_preferred
 
     kept = draft.kept(_ANSWERS)
@@ -108,7 +104,7 @@ def _answers(draft: Draft, indexed: Block, queries: Block, k: int) -> NDArray[np
 
 def _build(path: Path, indexed: Block, factory: str, settings: CompareSettings) -> tuple[int, float]:
     """Write the index, and `empty.faiss` next to it; returns the bytes of that, and the seconds of training and adding."""
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     begun = time.perf_counter()
     try:
@@ -133,8 +129,7 @@ def _search(
     path: Path, indexed: Block, queries: Block, answers: NDArray[np.int64], factory: str, settings: CompareSettings
 ) -> dict[str, Any]:
     """The recall, the queries a second and, for inverted lists, the nprobe chosen, as `index` chooses it."""
-    import faiss
-
+    from raydense.retrieval.faiss_library import faiss
     from raydense.retrieval.faiss_shard import FaissShard, set_search_params
     from raydense.retrieval.nprobe import covered, least_nprobe, share_found
     from raydense.retrieval.search_params import with_defaults

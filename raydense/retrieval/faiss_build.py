@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import faiss
 import numpy as np
 
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import fill, train
+from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each
 from raydense.retrieval.faiss_size import index_of, reason
 from raydense.retrieval.nprobe import Shard, choose_nprobe

@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+from raydense.retrieval.faiss_library import faiss
 
 Block = NDArray[np.floating]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_speed import BlockScan, choose_blas_kernels, prefer_blas
+from raydense.retrieval.faiss_speed import BlockScan, prefer_blas
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
 
 _WIDER = 16
@@ -31,8 +31,7 @@ class FaissShard:
 
     def __init__(self, path: str, start: int, threads: int, gpu: bool = False, search_params: str = "") -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        choose_blas_kernels()
-        import faiss
+        from raydense.retrieval.faiss_library import faiss
 
         self._faiss = faiss
         self._threads = threads
@@ -120,7 +119,7 @@ class FaissShard:
 
 def open_index(path: Path) -> Any:
     """The index in a file; its vectors stay in the file and are mapped where FAISS can: flat and graph codes, inverted lists."""
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     empty = faiss.read_index(str(path.with_name("empty.faiss")))
     lists = faiss.try_extract_index_ivf(empty)
@@ -129,7 +128,7 @@ def open_index(path: Path) -> Any:
 
 def set_search_params(index: Any, text: Any) -> None:
     """Set FAISS search parameters (`nprobe=32`, `efSearch=128`, several with commas); InputError if the index does not take them."""
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     try:
         faiss.ParameterSpace().set_index_parameters(index, text)
@@ -140,13 +139,13 @@ def set_search_params(index: Any, text: Any) -> None:
 
 def has_gpu_support() -> bool:
     """Whether the installed FAISS is one for GPUs."""
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     return hasattr(faiss, "StandardGpuResources")
 
 
 def _to_gpu(index: Any, search_params: Any) -> Any:
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     moved = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
     if search_params:

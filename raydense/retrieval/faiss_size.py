@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
-
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import links
+from raydense.retrieval.faiss_library import faiss
 
 _ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level of a vector in a graph
 _PACK = 32  # vectors that fast-scan lists keep together: a list ends with half of that free on average

@@ -1,11 +1,9 @@
-"""What makes FAISS fast on the CPU: the kernels of its OpenBLAS, when it uses them, and blocks for vectors that are compressed."""
+"""What makes FAISS fast on the CPU: matrix products where it would take one query after another, and blocks for vectors that are compressed."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -15,21 +13,6 @@ from raydense.retrieval.merge import Rows, Scores
 
 BLOCK_BYTES = 64 * 2**20  # of decoded vectors: smaller blocks cost more merging, 5% of a search at 16 MiB
 _BLOCK_QUERIES = 20  # from so many queries on, decoding each vector once is faster (SQfp16: 24, SQ8: 15); FAISS decodes it for each query
-_AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-
-
-def choose_blas_kernels() -> None:
-    """Let OpenBLAS use AVX-512 where the CPU has it; to be called before FAISS is imported.
-
-    The OpenBLAS in FAISS's wheels (0.3.15, of 2021) does not know newer CPUs: on an AMD Zen 5 it uses SSE, which is 4 times slower. A
-    variable that is set stays as it is.
-    """
-    flags: set[str] = set()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    if flags >= _AVX512:
-        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
 def prefer_blas(faiss: Any, dimension: int) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_shard import open_index, set_search_params
 from raydense.retrieval.faiss_speed import blas_preferred
 from raydense.retrieval.merge import Hits, Rows, merge_hits

@@ -63,8 +63,7 @@ def check_search_params(index: Artifact, search_params: str) -> None:
     used = index_params(index, search_params)
     _require_nprobe(index.summary["factory"], used)
     if used:
-        import faiss
-
+        from raydense.retrieval.faiss_library import faiss
         from raydense.retrieval.faiss_shard import set_search_params
 
         set_search_params(faiss.read_index(str(index.file("empty.faiss"))), used)

@@ -62,7 +62,7 @@ from raydense.retrieval.vectors import Vectors
 from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.settings import IndexSettings
 
-nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32")))
+nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32", precision="fp32")))
 made = index(IndexSettings(kind="faiss", embeddings=output, output=output + "-index"))
 vectors = Vectors(output).take(np.arange(Vectors(output).rows))
 with SearchPool.start(made, replicas=5) as pool:

@@ -35,7 +35,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(world: Path, output: Path, **more: object) -> EncodeSettings:
-    return EncodeSettings.read({"output": str(output), "model": str(world / "model"), "corpus": str(world / "corpus"), **more})
+    return EncodeSettings.read(
+        {"output": str(output), "model": str(world / "model"), "corpus": str(world / "corpus"), "precision": "fp32"} | more
+    )
 
 
 @pytest.fixture(scope="module")

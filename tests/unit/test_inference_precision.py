@@ -19,7 +19,7 @@ from raydense.inference.settings import EncodeSettings, GenerateSettings, Rerank
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
 
-CPU = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
+CPU = Layout(fewest=1, first=1, most=1, gpus=0, cpus=1, per_node=1)
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}
 
 

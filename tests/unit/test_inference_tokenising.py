@@ -81,7 +81,7 @@ def test_a_model_replaced_while_a_stage_runs_is_refused_by_each_task_and_actor(w
     settings = EncodeSettings.read({"model": str(model), "corpus": str(world / "corpus"), "output": "o"})
     draft, begun = Draft.open(tmp_path / "o", "embeddings", {}), {**prints(world, "retriever"), "model": fingerprint_of(model)}
     tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=_load_tokenizer)
-    layout = Layout(fewest=1, most=1, gpus=0, cpus=1, per_node=1)
+    layout = Layout(fewest=1, first=1, most=1, gpus=0, cpus=1, per_node=1)
     done = PartEncoder(settings, draft, begun, layout, None)(tokenise(pa.table({"part": [0]})))
     make_retriever(model, seed=99)
     kept_tokenizer.cache_clear()  # as in a worker that starts now

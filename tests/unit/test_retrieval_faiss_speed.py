@@ -1,6 +1,5 @@
-"""What makes FAISS fast does not change what it finds: blocks of decoded vectors, the threshold of BLAS, the kernels of OpenBLAS."""
+"""What makes FAISS fast does not change what it finds: blocks of decoded vectors, the threshold of BLAS."""
 
-import os
 from pathlib import Path
 
 import faiss
@@ -9,7 +8,7 @@ import pytest
 
 from raydense.retrieval import faiss_speed
 from raydense.retrieval.faiss_shard import FaissShard
-from raydense.retrieval.faiss_speed import BlockScan, choose_blas_kernels, prefer_blas
+from raydense.retrieval.faiss_speed import BlockScan, prefer_blas
 
 ROWS, DIMENSION = 700, 24
 
@@ -69,20 +68,3 @@ def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss() -> 
         prefer_blas(faiss, 768)
         assert faiss.cvar.distance_compute_blas_threshold == set_to
     faiss.cvar.distance_compute_blas_threshold = before
-
-
-def test_openblas_uses_avx512_only_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    has = "flags\t\t: fpu avx2 avx512f avx512dq avx512cd avx512bw avx512vl\n"
-    for flags, given, expected in [
-        (has, None, "SkylakeX"),
-        ("flags\t\t: fpu avx2 avx512f\n", None, None),
-        ("", None, None),
-        (has, "Haswell", "Haswell"),
-    ]:
-        monkeypatch.setattr(Path, "read_text", lambda self, text=flags: text)
-        monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-        if given:
-            monkeypatch.setenv("OPENBLAS_CORETYPE", given)
-        choose_blas_kernels()
-        assert os.environ.get("OPENBLAS_CORETYPE") == expected
-        monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
