@@ -1,6 +1,6 @@
 """Encoding against sentence-transformers' own `encode`: the same folder, texts and cores, in one run, taking turns.
 
-    python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl]
+    python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--precision auto]
 
 Prints passages per second of both, the ratio, and the least cosine between the vectors of the first 1,000 passages. Ray is
 started before; what starting actors and loading the model costs is measured with a corpus of 32 passages, printed, and taken
@@ -69,6 +69,7 @@ def compare(options: argparse.Namespace, work: Path) -> None:
                 "sentence_transformers_per_s": round(float(mean[1]), 1),
                 "ratio": round(float(mean[0] / mean[1]), 3),
                 "least_cosine": least_cosine(read(artifact), vectors),
+                "precision": artifact.summary["precision"],
                 "padding_share": artifact.summary["padding_share"],
             }
         )
@@ -85,6 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, default=ROOT.parent / "shared/data/medquad/corpus.jsonl")
     parser.add_argument("--token-budget", type=int, default=0)
     parser.add_argument("--concurrency", default="1,0")
+    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     return parser.parse_args()
 
 
@@ -99,7 +101,7 @@ def make_corpus(source: Path, folder: Path, passages: int) -> None:
 
 def ours(options: argparse.Namespace, corpus: Path, output: Path) -> tuple[float, Artifact]:
     """The seconds of a whole encode, and its artifact."""
-    settings = {"model": options.model, "token_budget": options.token_budget, "concurrency": options.concurrency}
+    settings = {name: getattr(options, name) for name in ("model", "token_budget", "concurrency", "precision")}
     begun = time.perf_counter()
     artifact = encode(EncodeSettings.read({"output": str(output), "corpus": str(corpus), **settings}))
     return time.perf_counter() - begun, artifact

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ def gains_by_bf16(cpuinfo: str) -> bool:
     return "amx_bf16" in flags or ("avx512_bf16" in flags and "AuthenticAMD" in cpuinfo)
 
 
+@cache
 def _cpuinfo() -> str:
     file = Path("/proc/cpuinfo")
     return file.read_text() if file.exists() else ""
@@ -44,11 +46,11 @@ class Device:
     waits for another inside a batch, and the bits are the same whatever the number of threads.
     """
 
-    def __init__(self, layout: Layout, budget: int, precision: str = "auto", cpu_bf16: bool = False) -> None:
+    def __init__(self, layout: Layout, budget: int, precision: str = "auto", begun: str | None = None, cpu_bf16: bool = False) -> None:
         import torch
 
         self.name = "cuda" if layout.gpus else "cpu"
-        self._asked, self._cpu_bf16 = precision, cpu_bf16
+        self._asked, self._begun, self._cpu_bf16 = precision, begun, cpu_bf16
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
@@ -56,6 +58,18 @@ class Device:
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads start, which inherit it
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def place(self, model: Any) -> Any:
+        """The model (an nn.Module) on this device.
+
+        The weights of its linear layers are cast here, once, and not by autocast in each batch: the bits of what it computes are the same.
+        """
+        import torch
+
+        for module in model.modules() if self._half else ():
+            if isinstance(module, torch.nn.Linear):
+                module.to(self._half)
+        return model.to(self.name)
 
     def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:
         """The output of `forward` for each text, float32 [n, ...] in the texts' order, and the number of tokens computed, with padding.
@@ -91,20 +105,28 @@ class Device:
     def _precision(self) -> Any:
         import torch
 
-        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        return torch.autocast(self.name, dtype=kind) if kind else contextlib.nullcontext()
+        return torch.autocast(self.name, dtype=self._half) if self._half else contextlib.nullcontext()
+
+    @property
+    def _half(self) -> Any:
+        """The torch.dtype of matrix products, or None for float32."""
+        import torch
+
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     @property
     def precision(self) -> str:
-        """The requested precision.
+        """The requested precision. For auto it is the one that the output was begun in, if this device has it, otherwise its first one.
 
-        auto on a GPU is bf16 if the GPU has it (compute capability 8), otherwise fp16; on a CPU fp32, or, where `cpu_bf16` allows
-        it, bf16 on one that gains by it.
+        A GPU has bf16 (from compute capability 8), fp16 and fp32, in this order; a CPU fp32, and before it, where `cpu_bf16` allows it,
+        bf16 on one that gains by it.
         """
         import torch
 
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
-            return "bf16" if self._cpu_bf16 and gains_by_bf16(_cpuinfo()) else "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+            has = ["bf16", "fp32"] if self._cpu_bf16 and gains_by_bf16(_cpuinfo()) else ["fp32"]
+        else:
+            has = ["bf16", "fp16", "fp32"] if torch.cuda.is_bf16_supported(including_emulation=False) else ["fp16", "fp32"]
+        return self._begun if self._begun in has else has[0]

@@ -34,7 +34,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     """Encode every passage of `settings.corpus`, or query of `settings.queries`: `row: int64, embedding: fixed_size_list<dtype>[d]`, and ids.
 
     Files that an earlier run committed are kept. The bytes are the same for any number of actors or threads. InputError
-    if the model is not a retriever, or the output was made from other settings or inputs, or begun in another precision.
+    if the model is not a retriever, or the output was made from other settings or inputs, or begun in a precision that a device lacks.
     """
     made_from = provenance("encode", settings)
     require_model(settings.model, scores=False, **settings.changes())
@@ -86,7 +86,7 @@ class PartEncoder:
         self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings
         # `search` encodes queries in fp32; those that are encoded before it get the same vectors
         precision = "fp32" if settings.queries and settings.precision == "auto" else settings.precision
-        self._device = Device(layout, settings.token_budget, precision, cpu_bf16)
+        self._device = Device(layout, settings.token_budget, precision, begun, cpu_bf16)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
@@ -94,7 +94,7 @@ class PartEncoder:
         fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.dual_encoder import DualEncoder
 
-        model = DualEncoder.load(folder, **self._settings.changes()).to(self._device.name)
+        model = self._device.place(DualEncoder.load(folder, **self._settings.changes()))
         check_unchanged(folder, prints["model"])
         return model
 

@@ -30,7 +30,7 @@ def generate(settings: GenerateSettings) -> Artifact:
 
     Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
     The queries are the same for any number of actors or threads. InputError if the model is not a generator, or the output
-    was made from other settings or inputs, or begun in another precision.
+    was made from other settings or inputs, or begun in a precision that a device lacks.
     """
     made_from = provenance("generate", settings)
     from raydense.models.generator import changes, read_generator_config
@@ -70,7 +70,7 @@ class PartWriter:
 
     def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft, self._settings = draft, settings
-        self._device = Device(layout, settings.token_budget, settings.precision)
+        self._device = Device(layout, settings.token_budget, settings.precision, begun)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
         self._loading = ThreadPoolExecutor(1).submit(self._load, prints, begun)
 

@@ -36,7 +36,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
 
     Blocks of queries that an earlier run committed are kept. InputError if the model is not a re-ranker, the run names an unknown
-    query or passage, or the output was made from other settings or inputs, or begun in another precision.
+    query or passage, or the output was made from other settings or inputs, or begun in a precision that a device lacks.
     """
     made_from = provenance("rerank", settings)
     require_model(settings.model, scores=True)
@@ -118,7 +118,7 @@ class BlockScorer:
 
     def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft = draft
-        self._device = Device(layout, settings.token_budget, settings.precision)
+        self._device = Device(layout, settings.token_budget, settings.precision, begun)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 

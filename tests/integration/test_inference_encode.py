@@ -12,12 +12,14 @@ import pytest
 import torch
 from ray.data import DataContext
 
+from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.retrieval.index import index
-from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage import Artifact, Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever
 
@@ -42,7 +44,7 @@ def settings(world: Path, output: Path, **more: object) -> EncodeSettings:
 
 @pytest.fixture(scope="module")
 def embeddings(world: Path) -> Artifact:
-    return encode(settings(world, world / "emb", concurrency=(1, 1)))
+    return encode(settings(world, world / "emb", concurrency=(1, 1), precision="fp32"))
 
 
 def in_this_process(model: DualEncoder, texts: list[str]) -> np.ndarray:
@@ -77,7 +79,7 @@ def test_several_actors_write_the_same_bytes_and_half_precision_reads_without_a_
 ) -> None:
     """As many actors as CPUs are asked for, which would leave none to tokenise; and each takes longer than Ray Data would wait by itself."""
     monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.2)
-    several = encode(settings(world, world / "several", concurrency=(4, 4)))
+    several = encode(settings(world, world / "several", concurrency=(4, 4), precision="fp32"))
     assert file_bytes(several.path) == file_bytes(embeddings.path)
     assert several.fingerprint == embeddings.fingerprint
     column = read(several.path / "embeddings-00000.arrow")["embedding"]
@@ -90,24 +92,56 @@ def test_several_actors_write_the_same_bytes_and_half_precision_reads_without_a_
 
 def test_is_done_once_and_refused_when_the_model_changed(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
     before = (world / "emb" / "manifest.json").stat().st_mtime_ns
-    assert encode(settings(world, world / "emb")).fingerprint == embeddings.fingerprint
+    assert encode(settings(world, world / "emb", precision="fp32")).fingerprint == embeddings.fingerprint
     assert (world / "emb" / "manifest.json").stat().st_mtime_ns == before
     other = make_retriever(tmp_path / "other", seed=4)
     with pytest.raises(InputError, match=r"made from something else \(inputs.model"):
-        encode(settings(world, world / "emb", model=str(other)))
+        encode(settings(world, world / "emb", precision="fp32", model=str(other)))
     with pytest.raises(InputError, match=r"settings.dtype: float16 -> float32"):
-        encode(settings(world, world / "emb", dtype="float32"))
+        encode(settings(world, world / "emb", precision="fp32", dtype="float32"))
 
 
-def test_records_its_precision_and_does_not_continue_in_another(world: Path, embeddings: Artifact, tmp_path: Path) -> None:
-    assert embeddings.summary["precision"] == embeddings.files[0].note["precision"] == "fp32"
-    asked = settings(world, tmp_path / "out")
+def begun(asked: EncodeSettings, embeddings: Artifact, precision: str) -> EncodeSettings:
+    """`asked`, with an output that has the first file of `embeddings`, recorded as computed in `precision`."""
     draft = Draft.open(asked.output, "embeddings", provenance("encode", asked))
     part = embeddings.path / "embeddings-00000.arrow"
-    draft.commit(part.name, lambda path: shutil.copy(part, path), 100, **{**embeddings.files[0].note, "precision": "bf16"})
+    [note] = [file.note for file in embeddings.files if file.path == part.name]
+    draft.commit(part.name, lambda path: shutil.copy(part, path), 100, **{**note, "precision": precision})
     draft.close()
-    with pytest.raises(InputError, match=r"out: what is there was computed in bf16, and this device would continue in fp32"):
-        encode(asked)
+    return asked
+
+
+def test_auto_continues_in_the_precision_that_is_recorded_and_refuses_one_that_the_device_lacks(
+    world: Path, embeddings: Artifact, tmp_path: Path
+) -> None:
+    assert embeddings.summary["precision"] == embeddings.files[0].note["precision"] == "fp32"
+    continued = encode(begun(settings(world, tmp_path / "fp32"), embeddings, "fp32"))  # on every CPU
+    assert continued.summary["precision"] == "fp32"
+    assert file_bytes(continued.path) == file_bytes(embeddings.path)
+    with pytest.raises(InputError, match=r"fp16: what is there was computed in fp16, and this device would continue in (fp32|bf16)"):
+        encode(begun(settings(world, tmp_path / "fp16"), embeddings, "fp16"))
+
+
+def test_half_precision_gives_the_same_bytes_for_any_actors_and_finds_the_same_passages(
+    world: Path, embeddings: Artifact, tmp_path: Path
+) -> None:
+    """On a CPU without products in bf16, too: torch computes them in another way."""
+    made = encode(settings(world, tmp_path / "one", concurrency=(1, 1), precision="bf16"))
+    assert made.summary["precision"] == "bf16"
+    several = encode(begun(settings(world, tmp_path / "several", concurrency=(4, 4), precision="bf16"), made, "bf16"))
+    assert file_bytes(several.path) == file_bytes(made.path)
+    make_queries(tmp_path / "queries", 11)
+    found = {}
+    for vectors in (embeddings, made):
+        dense = index(IndexSettings.read({"kind": "faiss", "embeddings": vectors, "output": str(tmp_path / f"index-{len(found)}")}))
+        given = {"index": dense, "model": str(world / "model"), "queries": str(tmp_path / "queries"), "k": 20}
+        run = search(SearchSettings.read({**given, "output": str(tmp_path / f"run-{len(found)}")}))
+        found[vectors.summary["precision"]] = read_table(run.path, "run", ["query_id", "passage_id", "score"])
+    by_precision = {name: {(q, p): s for q, p, s in zip(*table.to_pydict().values(), strict=True)} for name, table in found.items()}
+    both = by_precision["fp32"].keys() & by_precision["bf16"].keys()
+    assert len(both) > 0.9 * len(by_precision["fp32"])
+    largest = max(by_precision["fp32"].values())
+    assert all(abs(by_precision["fp32"][pair] - by_precision["bf16"][pair]) < 0.01 * largest for pair in both)
 
 
 def test_refuses_a_reranker_and_a_folder_without_weights(world: Path, tmp_path: Path) -> None:

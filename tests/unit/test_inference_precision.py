@@ -7,6 +7,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
 from raydense.errors import InputError
 from raydense.inference.device import Device
@@ -102,6 +106,13 @@ def test_auto_is_bf16_on_a_cpu_that_gains_by_it_where_the_model_multiplies(
     assert [Device(CPU, 0, "auto").precision, Device(CPU, 0, "fp32", cpu_bf16=True).precision] == ["fp32", "fp32"]
 
 
+def test_auto_continues_in_what_was_begun_if_the_device_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: AMX)
+    chosen = {begun: Device(CPU, 0, "auto", begun, cpu_bf16=True).precision for begun in ("fp32", "bf16", "fp16", None)}
+    assert chosen == {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", None: "bf16"}  # fp16 is refused by the actor
+    assert Device(CPU, 0, "auto", "bf16").precision == "fp32"
+
+
 def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: AMX)
     draft, of_queries = begun(tmp_path / "x"), {key: INPUTS[key] for key in ("model", "queries", "output")}
@@ -111,11 +122,39 @@ def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypat
 
 
 def test_bf16_keeps_the_directions_of_a_transformers_vectors(tiny_folder: Path, texts: list[str]) -> None:
-    model = DualEncoder.load(tiny_folder)
-    tokens, found = model.tokenizer.passages(texts), {}
-    for precision in ("fp32", "bf16"):
-        device = Device(CPU, 0, precision)
-        vectors, _ = device.run(tokens, model.tokenizer.pad_id, model.encode_passages, lambda n: None)
-        found[precision] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = {precision: encoded(tiny_folder, texts, Device(CPU, 0, precision)) for precision in ("fp32", "bf16")}
+    found = {precision: of / np.linalg.norm(of, axis=1, keepdims=True) for precision, of in vectors.items()}
     assert (found["fp32"] * found["bf16"]).sum(axis=1).min() > 0.9999
     assert not np.array_equal(found["fp32"], found["bf16"])  # so it did compute in bf16
+
+
+def encoded(folder: Path, texts: list[str], device: Device, weights_once: bool = True) -> np.ndarray:
+    model = DualEncoder.load(folder)
+    model = device.place(model) if weights_once else model
+    vectors, _ = device.run(model.tokenizer.passages(texts), model.tokenizer.pad_id, model.encode_passages, lambda n: None)
+    return vectors
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder with a dense layer"])
+def test_weights_cast_once_give_the_bits_of_autocast(tiny_folder: Path, texts: list[str], tmp_path: Path, kind: str) -> None:
+    folder = tiny_folder if kind == "encoder" else decoder(tiny_folder, tmp_path)
+    np.testing.assert_array_equal(*(encoded(folder, texts, Device(CPU, 0, "bf16"), once) for once in (True, False)))
+
+
+def decoder(tiny_folder: Path, folder: Path) -> Path:
+    """A Qwen2 with random weights, last-token pooling and a dense layer after it."""
+    config = Qwen2Config(
+        vocab_size=AutoTokenizer.from_pretrained(tiny_folder).vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(0)
+    Qwen2Model(config).save_pretrained(folder / "qwen")
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder / "qwen")
+    layers = [Transformer(str(folder / "qwen"), max_seq_length=50), Pooling(64, pooling_mode="lasttoken"), Dense(64, 24)]
+    SentenceTransformer(modules=layers, device="cpu").save(str(folder / "whole"), create_model_card=False)
+    return folder / "whole"
