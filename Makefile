@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-long check setup docs cluster-local clean-demo
+.PHONY: help demo test test-long check bench bench-compare setup docs cluster-local clean-demo
 
 help:
 	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
 	@echo "make test    set up, check the code, and run the unit and integration tests, except those marked long"
 	@echo "make test-long  the tests marked long, which make test leaves out"
 	@echo "make check   format, lint, types, layers"
+	@echo "make bench   the small form of every benchmark, about ten minutes; adds a line of ratios to benchmarks/history.jsonl"
+	@echo "make bench-compare  what dropped by more than 15% since the earlier runs on such a machine"
 	@echo "make docs    write docs/reference.md anew from the settings"
 	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"
 
@@ -41,6 +43,12 @@ test: check
 
 test-long: setup
 	$(PYTEST) -m long $(TESTS)
+
+bench: setup
+	$(BIN)/python benchmarks/bench.py
+
+bench-compare: setup
+	@$(BIN)/python benchmarks/bench.py --compare
 
 docs: setup
 	$(BIN)/python docs/make_reference.py

@@ -28,6 +28,7 @@ import pyarrow as pa
 import Stemmer
 from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
+from turns import Ratio, in_turns, ratios
 
 from raydense.data.store import CorpusWriter, PassageStore, full_text
 from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
@@ -144,24 +145,15 @@ def _watch(peaks: dict[str, int], over: threading.Event) -> None:
                 continue
 
 
-def _turns(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median CPU seconds of each over the rounds, after one that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(rounds + 1):
-        for name, one in work.items():
-            begun = time.process_time()
-            one()
-            seconds[name].append(time.process_time() - begun)
-    return {name: median(found[1:]) for name, found in seconds.items()}
-
-
-def _report(seconds: dict[str, float], count: int, unit: str) -> None:
+def _report(taken: dict[str, list[float]], count: int, unit: str) -> None:
+    seconds = {name: median(each) for name, each in taken.items()}
     first = next(iter(seconds))
     for name, each in seconds.items():
         print(f"{name:<24} {count / each:>10,.0f} {unit}/s  {seconds[first] / each:6.2f} of {first}")
 
 
-def words(folder: Path, rows: int = 50_000) -> None:
+def words(folder: Path, rows: int = 50_000) -> dict[str, list[float]]:
+    """The CPU seconds of each turn of splitting texts into words."""
     texts = full_text(PassageStore(folder / "corpus").slice(0, rows, ["title", "text"])).combine_chunks()
     plain, encoded = texts.to_pylist(), texts.cast(pa.binary()).to_pylist()
 
@@ -170,11 +162,13 @@ def words(folder: Path, rows: int = 50_000) -> None:
         list(tokenizer.streaming_tokenize(plain, update_vocab=True, allow_empty=False))
 
     work = {"bm25s": theirs, "here": lambda: Words("english", "en").vocabulary().split(encoded)}
-    _report(_turns(work, 3), len(texts), "passages")
+    seconds = in_turns(work, 3, time.process_time)
+    _report(seconds, len(texts), "passages")
+    return seconds
 
 
-def search(folder: Path, k: int, rounds: int) -> None:
-    """Ours, and bm25s's backends over the same scores."""
+def search(folder: Path, k: int, rounds: int) -> dict[str, list[float]]:
+    """The CPU seconds of each turn of ours, and of bm25s's backends over the same scores."""
     made = Artifact.open(folder / "index", "index")
     queries = (folder / "queries.txt").read_text().split("\n")
     vocabulary = pa.ipc.open_file(pa.memory_map(str(made.file("vocabulary.arrow")))).read_all()["word"].combine_chunks()
@@ -196,10 +190,11 @@ def search(folder: Path, k: int, rounds: int) -> None:
 
     backends = ["numpy", *(["numba"] if importlib.util.find_spec("numba") else [])]
     work: dict[str, Callable[[], object]] = {f"bm25s {backend}": lambda backend=backend: theirs(backend) for backend in backends}
-    seconds = _turns(work | {"here": ours}, rounds)
+    seconds = in_turns(work | {"here": ours}, rounds, time.process_time)
     _report(seconds, len(asked), "queries")
     for scores in found.values():
         np.testing.assert_array_equal(np.maximum(found["here"], 0), scores)
+    return seconds
 
 
 def main() -> None:
@@ -219,6 +214,16 @@ def main() -> None:
         words(asked.folder)
     else:
         search(asked.folder, asked.k, asked.rounds)
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """Splitting and searching of 50,000 passages, by the CPU time of one thread, against bm25s with NumPy."""
+    write(work, 50_000)
+    index(IndexSettings(kind="bm25", corpus=str(work / "corpus"), shards=1, output=str(work / "index")))
+    split, searched = words(work, 20_000), search(work, 100, 5)
+    return {f"words, {k}": v for k, v in ratios(split, "bm25s").items()} | {
+        f"search, {k}": v for k, v in ratios(searched, "bm25s numpy").items()
+    }
 
 
 if __name__ == "__main__":

@@ -14,18 +14,24 @@ import importlib.util
 import json
 import tempfile
 import time
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
+from bm25 import Zipf
+from embeddings import write_corpus
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from train_step import model_folder
+from turns import Ratio, between_commits, in_turns, ratio
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tokens import batches_by_token_budget
 from raydense.runtime.session import ensure_ray, physical_cpus
 from raydense.storage import Artifact, Draft
 
@@ -117,6 +123,30 @@ def least_cosine(a: NDArray[np.float64], b: NDArray[np.floating]) -> float:
     """Over the first 1,000 rows of both."""
     a, b = a[:COMPARED], b[:COMPARED].astype(np.float64)
     return float(np.min((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)))
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """A random model of MiniLM's size, against sentence-transformers and against its own forward on sorted batches; start and loading apart."""
+    texts = Zipf().texts(np.random.default_rng(2).integers(30, 99, 1_000)).to_pylist()
+    write_corpus(work / "corpus", texts, shard_rows=250)
+    folder, names = str(model_folder("six", work, texts)), (f"vectors-{turn}" for turn in count())
+    torch.set_num_threads(physical_cpus())
+    theirs, model = SentenceTransformer(folder, device="cpu"), DualEncoder.load(folder)
+    ensure_ray()
+
+    def ours() -> float:
+        output = work / next(names)
+        encode(EncodeSettings.read({"output": str(output), "corpus": str(work / "corpus"), "model": folder}))
+        return between_commits(output, "embeddings-*.arrow", len(texts)) * len(texts)
+
+    def bare() -> None:
+        tokens = model.tokenize_passages(texts)
+        with torch.inference_mode():
+            for batch in batches_by_token_budget(tokens.lengths, 2_048):
+                model.encode_passages(tokens.select(batch).pad(model.tokenizer.pad_id))
+
+    seconds = in_turns({"encode": ours, "sentence-transformers": lambda: theirs.encode(texts), "bare forward": bare}, 3, warm=False)
+    return {f"encode / {other}": ratio(seconds["encode"], seconds[other]) for other in ("sentence-transformers", "bare forward")}
 
 
 if __name__ == "__main__":

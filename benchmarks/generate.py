@@ -15,16 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
+from bm25 import Zipf
+from embeddings import write_corpus
 from transformers import AutoModelForSeq2SeqLM
+from turns import Ratio, between_commits, in_turns, ratios
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.inference.generate import generate
 from raydense.inference.settings import GenerateSettings
 from raydense.models.generator import Generator, decode
+from raydense.models.tiny import make_tiny_generator
 from raydense.models.tokens import batches_by_token_budget
 from raydense.runtime.session import ensure_ray, physical_cpus
 from raydense.storage import Draft
@@ -105,6 +110,24 @@ def ours(options: argparse.Namespace, work: Path, corpus: str, concurrency: str)
     begun = time.perf_counter()
     generate(GenerateSettings.read({**inputs, "query_length": options.length, "queries_each": EACH, "concurrency": concurrency}))
     return time.perf_counter() - begun
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """A tiny generator and 1,000 passages, its start apart, against transformers' `generate` of 50 of them."""
+    texts = Zipf().texts(np.random.default_rng(2).integers(30, 60, 1_000)).to_pylist()
+    write_corpus(work / "corpus", texts, shard_rows=250)
+    make_tiny_generator(texts, work / "generator", seed=1)
+    options, names = argparse.Namespace(model=str(work / "generator"), length=24), (f"generated-{turn}" for turn in count())
+    ensure_ray()
+
+    def ours() -> float:
+        output, inputs = work / next(names), {"model": options.model, "corpus": str(work / "corpus")}
+        generate(GenerateSettings.read({**inputs, "output": str(output), "query_length": options.length, "queries_each": EACH}))
+        return between_commits(output, "*-0*.arrow", len(texts))
+
+    theirs = texts[:50]
+    seconds = in_turns({"generate": ours, "transformers": lambda: bare(options, theirs) / len(theirs)}, 2, warm=False)
+    return ratios(seconds, "transformers")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from numpy.typing import NDArray
+from turns import Ratio, ratio
 
 _NEGATIVES, _DEPTH, _EVERY_S = 8, 200, 0.1
 
@@ -65,6 +67,8 @@ def ours(folder: Path) -> tuple[float, NDArray[np.int64]]:
     from raydense.runtime.session import ensure_ray
 
     ensure_ray()
+    for made in ("index", "run", "examples"):  # of an earlier turn
+        shutil.rmtree(folder / made, ignore_errors=True)
     start = time.perf_counter()
     at = {name: str(folder / name) for name in ("embeddings", "vectors", "queries", "qrels", "corpus", "index", "run", "examples")}
     rd.index(rd.IndexSettings(kind="faiss", embeddings=at["embeddings"], output=at["index"]))
@@ -148,6 +152,16 @@ class Sampler(threading.Thread):
             self.peak = max(self.peak, memory)
 
 
+def measured(side: str, folder: Path) -> tuple[float, float, float]:
+    """The seconds of the work of one side in a process of its own, the CPU seconds, and the most bytes of all of its processes."""
+    process = subprocess.Popen([sys.executable, __file__, "--measure", side, str(folder)], stdout=subprocess.PIPE, text=True)
+    sampler = Sampler(process.pid)
+    sampler.start()
+    taken = float(process.communicate()[0].splitlines()[-1])
+    sampler.ended.set()
+    return taken, sum(sampler.cpu.values()), float(sampler.peak)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"queries": 5_000, "passages": 100_000, "dimension": 256}.items():
@@ -164,17 +178,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), given.queries, given.passages, given.dimension)
         for side in given.only:
-            run = [sys.executable, __file__, "--measure", side, folder]
-            process = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
-            sampler = Sampler(process.pid)
-            sampler.start()
-            taken = float(process.communicate()[0].splitlines()[-1])
-            sampler.ended.set()
+            taken, cpu, peak = measured(side, Path(folder))
             same = np.mean(np.load(f"{folder}/{side}.npy") == np.load(f"{folder}/{given.only[0]}.npy"))
-            memory = f"at most {sampler.peak / 2**20:,.0f} MiB"
-            print(
-                f"{side}: {sum(sampler.cpu.values()):.1f} s of CPU, {taken:.1f} s of work, {memory}, same negatives {same:.4%}", flush=True
-            )
+            memory = f"at most {peak / 2**20:,.0f} MiB"
+            print(f"{side}: {cpu:.1f} s of CPU, {taken:.1f} s of work, {memory}, same negatives {same:.4%}", flush=True)
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """2,000 queries and 50,000 passages: the seconds of the work, and the memory of all processes, against both ways of `mine_hard_negatives`."""
+    import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
+
+    write(work, 2_000, 50_000, 256)
+    sides = ["raydense", "faiss", "torch"]
+    turns = [{side: measured(side, work) for side in sides} for _ in range(2)]
+    found: dict[str, Ratio] = {}
+    for other in sides[1:]:
+        for what, number in (("speed", 0), ("memory", 2)):
+            ours, others = ([turn[side][number] for turn in turns] for side in ("raydense", other))
+            found[f"{what}, raydense / mine_hard_negatives, {other}"] = ratio(ours, others)
+    return found
 
 
 if __name__ == "__main__":

@@ -15,12 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from turns import Ratio, in_turns, ratios
 
 import raydense as rd
 from raydense.data.store import CorpusWriter
@@ -120,6 +123,32 @@ def main() -> None:
             found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
             figures = ", ".join(f"{name} {value if isinstance(value, str) else f'{value:,.1f}'}" for name, value in found.items())
             print(f"{queries:,} queries, {Artifact.open(folder / 'run').rows:,} rows of a run: {figures}", flush=True)
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """A run of 2,000 queries, against a loop in Python over the same files, in CPU seconds."""
+    write_corpus(work / "corpus", 100_000)
+    write_run(work, 2_000, 200, 100_000)
+    given, outputs = {name: str(work / name) for name in ("run", "queries", "qrels", "corpus")}, (f"{work}/out-{turn}" for turn in count())
+
+    def bare() -> None:
+        judged = dict(
+            pq.read_table(work / "qrels/qrels-00000.parquet", columns=["query_id", "passage_id"]).to_pandas().itertuples(index=False)
+        )
+        random, rows = np.random.default_rng(1), []
+        for query, hits in (
+            pq.read_table(sorted((work / "run").glob("*.parquet")), columns=["query_id", "passage_id"])
+            .to_pandas()
+            .groupby("query_id")["passage_id"]
+        ):
+            candidates = [passage for passage in hits if passage != judged[query]]
+            rows.append(
+                {"query": query, "positives": [judged[query]], "negatives": [candidates[i] for i in random.choice(len(candidates), 8)]}
+            )
+        pq.write_table(pa.Table.from_pylist(rows), f"{next(outputs)}.parquet")
+
+    ways = {"mine": lambda: rd.mine(rd.MineSettings(**given, negatives=8, output=next(outputs))), "a loop in Python": bare}
+    return ratios(in_turns(ways, 4, time.process_time), "a loop in Python")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from search_versions import Asked, ask_at_once, kill_one, make_versions, start_callers
+import ray
+from embeddings import write_embeddings
+from search_versions import DIMENSION, Asked, K, ask_at_once, kill_one, make_versions, start_callers
+from turns import Ratio, Way, in_turns, ratios
 
+from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.session import ensure_ray
 
 CALLERS, FAULTS = 4, 5
@@ -61,6 +66,28 @@ def main() -> None:
                 begun = time.perf_counter()
                 report(name, ask_at_once(callers, args.calls, happens), time.perf_counter() - begun)
     print(f"swaps took {', '.join(f'{seconds:.1f} s' for seconds in swaps)}")
+
+
+class Empty:
+    """An actor that does nothing: what a call of Ray takes."""
+
+    def answer(self, queries: np.ndarray) -> np.ndarray:
+        return queries
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """Single queries of a pool with a name, 10,000 vectors in 2 shards, against as many calls of an actor that does nothing."""
+    ensure_ray()
+    vectors = np.random.default_rng(1).standard_normal((10_000, DIMENSION)).astype(np.float32)
+    write_embeddings(work / "embeddings", vectors)
+    made = index(IndexSettings(kind="faiss", embeddings=str(work / "embeddings"), shards=2, output=str(work / "index")))
+    actor = ray.remote(num_cpus=0)(Empty).remote()
+    with SearchPool.start(made, name="benchmark") as pool:
+        ways: dict[str, Way] = {
+            "300 calls of a pool": lambda: [pool.search(vectors[at : at + 1], K) for at in range(300)],
+            "of an empty actor": lambda: [ray.get(actor.answer.remote(vectors[at : at + 1])) for at in range(300)],
+        }
+        return ratios(in_turns(ways, 7), "of an empty actor")
 
 
 if __name__ == "__main__":

@@ -19,14 +19,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import faiss
 import numpy as np
 import pyarrow as pa
 import ray
 from numpy.typing import NDArray
+from turns import Ratio, in_turns, ratios
 
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
@@ -155,6 +158,25 @@ def apart(here: NDArray[np.int64], there: NDArray[np.int64], vectors: NDArray[np
     query, place = np.nonzero(here != there)
     differing = vectors[here[query, place]].astype(np.float64) - vectors[there[query, place]]
     return float(np.abs(np.einsum("nd,nd->n", differing, queries[query])).max(initial=0))
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """Pools of one shard, and plain FAISS with as many threads: a block of 1,024 queries, and single ones."""
+    vectors, queries = random_vectors(50_000, 384, 1), random_vectors(1_024, 384, 2)
+    faiss.omp_set_num_threads(physical_cpus())
+    plain = faiss.IndexFlatIP(384)
+    plain.add(vectors)
+    ensure_ray()
+    write_embeddings(work / "embeddings", vectors)
+    ways: dict[str, Any] = {"plain FAISS": lambda part: plain.search(part, 100)}
+    for factory in ("Flat", "SQfp16", "SQ8"):
+        given = {"embeddings": f"{work}/embeddings", "factory": factory, "shards": 1, "output": f"{work}/{factory}"}
+        pool = SearchPool.start(index(IndexSettings.read({"kind": "faiss", **given})))
+        ways[f"pool {factory}"] = lambda part, pool=pool: pool.search(part, 100)
+    blocks = in_turns({name: partial(search, queries) for name, search in ways.items()}, 5)
+    found = {f"1,024 queries, {name}": each for name, each in ratios(blocks, "plain FAISS").items()}
+    some = {name: called(lambda part, name=name: ways[name](part)[1], queries[:30], 1) for name in ("plain FAISS", "pool Flat")}
+    return found | {f"one query, {name}": each for name, each in ratios(in_turns(some, 7), "plain FAISS").items()}
 
 
 if __name__ == "__main__":

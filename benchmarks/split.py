@@ -14,13 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow as pa
+from bm25 import Zipf
+from embeddings import write_corpus
+from turns import Ratio, Way, in_turns, ratio
 
 import raydense as rd
 from raydense.data.store import CorpusWriter
+from raydense.models.tiny import make_tiny_encoder
+from raydense.models.tokenizer import tokenizer_of_passages
 from raydense.storage import Draft
 
 
@@ -64,6 +71,25 @@ def main() -> None:
             found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
             figures = ", ".join(f"{name} {value if isinstance(value, str) else f'{value:,.1f}'}" for name, value in found.items())
             print(f"{copies} copies: {figures}", flush=True)
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """500 documents of 20 sentences, by tokens and by words, against the tokenizer alone and against Python's own split, in CPU seconds."""
+    sentences = Zipf().texts(np.random.default_rng(2).integers(8, 20, 10_000)).to_pylist()
+    texts = [". ".join(sentences[at : at + 20]).capitalize() + "." for at in range(0, len(sentences), 20)]
+    write_corpus(work / "corpus", texts, shard_rows=25_000)
+    make_tiny_encoder(texts[:500], work / "model", seed=1)
+    tokenizer, outputs = tokenizer_of_passages(work / "model").backend_tokenizer, (f"{work}/out-{turn}" for turn in count())
+    given = {"corpus": str(work / "corpus")}
+    ways: dict[str, Way] = {
+        "tokens": lambda: rd.split(rd.SplitSettings.read({**given, "model": str(work / "model"), "output": next(outputs)})),
+        "tokenizer alone": lambda: tokenizer.encode_batch(texts, add_special_tokens=False),
+        "words": lambda: rd.split(rd.SplitSettings.read({**given, "unit": "words", "output": next(outputs)})),
+        "split of Python": lambda: [[" ".join(w[at : at + 100]) for at in range(0, len(w), 100)] for w in map(str.split, texts)],
+    }
+    taken = in_turns(ways, 3, time.process_time)
+    pairs = {"tokens": "tokenizer alone", "words": "split of Python"}
+    return {f"{ours} / {other}": ratio(taken[ours], taken[other]) for ours, other in pairs.items()}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from same_bytes import data_files
+from turns import Ratio, ratio
 from watched import Watched, run
 
 TEST, TRAIN, DEV = 3_610, 58_812, 300
@@ -273,6 +274,23 @@ def make_encoder(work: Path) -> None:
     parts = [StaticEmbedding(torch.from_numpy(table)), Normalize(DIMENSION)]
     draft.commit_tree(lambda folder: save_alone(Encoder(parts, config), source, folder))
     draft.finish(0, dimension=DIMENSION)
+
+
+def small(work: Path) -> dict[str, Ratio]:
+    """Some stages at 10,000 passages, against as many starts of Python and Ray without work; and the same for the largest process."""
+    some = ("sample", "encoder", "encode", "encode queries", "index fp16", "index bm25", "search fp16", "search bm25")
+    stages = [stage for stage in _stages(10_000, work) if stage.name in some]
+    idle = [sys.executable, "-c", "from raydense.runtime.session import ensure_ray; ensure_ray()"]
+    bare = [run(idle, work / "log") for _ in range(3)]
+    for stage in stages:
+        _measure(stage, work, False)
+    rows = _rows(work)
+    taken = {
+        "seconds": [sum(row["seconds"] for row in rows.values()) / len(rows)],
+        "largest process": [max(r["peaks"]["process"] for r in rows.values())],
+    }
+    starts = {"seconds": [each.seconds for each in bare], "largest process": [each.peaks.process for each in bare]}
+    return {f"{what} / starts of Ray": ratio(taken[what], starts[what]) for what in taken}
 
 
 if __name__ == "__main__":
