@@ -16,6 +16,7 @@ from raydense.data.settings import ImportSettings, SampleSettings
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
+from raydense.retrieval.gpu import actor_bytes, check_gpu_index, copy_bytes
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.retrieval.sharding import with_shards
 from raydense.runtime.progress import say, size
@@ -113,9 +114,9 @@ def _need(settings: Settings, of: Of) -> str:
         case IndexSettings() if vectors := of(settings.embeddings):
             return f"{vectors} vectors{_index_size(settings)}"
         case SearchSettings() if queries := _queries(settings, of):
-            return f"{queries} queries x {settings.k}"
+            return f"{queries} queries x {settings.k}{_on_gpus(settings)}"
         case FilterSettings() if passages := of(settings.generated):
-            return f"the queries of {passages} passages x {settings.k}"
+            return f"the queries of {passages} passages x {settings.k}{_on_gpus(settings)}"
         case MineSettings() if queries := _queries(settings, of):
             return f"{queries} queries x {settings.negatives} negatives"
         case LoopSettings():
@@ -188,3 +189,14 @@ def _index_size(settings: IndexSettings) -> str:
     plan = plan_build(settings.factory, int(vectors.summary["dimension"]), vectors.rows, settings.shards)
     task = f"{size(plan.task_bytes)} for each task that fills one"
     return f" over {settings.shards} shard(s), about {size(sum(plan.file_bytes))} of memory and as much disk, {task}"
+
+
+def _on_gpus(settings: SearchSettings | FilterSettings) -> str:
+    """The GPU memory of a search, where its index is there; InputError if that does not go to GPUs."""
+    if not settings.gpu or not settings.index or read_manifest(Path(settings.index)) is None:
+        return ""
+    summary = Artifact.open(settings.index, "index").summary
+    check_gpu_index(summary["factory"] or "BM25", settings.search_params)
+    copies = [copy_bytes(summary, stop - start) for start, stop in summary["shards"]]
+    needed = settings.replicas * sum(actor_bytes(copy, 1) for copy in copies)
+    return f", about {size(needed)} of GPU memory in {settings.replicas * len(copies)} actors"

@@ -153,7 +153,7 @@ class Block:
         if self.version.largest_norm is None:
             return merge_hits(parts, self.k)
         queries = self.prepared[0]
-        bound = rounding_bound(queries, self.version.largest_norm)
+        bound = rounding_bound(queries, self.version.largest_norm, self.version.half)
         rows, open_ = self._contenders(parts, bound)
         if self.rescored and not open_.any():
             return merge_hits(parts, self.k)

@@ -134,7 +134,7 @@ def _search(
     from raydense.retrieval.nprobe import covered, least_nprobe, share_found
     from raydense.retrieval.search_params import with_defaults
 
-    shard = FaissShard(str(path), 0, settings.threads, False, with_defaults("", factory))
+    shard = FaissShard(str(path), 0, settings.threads, with_defaults("", factory))
 
     def recall(nprobe: int) -> float:
         set_search_params(shard.index, f"nprobe={nprobe}")

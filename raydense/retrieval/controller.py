@@ -84,7 +84,7 @@ class PoolController:
             {"shard": slot[0], "replica": slot[1], "state": r.state, **r.health, **({"fault": r.fault} if r.fault else {})}
             for slot, r in sorted(replicas.items())
         ]
-        plan = {key: value for key, value in asdict(current.plan).items() if key != "neighbours"}
+        plan = {key: value for key, value in asdict(current.plan).items() if key not in ("neighbours", "sharing")}
         times = {"idle_timeout": self.idle_timeout, "idle_s": round(self._idle(), 1)}
         return {"name": self.name, "version": current.number, **plan, **times, "swapping": self.swapping, "actors": rows}
 

@@ -63,6 +63,7 @@ def _summary(draft: Draft, settings: IndexSettings, vectors: Vectors, ranges: li
         "kind": "faiss",
         "factory": settings.factory,
         "dimension": vectors.dimension,
+        "dtype": vectors.artifact.summary["dtype"],
         "shards": ranges,
         "model": vectors.artifact.summary["model"],
         "corpus": vectors.artifact.summary["corpus"],

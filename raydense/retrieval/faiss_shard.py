@@ -9,7 +9,6 @@ rescored at once, which saves the caller a second call.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,10 +17,10 @@ import numpy as np
 
 from raydense.errors import InputError
 from raydense.retrieval.faiss_speed import BlockScan, prefer_blas
+from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
 
 _WIDER = 16
-_GPU_K = 2_048
 _PAIRS = 65_536
 _QUERIES = 64
 
@@ -29,7 +28,7 @@ _QUERIES = 64
 class FaissShard:
     """The vectors of rows start..start+ntotal-1; returns global rows."""
 
-    def __init__(self, path: str, start: int, threads: int, gpu: bool = False, search_params: str = "") -> None:
+    def __init__(self, path: str, start: int, threads: int, search_params: str = "") -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         from raydense.retrieval.faiss_library import faiss
 
@@ -42,8 +41,14 @@ class FaissShard:
         self._blocks = BlockScan(faiss, self.index, threads) if isinstance(self.index, faiss.IndexScalarQuantizer) else None
         if search_params:
             set_search_params(self.index, search_params)
-        self._searched = _to_gpu(self.index, search_params) if gpu else self.index
-        self._one_at_a_time = Lock() if gpu else nullcontext()  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
+        self._on_gpu: Any = None
+        self._half, self._one_at_a_time = False, Lock()
+
+    def load_on_gpu(self, factory: str, half: bool, temporary: int, search_params: str) -> None:
+        """Search a copy on the GPU from now on, in float16 with `half`, where it takes the k; the CPU keeps scoring and settling."""
+        from raydense.retrieval.faiss_gpu import to_gpu
+
+        self._on_gpu, self._half = to_gpu(self.index, factory, half, temporary, search_params), half
 
     def nearest(self, queries: Scores, k: int, rescored: bool = False) -> Hits:
         """FAISS's hits in its order: float32 and global rows int64, [n, min(k, rows)]; -inf and -1 for none.
@@ -51,16 +56,22 @@ class FaissShard:
         With `rescored` the scores are those of `rescore`, in the same order.
         """
         k = min(k, self.rows)
-        searched = self._searched if k <= _GPU_K else self.index
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
         self._faiss.omp_set_num_threads(self._threads)  # the setting is per thread, and an actor has several
-        if self._blocks and searched is self.index and self._blocks.is_faster(len(queries)):
-            searched = self._blocks
-        with self._one_at_a_time:
-            scores, rows = searched.search(np.ascontiguousarray(queries, dtype=np.float32), k)
+        if self._takes_gpu(queries, k):
+            with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
+                scores, rows = self._on_gpu.search(queries, k)
+        else:
+            blocks = self._blocks if self._blocks and self._blocks.is_faster(len(queries)) else self.index
+            scores, rows = blocks.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
         scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)
         return scores, rows
+
+    def _takes_gpu(self, queries: Scores, k: int) -> bool:
+        fits = self._on_gpu is not None and k <= LARGEST_K
+        return fits and not (self._half and float(np.abs(queries).max(initial=0)) > LARGEST_HALF)
 
     def rescore(self, queries: Scores, rows: Rows) -> Scores:
         """The score of each query [n, d] with each of its rows [n, w], float32 [n, w]; -inf where a row is -1 or not of this shard."""
@@ -101,7 +112,10 @@ class FaissShard:
         return best
 
     def _exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
-        rough, rows = self.nearest(queries, _WIDER * (k + MARGIN))
+        wider = _WIDER * (k + MARGIN)
+        if self._on_gpu is not None and k + MARGIN <= LARGEST_K:
+            wider = min(wider, LARGEST_K)
+        rough, rows = self.nearest(queries, wider)
         best = order_hits(self.rescore(queries, rows), rows, k)
         if rough.shape[1] < self.rows:
             for i in np.flatnonzero(rough[:, -1] >= rough[:, k - 1] - 2 * bound):
@@ -135,19 +149,3 @@ def set_search_params(index: Any, text: Any) -> None:
     except RuntimeError as error:
         what = f"a {type(index).__name__} does not take {text!r}"
         raise InputError(what, "search_params", "IVF takes nprobe=N, HNSW efSearch=N, Refine k_factor_rf=N; a Flat index none") from error
-
-
-def has_gpu_support() -> bool:
-    """Whether the installed FAISS is one for GPUs."""
-    from raydense.retrieval.faiss_library import faiss
-
-    return hasattr(faiss, "StandardGpuResources")
-
-
-def _to_gpu(index: Any, search_params: Any) -> Any:
-    from raydense.retrieval.faiss_library import faiss
-
-    moved = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-    if search_params:
-        faiss.GpuParameterSpace().set_index_parameters(moved, search_params)
-    return moved

@@ -73,15 +73,18 @@ def top_k(scores: Scores, rows: Rows, k: int) -> Hits:
     return scores[order], rows[order]
 
 
-def rounding_bound(queries: Scores, largest_norm: float) -> Scores:
+def rounding_bound(queries: Scores, largest_norm: float, half: bool = False) -> Scores:
     """A bound on the difference of two float32 inner products of the same pair, float32 [n], for any order of summation.
 
     Rounding errors of a sum of d products add up as a random walk, lambda sqrt(d) u |q| |p| with probability
     1 - 2 exp(-lambda^2 / 2) (Higham & Mary 2019, A new approach to probabilistic rounding error analysis); lambda = 8 here.
+    With `half`, one of the two was made of queries rounded to float16 (vectors that are float16 already, sums in float32): by at most
+    2^-11 |q| |p| more, or 2^-25 sqrt(d) |p| where numbers are too small for float16's eleven bits.
     """
     unit = 2.0**-24
     norms = np.sqrt(np.einsum("nd,nd->n", queries, queries, dtype=np.float64))
-    return (2 * 8 * np.sqrt(queries.shape[1]) * unit * norms * largest_norm).astype(np.float32)
+    rounded = 2.0**-11 * norms + 2.0**-25 * np.sqrt(queries.shape[1]) if half else 0.0
+    return ((2 * 8 * np.sqrt(queries.shape[1]) * unit * norms + rounded) * largest_norm).astype(np.float32)
 
 
 def first_share(k: int, shards: int) -> int:

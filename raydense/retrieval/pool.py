@@ -24,10 +24,12 @@ from raydense.errors import InputError
 from raydense.retrieval.asking import Answer, Block
 from raydense.retrieval.autoscaler import await_nodes
 from raydense.retrieval.controller import start_controller
+from raydense.retrieval.gpu import LARGEST_K, takes_cpu
+from raydense.retrieval.gpu_nodes import check_gpu, plan_gpus
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.retrieval.search_params import check_gpu_factory, check_search_params
+from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.retrieval.versions import Queries, Table, Version, Versions
 from raydense.runtime.progress import say
@@ -45,7 +47,7 @@ class SearchPool:
 
     def __init__(self, versions: Versions, name: str = "", ends: bool = True) -> None:
         self._versions, self.name, self._ends = versions, name, ends
-        self._blocks = 0
+        self._blocks, self._reported = 0, False
 
     @classmethod
     def start(
@@ -71,9 +73,10 @@ class SearchPool:
         check_search_params(artifact, search_params)
         ensure_ray()
         if gpu:
-            _check_gpu(artifact)
+            check_gpu(artifact, search_params)
         memory = plan_memory(artifact, replicas)
-        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1)
+        sharing = plan_gpus(artifact, replicas) if gpu else 1
+        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1, sharing)
         plan, fits = _fitting(artifact, memory, plan)
         if name:
             return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)
@@ -131,6 +134,9 @@ class SearchPool:
         check_search_params(artifact, given)
         copies = replicas or version.plan.replicas
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
+        if plan.gpu:
+            check_gpu(artifact, given)
+            plan = replace(plan, sharing=plan_gpus(artifact, copies))
         staying = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
         plan, _ = _fitting(artifact, memory, plan, staying.actor_bytes * staying.replicas)
@@ -214,6 +220,7 @@ class SearchPool:
         """As `search_blocks`, each block with the fingerprint of the index that answered."""
         if k < 1:
             raise InputError(f"k is {k}", "k", "give at least 1")
+        self._report_cpu(k)
         waiting: deque[Block] = deque()
         for queries in blocks:
             self._blocks += 1
@@ -222,6 +229,17 @@ class SearchPool:
                 yield waiting.popleft().answer()
         for block in waiting:
             yield block.answer()
+
+    def _report_cpu(self, k: int) -> None:
+        """Say once that a pool on GPUs searches so many hits on the CPU."""
+        index = self.index
+        if (
+            self.plan.gpu
+            and not self._reported
+            and takes_cpu(k, len(index.summary["shards"]), index.summary.get("largest_norm") is not None)
+        ):
+            self._reported = True
+            say(f"search: k is {k:,}, and FAISS finds at most {LARGEST_K:,} hits of a shard on a GPU: the CPUs search")
 
 
 def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
@@ -267,15 +285,3 @@ def _check_alike(old: Artifact, new: Artifact) -> None:
 
 def _cut(queries: Queries, block: int) -> Iterator[Queries]:
     return (queries[at : at + block] for at in range(0, len(queries), block))
-
-
-def _check_gpu(index: Artifact) -> None:
-    if index.summary["kind"] == "bm25":
-        raise InputError("BM25 does not use GPUs", "gpu", "leave it out")
-    check_gpu_factory(index.summary["factory"])
-    from raydense.retrieval.faiss_shard import has_gpu_support
-
-    if not has_gpu_support():
-        raise InputError("this FAISS has no GPU support", "gpu", "install faiss-gpu instead of faiss-cpu, or leave gpu out")
-    if ray.cluster_resources().get("GPU", 0) < 1 and not autoscales():
-        raise InputError("the cluster has no GPU", "gpu", "leave it out")

@@ -46,14 +46,6 @@ def _require_nprobe(factory: str, search_params: str) -> None:
         raise InputError(f"nprobe is missing: {what}", KEY, "give --search-params nprobe=32, or index again with a recall")
 
 
-def check_gpu_factory(factory: str) -> None:
-    """InputError if FAISS has no version for GPUs of an index of `factory`: of SQfp16, HNSW and RaBitQ it would keep a copy on the CPU."""
-    parts = [part for part in factory.split(",") if not re.match(r"PCA|OPQ|RR|ITQ|L2norm", part)]
-    if not re.fullmatch(r"Flat|IVF\d+,(Flat|SQ\w+|PQ\w+)", ",".join(parts)):
-        fix = "index with Flat, IVF4096,Flat, IVF4096,SQfp16 or IVF4096,PQ64, or leave gpu out"
-        raise InputError(f"FAISS has no {factory} for GPUs", "gpu", fix)
-
-
 def check_search_params(index: Artifact, search_params: str) -> None:
     """InputError if `index` cannot be searched with these parameters, or needs one that is missing."""
     if index.summary["kind"] == "bm25":

@@ -107,7 +107,9 @@ class Pool(BaseModel):
     )
     replicas: int = resource(1, "actors of each shard", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
-    gpu: bool = resource(False, "load the shards on GPUs (needs faiss-gpu), one for each actor; a search of k above 2,048 takes the CPU")
+    gpu: bool = resource(
+        False, "load the shards on GPUs (needs faiss-gpu), several on one if they are more; a search of k above 2,048 takes the CPU"
+    )
 
 
 class SearchSettings(Settings, Pool):

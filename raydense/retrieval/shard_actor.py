@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydense.errors import InputError
 from raydense.retrieval.batching import Batching, join_vectors, join_words
+from raydense.retrieval.gpu import is_half, share, temporary_bytes
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.search_params import index_params
 from raydense.runtime.metrics import show, time_taken
@@ -39,6 +40,7 @@ class PoolPlan:
     gpu: bool
     search_params: str
     neighbours: int
+    sharing: int = 1  # actors of a GPU
 
     def open(self) -> Artifact:
         """The index; InputError if its folder holds another one now."""
@@ -69,9 +71,10 @@ class ShardActor:
             from raydense.retrieval.faiss_shard import FaissShard
 
             index.file("empty.faiss")  # read when the shard is opened, next to it
-            self.shard = FaissShard(
-                str(index.file(f"shard-{shard:05d}.faiss")), start, threads, plan.gpu, index_params(index, plan.search_params)
-            )
+            file, params = index.file(f"shard-{shard:05d}.faiss"), index_params(index, plan.search_params)
+            self.shard = FaissShard(str(file), start, threads, params)
+            if plan.gpu:
+                self.shard.load_on_gpu(index.summary["factory"], is_half(index.summary), temporary_bytes(plan.sharing), params)
             join = join_vectors if index.summary.get("largest_norm") is not None else None
         self._batching = Batching(self.shard.nearest, join)
 
@@ -140,13 +143,13 @@ def _takes(node: dict[str, Any], gpu: bool) -> bool:
     return node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0
 
 
-def claims(gpu: bool, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The CPUs and GPUs that an actor claims: a sliver of a CPU if a node has none, so that the actor avoids that node.
+def claims(gpu: bool, nodes: list[dict[str, Any]], sharing: int = 1) -> dict[str, Any]:
+    """The CPUs, and the part of a GPU that `sharing` actors have, that an actor claims: a sliver of a CPU if a node has none, so that the actor avoids that node.
 
     Otherwise no CPU: whatever has claimed all CPUs may itself wait for the pool.
     """
     kept_free = any(node["Alive"] and not _takes(node, False) for node in nodes)
-    return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": 1 if gpu else 0}
+    return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": share(sharing) if gpu else 0}
 
 
 def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
@@ -155,7 +158,7 @@ def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: s
     Ray tries a call once: its caller tries another actor, which is faster than waiting for a restart.
     """
     options: dict[str, Any] = {
-        **claims(plan.gpu, ray.nodes()),
+        **claims(plan.gpu, ray.nodes(), plan.sharing),
         "memory": memory,
         "max_restarts": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD",

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.errors import InputError
+from raydense.retrieval.gpu import is_half
 from raydense.retrieval.merge import Scores
 from raydense.retrieval.shard_actor import PoolPlan
 
@@ -39,6 +40,7 @@ class Version:
         self.index = self.plan.open()
         self.is_bm25 = self.index.summary["kind"] == "bm25"
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
+        self.half = self.plan.gpu and is_half(self.index.summary)
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
         self.reported = False  # whether a line was printed that a caller waits for its actors
         self._away: dict[Any, tuple[float, float]] = {}  # by actor: the end of the period, and its length

@@ -15,6 +15,7 @@ from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
 from raydense.mining.settings import FilterSettings, MineSettings
@@ -22,7 +23,7 @@ from raydense.recipes import planning
 from raydense.recipes.content import recipe_file
 from raydense.recipes.planning import needs_of
 from raydense.recipes.recipe import Recipe, plan
-from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
 from raydense.storage import Artifact, Draft
 from raydense.training import memory
@@ -195,3 +196,17 @@ def test_the_shards_of_an_index_follow_from_its_size(tmp_path: Path, monkeypatch
     given = {"kind": "faiss", "embeddings": str(tmp_path / "v"), "output": str(tmp_path / "i")}
     shards = {factory: next(needs_of([IndexSettings.read({**given, "factory": factory})])) for factory in ("Flat", "SQ8", "RaBitQ")}
     assert {factory: int(need.split()[3]) for factory, need in shards.items()} == {"Flat": 8, "SQ8": 2, "RaBitQ": 1}
+
+
+def test_a_search_on_gpus_shows_their_memory(tmp_path: Path) -> None:
+    """A million vectors of 768 in float16, in two shards of two actors: 1.5 GB each, CUDA and FAISS's temporary memory."""
+    Draft.open(tmp_path / "queries", "queries", {}).finish(100)
+    shards = [[0, 500_000], [500_000, 1_000_000]]
+    made = {"kind": "faiss", "factory": "Flat", "dimension": 768, "dtype": "float16", "shards": shards}
+    given = {"index": str(tmp_path / "flat"), "queries": str(tmp_path / "queries"), "model": "m", "output": "o", "gpu": True, "replicas": 2}
+    assert next(needs_of([SearchSettings(**given)])) == "100 queries x 100"
+    Draft.open(tmp_path / "flat", "index", {}).finish(0, **made)
+    assert next(needs_of([SearchSettings(**given)])) == "100 queries x 100, about 10.9 GiB of GPU memory in 4 actors"
+    Draft.open(tmp_path / "graph", "index", {}).finish(0, **{**made, "factory": "HNSW32"})
+    with pytest.raises(InputError, match="FAISS has no HNSW32 for GPUs"):
+        next(needs_of([SearchSettings(**{**given, "index": str(tmp_path / "graph")})]))

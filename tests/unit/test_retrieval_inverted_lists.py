@@ -9,9 +9,8 @@ from embeddings import write_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.errors import InputError
 from raydense.retrieval.nprobe import Sample, Shard, covered, exact_hits, least_nprobe, others, share_found
-from raydense.retrieval.search_params import check_gpu_factory, with_defaults
+from raydense.retrieval.search_params import with_defaults
 
 ROWS, DIMENSION = 600, 16
 
@@ -74,11 +73,3 @@ def test_given_search_params_win() -> None:
     assert with_defaults("k_factor_rf=4", "IVF4,RaBitQ,Refine(SQ8)", nprobe=3) == "nprobe=3,k_factor_rf=4"
     assert with_defaults(" nprobe = 9", "IVF4,PQ8,RFlat", nprobe=3) == "k_factor_rf=10, nprobe = 9"
     assert with_defaults("", "Flat") == ""
-
-
-def test_an_index_that_faiss_keeps_on_the_cpu_is_refused_on_a_gpu() -> None:
-    for factory in ("Flat", "IVF4096,Flat", "IVF4096,SQfp16", "PCA64,IVF16,PQ8", "OPQ16_64,IVF256,PQ16"):
-        check_gpu_factory(factory)
-    for factory in ("SQfp16", "SQ8", "HNSW32", "IVF64_HNSW32,Flat", "RaBitQ,Refine(SQ8)", "IVF64,RaBitQ"):
-        with pytest.raises(InputError, match=r"FAISS has no .* for GPUs.*; index with Flat"):
-            check_gpu_factory(factory)

@@ -32,3 +32,8 @@ def test_a_head_without_cpus_takes_no_shard(
     assert [one["NodeID"] for one in shard_actor.shard_nodes(gpu)] == names
     claimed = shard_actor.claims(gpu, nodes)
     assert (claimed["num_cpus"], claimed["num_gpus"]) == claims
+
+
+def test_actors_that_share_a_gpu_claim_a_part_of_it() -> None:
+    assert shard_actor.claims(True, [V100], 3)["num_gpus"] == 0.3333
+    assert shard_actor.claims(False, [V100], 3)["num_gpus"] == 0
