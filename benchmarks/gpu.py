@@ -1,176 +1,111 @@
-"""What one GPU gives: encoding, a retriever's train step and flat search, each as a share of the card's measured matrix rate.
+"""Every GPU row of the tables in ten minutes on one card: ours against bare torch and plain FAISS, in turns.
 
-    python benchmarks/gpu.py
+    pip install -e . sentence-transformers && pip uninstall -y faiss-cpu faiss-gpu && pip install faiss-gpu    # torch with CUDA; DeepSpeed is not used
+    PYTHONPATH=tests python benchmarks/gpu.py --all [--out gpu.jsonl] [--minutes 10]
+    PYTHONPATH=tests python benchmarks/gpu.py --rows encode search            # those whose names have one of the words
+    PYTHONPATH=tests python benchmarks/gpu.py --all --device cpu --tiny      # that every row runs, without a GPU
 
-A BERT-base with random weights and random tokens, so nothing is downloaded; no Ray. Exits with 2 where there is no GPU.
+Models of BERT-base's and T5-base's sizes with random weights, and random texts, so nothing is downloaded. A line of JSON is written as each
+row is done: a row that fails, or for which there is no time, says so in its line and stops no other; the same command with the same
+--out goes on where it was. What is there is printed as a table. Exits with 2 where there is no GPU, with 1 if a row failed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import gpu_rows
 import torch
-from transformers import BertConfig, BertModel, PretrainedConfig
+from gpu_rows import Place
+from machine import facts
 
-from raydense.models.dual_encoder import DualEncoder
-from raydense.models.losses import query_centric
-from raydense.models.tiny import make_tiny_encoder
-from raydense.models.tokens import Tokens, batches_by_token_budget
-from raydense.models.weights import save_weights
-
-QUERY_LENGTH, PASSAGE_LENGTH = 32, 128
-TRAIN_QUERIES, PASSAGES_EACH = 128, 2
-SEARCH_ROWS, SEARCH_QUERIES, K = 2_000_000, 2_048, 100
-Row = tuple[str, str, float]
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def main() -> int:
-    if not torch.cuda.is_available():
-        print("no CUDA device on this machine: nothing measured", file=sys.stderr)
+def main(words: list[str] | None = None) -> int:
+    given = _arguments(words)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device on this machine: nothing measured (--device cpu --tiny shows that every row runs)", file=sys.stderr)
         return 2
-    device = torch.device("cuda")
-    half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    rate = matrix_rate(device, half, 8_192)
-    with tempfile.TemporaryDirectory() as folder:
-        model = bert_base(Path(folder)).to(device)
-    rows = [
-        encoding(model, device, half, passages=8_192),
-        train_step(model, device, half, queries=TRAIN_QUERIES),
-        flat_search(device, half, SEARCH_ROWS, SEARCH_QUERIES, model.dimension),
-    ]
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {str(half).removeprefix('torch.')}")
-    print(f"matrix product {rate / 1e12:,.0f} TFLOP/s")
-    for name, speed, flops in rows:
-        print(f"{name:<58} {speed:>22} {100 * flops / rate:>6.1f} % of the matrix rate")
-    return 0
+    end, done = time.monotonic() + 60 * given.minutes, _done(given.out)
+    _write(given.out, {"machine": facts(ROOT) | _card(given.device), "tiny": given.tiny})
+    with tempfile.TemporaryDirectory(prefix="raydense-gpu-") as folder:
+        place = Place(torch.device(given.device), given.tiny, Path(folder))
+        wanted = {name: row for name, row in gpu_rows.rows(place).items() if given.all or any(word in name for word in given.rows)}
+        for name, row in wanted.items():
+            if "ratio" not in done.get(name, {}):
+                done[name] = {
+                    "row": name,
+                    **(_measured(row, place) if time.monotonic() < end else {"left_out": f"after {given.minutes} minutes"}),
+                }
+                _write(given.out, done[name])
+                print(_line(done[name]), flush=True)
+    print(f"{len(wanted)} rows in {given.out}:", *(_line(done[name]) for name in wanted), sep="\n")
+    return int(any("ratio" not in done[name] for name in wanted))
 
 
-def bert_base(folder: Path, config: BertConfig | None = None) -> DualEncoder:
-    """A retriever with the sizes of BERT-base and random weights."""
-    make_tiny_encoder(["a tokenizer is needed to load a folder, and never used here"], folder, seed=1)
-    save_weights(BertModel(config or BertConfig(), add_pooling_layer=False), folder)
-    return DualEncoder.load(folder, query_length=QUERY_LENGTH, passage_length=PASSAGE_LENGTH)
+def _arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="WORD")
+    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"))
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args(words)
+    if not (given.all or given.rows):
+        parser.error("give --all or --rows")
+    return given
 
 
-def seconds(work: Callable[[], object], device: torch.device, least: float = 3.0) -> float:
-    """The median time of one call, over at least `least` seconds, after two calls that do not count."""
-    taken: list[float] = []
-    for call in range(1_000):
-        _wait(device)
-        start = time.perf_counter()
-        work()
-        _wait(device)
-        if call >= 2:
-            taken.append(time.perf_counter() - start)
-        if sum(taken) >= least and len(taken) >= 3:
-            break
-    return float(np.median(taken))
+def _card(device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpu_gib": round(total / 2**30, 1),
+        "gpu_free_gib": round(free / 2**30, 1),
+        "cuda": torch.version.cuda,
+    }
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def matrix_rate(device: torch.device, half: torch.dtype, size: int) -> float:
-    """FLOP/s of one large matrix product: what the shares below are measured against."""
-    a, b = (torch.randn(size, size, device=device, dtype=half) for _ in range(2))
-    return 2 * size**3 / seconds(lambda: a @ b, device)
-
-
-def random_tokens(n: int, shortest: int, longest: int, seed: int) -> Tokens:
-    """n texts of random length and content."""
-    rng = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(rng.integers(shortest, longest + 1, n))]).astype(np.int64)
-    return Tokens(rng.integers(1_000, 8_000, offsets[-1]).astype(np.int32), offsets)
-
-
-def forward_flops(config: PretrainedConfig, lengths: np.ndarray) -> float:
-    """Multiply-adds of the layers counted as two, for real tokens only: projections, feed-forward, attention scores and sums."""
-    width, inner = config.hidden_size, config.intermediate_size
-    a_token = 2 * (4 * width * width + 2 * width * inner)
-    return config.num_hidden_layers * float((lengths * a_token + 4 * width * lengths.astype(np.float64) ** 2).sum())
-
-
-def encoding(model: DualEncoder, device: torch.device, half: torch.dtype, passages: int) -> Row:
-    """Encode passages of 64 to 128 tokens, in batches of a token budget, padding and copying to the device included."""
-    tokens = random_tokens(passages, PASSAGE_LENGTH // 2, PASSAGE_LENGTH, seed=1)
-    batches = batches_by_token_budget(tokens.lengths, 65_536)
-    weights = {p.dtype for p in model.parameters()}
-    model.eval().to(half)
-
-    def work() -> None:
-        with torch.inference_mode():
-            for batch in batches:
-                model.encode_passages(tokens.select(batch).pad(0, device))
-
-    taken = seconds(work, device)
-    model.to(weights.pop())
-    flops = forward_flops(model.encoder.config, tokens.lengths) / taken
-    return f"encode, {PASSAGE_LENGTH // 2} to {PASSAGE_LENGTH} tokens", f"{passages / taken:,.0f} passages/s", flops
-
-
-def train_step(model: DualEncoder, device: torch.device, half: torch.dtype, queries: int) -> Row:
-    """Forward, backward and AdamW of a retriever under autocast: each query with a positive and a hard negative, all in-batch."""
-    asked = random_tokens(queries, QUERY_LENGTH // 2, QUERY_LENGTH, seed=2)
-    read = random_tokens(queries * PASSAGES_EACH, PASSAGE_LENGTH // 2, PASSAGE_LENGTH, seed=3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
-    positive = torch.arange(queries, device=device)
-    model.train()
-
-    def work() -> None:
-        with torch.autocast(device.type, dtype=half):
-            a, b = model(asked.pad(0, device), read.pad(0, device))
-        query_centric(a @ b.T, positive).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    taken = seconds(work, device)
-    lengths = np.concatenate([asked.lengths, read.lengths])
-    flops = 3 * forward_flops(model.encoder.config, lengths) / taken
-    return f"train step, {queries} queries, {PASSAGES_EACH} passages each", f"{queries / taken:,.0f} queries/s", flops
-
-
-def flat_search(device: torch.device, half: torch.dtype, rows: int, queries: int, dimension: int) -> Row:
-    """Exact inner-product search: FAISS on the GPU where faiss-gpu is installed, else a torch matrix product and top-k."""
-    vectors = torch.randn(rows, dimension, device=device, dtype=torch.float16)
-    asked = torch.randn(queries, dimension, device=device, dtype=torch.float16)
-    index = _faiss_index(vectors) if device.type == "cuda" else None
-    if index is None:
-        name, wanted = "torch matmul + top-k", asked
-
-        def work() -> None:
-            for start in range(0, queries, 256):
-                (wanted[start : start + 256] @ vectors.T).topk(K, dim=1)
-    else:
-        name, sent = f"faiss {type(index).__name__}, float16", asked.float().cpu().numpy()
-
-        def work() -> None:
-            index.search(sent, K)
-
-    taken = seconds(work, device)
-    return f"search, {name}, {rows:,} x {dimension}, k {K}", f"{queries / taken:,.0f} queries/s", 2.0 * rows * dimension * queries / taken
-
-
-def _faiss_index(vectors: torch.Tensor) -> Any:
+def _measured(row: Any, place: Place) -> dict[str, Any]:
+    """What a row gives; why not, if it fails."""
+    begun = time.monotonic()
     try:
-        import faiss
-    except ImportError:
-        return None
-    if not hasattr(faiss, "StandardGpuResources"):
-        return None
-    config = faiss.GpuIndexFlatConfig()
-    config.useFloat16 = True
-    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1], config)
-    for part in vectors.split(100_000):
-        index.add(part.float().cpu().numpy())
-    return index
+        found: dict[str, Any] = row(place)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        found = {"error": f"{type(error).__name__}: {str(error)[:500]}", "at": f"{Path(last.filename).name}:{last.lineno}"}
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found | {"took_s": round(time.monotonic() - begun, 1)}
+
+
+def _done(out: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return {line["row"]: line for line in lines if "row" in line}
+
+
+def _write(out: Path, line: dict[str, Any]) -> None:
+    with open(out, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def _line(done: dict[str, Any]) -> str:
+    if "ratio" not in done:
+        return f"| {done['row']} | {done.get('error') or done.get('left_out')} |"
+    others = ", ".join(f"{name} {rate:,.1f}" for name, rate in done["others"].items())
+    more = "".join(f", {key} {value}" for key, value in done.get("more", {}).items())
+    return f"| {done['row']} | {done['ours']:,.1f} {done['unit']} | {others} | {done['ratio']:.2f}{more} |"
 
 
 if __name__ == "__main__":
