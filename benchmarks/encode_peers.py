@@ -1,0 +1,127 @@
+"""Encoding against its peers in one run, turn by turn: the same folder, texts and cores.
+
+    python benchmarks/encode_peers.py [--passages 2000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--only NAME ...]
+
+The peers are sentence-transformers' `encode`, its pool of processes (one a core, started before), its OpenVINO backend (left out unless
+`pip install "optimum-intel[openvino]"` was possible next to sentence-transformers), and the bare forward: tokens made before, batches sorted
+by length, one batch a thread. Starting actors and loading the model is taken off, as in encode.py. Prints passages per second, the ratio
+to the first peer, and the least cosine with the vectors of the bare fp32 forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from encode import least_cosine, make_corpus, ours, parse, read
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from raydense.data.store import PassageStore
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tokens import batches_by_token_budget
+from raydense.runtime.session import ensure_ray, physical_cpus
+
+Vectors = NDArray[np.floating]
+Way = Callable[[], tuple[float, Vectors]]  # the seconds of the work alone, and the vectors
+FIRST, BARE = "sentence-transformers", "bare forward, fp32"
+
+
+def main() -> None:
+    options = parse(__doc__, passages=2_000, only=True)
+    with tempfile.TemporaryDirectory(prefix="raydense-encode-") as work, contextlib.ExitStack() as ended:
+        for name, passages in (("few", 32), ("all", options.passages)):
+            make_corpus(options.corpus, Path(work) / name, passages)
+        texts = PassageStore(Path(work) / "all").passages(np.arange(options.passages))
+        ways = {name: way for name, way in _ways(options, texts, Path(work), ended) if not options.only or name in (*options.only, BARE)}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        vectors: dict[str, Vectors] = {}
+        for turn in range(options.rounds):
+            for name, way in ways.items():
+                taken, vectors[name] = way()
+                seconds[name].append(taken)
+                print(f"turn {turn + 1}: {name} {options.passages / taken:.1f}/s", flush=True)
+    _print(options.passages, seconds, vectors)
+
+
+def _print(passages: int, seconds: dict[str, list[float]], vectors: dict[str, Vectors]) -> None:
+    first = min(seconds.get(FIRST, seconds[BARE]))
+    print("| | passages/s, each turn | of sentence-transformers, best turns | least cosine |\n| --- | --- | --- | --- |")
+    for name, taken in seconds.items():
+        rates = ", ".join(f"{passages / one:.1f}" for one in taken)
+        print(f"| {name} | {rates} | {first / min(taken):.2f} | {least_cosine(vectors[name].astype(np.float64), vectors[BARE]):.6f} |")
+
+
+def _ways(options: argparse.Namespace, texts: list[str], work: Path, ended: contextlib.ExitStack) -> Iterator[tuple[str, Way]]:
+    torch.set_num_threads(physical_cpus())
+    for precision in ("fp32", "bf16"):
+        yield f"bare forward, {precision}", _bare(options.model, texts, precision)
+    theirs = SentenceTransformer(options.model, device="cpu")
+    yield FIRST, _timed(lambda: theirs.encode(texts, show_progress_bar=False))
+    pool = theirs.start_multi_process_pool(["cpu"] * physical_cpus())
+    ended.callback(theirs.stop_multi_process_pool, pool)
+    yield f"{FIRST}, its pool of processes", _timed(lambda: theirs.encode(texts, pool=pool, show_progress_bar=False))
+    try:
+        openvino = SentenceTransformer(options.model, device="cpu", backend="openvino", model_kwargs={"export": True})
+    except Exception as error:  # sentence-transformers raises no class of its own
+        print(f"{FIRST}, OpenVINO: left out, {str(error).splitlines()[0]}", flush=True)
+    else:
+        yield f"{FIRST}, OpenVINO", _timed(lambda: openvino.encode(texts, show_progress_bar=False))
+    ensure_ray()
+    for precision in ("fp32", "bf16"):
+        yield f"raydense, {precision}", _raydense(options, work, precision)
+
+
+def _timed(encode: Callable[[], Vectors]) -> Way:
+    def way() -> tuple[float, Vectors]:
+        begun = time.perf_counter()
+        vectors = encode()
+        return time.perf_counter() - begun, vectors
+
+    return way
+
+
+def _bare(folder: str, texts: list[str], precision: str) -> Way:
+    """The forward alone, as fast as this torch gives it."""
+    model = DualEncoder.load(folder)
+    tokens = model.tokenizer.passages(texts)
+    batches = batches_by_token_budget(tokens.lengths, 2_048)
+
+    def forward(batch: NDArray[np.int64]) -> torch.Tensor:
+        half = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+        with torch.inference_mode(), half:
+            return model.encode_passages(tokens.select(batch).pad(model.tokenizer.pad_id, "cpu")).float()
+
+    def way() -> tuple[float, Vectors]:
+        with ThreadPoolExecutor(physical_cpus(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            begun = time.perf_counter()
+            found = torch.cat(list(threads.map(forward, batches))).numpy()
+            taken = time.perf_counter() - begun
+        vectors = np.empty_like(found)
+        vectors[np.concatenate(batches)] = found
+        return taken, vectors
+
+    return way
+
+
+def _raydense(options: argparse.Namespace, work: Path, precision: str) -> Way:
+    options = argparse.Namespace(**vars(options) | {"precision": precision})
+
+    def way() -> tuple[float, Vectors]:
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            start = ours(options, work / "few", Path(folder) / "few")[0]
+            seconds, artifact = ours(options, work / "all", Path(folder) / "all")
+            return seconds - start, read(artifact)
+
+    return way
+
+
+if __name__ == "__main__":
+    main()
