@@ -1,6 +1,6 @@
 """Encoding against sentence-transformers' own `encode`: the same folder, texts and cores, in one run, taking turns.
 
-    python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--precision auto]
+    PYTHONPATH=tests python benchmarks/encode.py [--passages 5000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--precision auto]
 
 Prints passages per second of both, the ratio, and the least cosine between the vectors of the first 1,000 passages. Ray is
 started before; what starting actors and loading the model costs is measured with a corpus of 32 passages, printed, and taken

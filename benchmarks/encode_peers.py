@@ -1,6 +1,6 @@
 """Encoding against its peers in one run, turn by turn: the same folder, texts and cores.
 
-    python benchmarks/encode_peers.py [--passages 2000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--only NAME ...]
+    PYTHONPATH=tests python benchmarks/encode_peers.py [--passages 2000] [--rounds 2] [--model FOLDER] [--corpus corpus.jsonl] [--only NAME ...]
 
 The peers are sentence-transformers' `encode`, its pool of processes (one a core, started before), its OpenVINO backend (left out unless
 `pip install "optimum-intel[openvino]"` was possible next to sentence-transformers), and the bare forward: tokens made before, batches sorted

@@ -1,6 +1,6 @@
 """Query generation against a bare loop of transformers' own `generate`: the same folder, passages, batches, settings and cores, in one run.
 
-    python benchmarks/generate.py --model FOLDER --corpus CORPUS [--passages 5000] [--length 24]
+    PYTHONPATH=tests python benchmarks/generate.py --model FOLDER --corpus CORPUS [--passages 5000] [--length 24]
 
 FOLDER is a generator, CORPUS a corpus artifact. Prints queries per second of: the bare loop with all cores; one actor with all cores;
 one actor held to one core, and two such actors. Ray is started before; what starting actors and loading the model costs is measured
