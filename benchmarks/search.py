@@ -10,6 +10,7 @@ whose threads do not burn time waiting, the share of places with the same id as 
 FAISS, and how far apart the exact scores are where the id is another: plain FAISS orders by scores that BLAS rounds as it batches, the
 pool by one product per pair. All pools of a factory must return the same ids, or the benchmark fails. With `--batch` each call has so
 many queries; `ms/call` is the median time of a call. Plain FAISS runs as it is installed: `OPENBLAS_CORETYPE`, if it is set, holds for both.
+Ray's workers get the niceness of this process: they would run at 15 more, and on a busy machine wait for whatever else runs there.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="queries of a call  [all]")
     args = parser.parse_args()
     vectors, queries = random_vectors(args.rows, args.dimension, 1), random_vectors(args.queries, args.dimension, 2)
+    os.environ.setdefault("RAY_worker_niceness", "0")
     threads = physical_cpus()
     faiss.omp_set_num_threads(threads)
     plain = faiss.IndexFlatIP(args.dimension)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from raydense.retrieval.merge import (
     MARGIN,
@@ -31,7 +31,7 @@ from raydense.runtime.ray_internals import is_started
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 _REPORT_AFTER_S = 30.0
-_FEW = 64  # in blocks of up to so many queries, each shard rescores all its hits in the same call
+_FEW = 64  # in blocks of up to so many queries, and in an index of one shard, each shard rescores all its hits in the same call
 _INLINE = 65_536  # arguments of up to so many bytes are part of the call: faster than ray.put, and below Ray's own limit for inlining
 
 
@@ -90,10 +90,14 @@ class _Ask:
         A pool with a controller lists only actors that have started.
         """
         version = self._version
-        waits = not (self._versions.changes or version.reported) and not ray.wait([self._ref], timeout=_REPORT_AFTER_S)[0]
-        if waits and not is_started(self._actor):
-            version.reported = True
-            say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` shows what each node has free")
+        if self._versions.changes or version.reported:
+            return ray.get(self._ref)
+        try:
+            return ray.get(self._ref, timeout=_REPORT_AFTER_S)
+        except GetTimeoutError:
+            if not is_started(self._actor):
+                version.reported = True
+                say(f"search: waits for the actors of {version.plan.index} to start and load: `ray status` shows what each node has free")
         return ray.get(self._ref)
 
     def _left(self, error: RayError) -> None:
@@ -129,7 +133,7 @@ class Block:
         self.refs = [part if part.nbytes <= _INLINE else ray.put(part) for part in self.prepared]
         exact = version.largest_norm is not None
         self.asked = first_share(self.k, len(version.shard_rows)) if exact else self.k
-        self.rescored = exact and len(self.queries) <= _FEW
+        self.rescored = exact and (len(self.queries) <= _FEW or len(version.shard_rows) == 1)
         how = (self.asked, True) if self.rescored else (self.asked,)
         self.found = [self._ask(shard, "search", how, *self.refs) for shard in range(len(version.shard_rows))]
 

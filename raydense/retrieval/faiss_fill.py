@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.retrieval.faiss_library import faiss
+from raydense.retrieval.vectors import BLOCK_ROWS
 
 Block = NDArray[np.floating]
 
-CUT_ROWS = 16_384
 _COMPARED = 4_096  # vectors that FAISS compares with the centroids at once: cut elsewhere, their scores differ in the last bit
+CUT_ROWS = _COMPARED  # so many vectors are in work in each thread at once: a multiple of that, and little memory
 
 
 def is_exact(index: faiss.Index) -> bool:
@@ -44,7 +45,7 @@ def train(index: Any, vectors: Block, threads: int) -> None:
 def fill(index: Any, rows: int, blocks: Callable[[], Iterable[Block]], threads: int = 1) -> float | None:
     """Add `rows` vectors to an empty, trained index, which then has the bytes that `index.add` of each block gives with one thread.
 
-    `blocks()` gives them anew at each call, float32 or float16 [at most 65,536, d]: inverted lists take two passes. Returns the
+    `blocks()` gives them anew at each call, float32 or float16 [at most `BLOCK_ROWS`, d]: inverted lists take two passes. Returns the
     largest norm of a vector as an exact index stores it, None for other indexes.
     """
     faiss.omp_set_num_threads(1)  # of this thread; those of the pool have a setting of their own
@@ -75,7 +76,7 @@ def part_of(owner: Any, rows: int, threads: int) -> Part:
 
 def block_rows(index: Any) -> int:
     """The most vectors that a thread has in work."""
-    return CUT_ROWS + _COMPARED if part_of(index, 0, 1).divisible else 4 * CUT_ROWS
+    return CUT_ROWS + _COMPARED if part_of(index, 0, 1).divisible else BLOCK_ROWS
 
 
 class Part:

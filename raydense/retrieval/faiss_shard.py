@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_speed import BlockScan, prefer_blas
+from raydense.retrieval.faiss_speed import Scan, prefer_blas
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
 
 _WIDER = 16
 _PAIRS = 65_536
 _QUERIES = 64
+_ALONE = 2**20  # multiplications that one thread does alone: threads of OpenMP wait for the next work at full speed
 
 
 class FaissShard:
@@ -38,7 +39,8 @@ class FaissShard:
         self.index = open_index(Path(path))
         self.rows: int = self.index.ntotal
         prefer_blas(faiss, self.index.d)
-        self._blocks = BlockScan(faiss, self.index, threads) if isinstance(self.index, faiss.IndexScalarQuantizer) else None
+        exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
+        self._threads_apart = Scan(faiss, self.index, threads) if exact else None
         if search_params:
             set_search_params(self.index, search_params)
         self._on_gpu: Any = None
@@ -62,8 +64,7 @@ class FaissShard:
             with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
                 scores, rows = self._on_gpu.search(queries, k)
         else:
-            blocks = self._blocks if self._blocks and self._blocks.is_faster(len(queries)) else self.index
-            scores, rows = blocks.search(queries, k)
+            scores, rows = (self._threads_apart or self.index).search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
         scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)
@@ -86,6 +87,7 @@ class FaissShard:
     def _score(self, queries: Scores, local: Rows) -> Scores:
         """One dot product per pair, so that a score depends only on its query and its vector; row -1 gives -inf."""
         faiss = self._faiss
+        faiss.omp_set_num_threads(self._threads if local.size * queries.shape[1] > _ALONE else 1)
         queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
         scores = np.empty(local.shape, np.float32)
         if isinstance(self.index, faiss.IndexFlat):

@@ -1,18 +1,23 @@
-"""What makes FAISS fast on the CPU: matrix products where it would take one query after another, and blocks for vectors that are compressed."""
+"""What makes FAISS fast on the CPU: matrix products, and threads that do not wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from raydense.retrieval.merge import Rows, Scores
+from raydense.retrieval.merge import Hits, Scores, first_share, widened
+from raydense.runtime.tasks import shard_ranges
 
-BLOCK_BYTES = 64 * 2**20  # of decoded vectors: smaller blocks cost more merging, 5% of a search at 16 MiB
-_BLOCK_QUERIES = 20  # from so many queries on, decoding each vector once is faster (SQfp16: 24, SQ8: 15); FAISS decodes it for each query
+BLOCK_BYTES = 64 * 2**20  # of decoded vectors, of all threads
+_BLOCK_QUERIES = 10  # from so many queries on, decoding each vector once is faster (SQbf16: 7, SQ8 and SQfp16: 9)
+_FEW_QUERIES = 64  # up to so many, every thread takes a part of the rows: the memory for products and hits is small
+_LEAST_WORK = 2**21  # multiplications that are worth a thread, about 0.5 ms
 
 
 def prefer_blas(faiss: Any, dimension: int) -> None:
@@ -37,27 +42,76 @@ def blas_preferred(faiss: Any, dimension: int) -> Iterator[None]:
         faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold = before
 
 
-class BlockScan:
-    """Searches a scalar-quantised index (`SQfp16`, `SQ8`, ...) block by block: rows are decoded once for all queries of a call."""
+class Scan:
+    """Searches an exact index (`Flat`, `SQfp16`, `SQ8`, ...): each thread takes other rows, for all queries of a call.
+
+    FAISS's own threads share out the queries, so that one query gets one thread, and wait for each other after every 1,024 rows.
+    Vectors that are compressed are decoded in blocks, once for all queries of a call, where that is faster.
+    """
 
     def __init__(self, faiss: Any, index: Any, threads: int) -> None:
         self._faiss, self._index, self._threads = faiss, index, threads
-        rows = max(1, min(index.ntotal, BLOCK_BYTES // (4 * index.d)))
-        self._block = np.empty((rows, index.d), np.float32)
+        self._parts = next(parts for parts in (4, 3, 2, 1) if threads % parts == 0)  # more would take more memory: 20 MiB each
+        self._pool = ThreadPoolExecutor(threads)
         self._one_at_a_time = Lock()
+        self._flat = isinstance(index, faiss.IndexFlat)
+        width = index.d if self._flat else index.code_size
+        data = index.get_xb() if self._flat else index.codes.data()
+        self._stored: NDArray[Any] = faiss.rev_swig_ptr(data, index.ntotal * width).reshape(index.ntotal, width)
+        rows = max(1, min(index.ntotal, BLOCK_BYTES // self._parts // (4 * index.d)))
+        self._blocks = [] if self._flat else [np.empty((rows, index.d), np.float32) for _ in range(self._parts)]
 
-    def is_faster(self, queries: int) -> bool:
-        """Whether it is for so many queries: FAISS gives each query to one thread."""
-        return -(-queries // self._threads) * self._threads >= _BLOCK_QUERIES
-
-    def search(self, queries: Scores, k: int) -> tuple[Scores, Rows]:
+    def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search` by inner product, k at most the rows: scores and rows [n, k], best first."""
-        best = self._faiss.ResultHeap(len(queries), k, keep_max=True)
-        with self._one_at_a_time:
-            for start in range(0, self._index.ntotal, len(self._block)):
-                block = self._block[: self._index.ntotal - start]
-                self._index.reconstruct_n(start, len(block), block)
-                scores, rows = self._faiss.knn(queries, block, min(k, len(block)), metric=self._faiss.METRIC_INNER_PRODUCT)
-                best.add_result(scores, rows + start)
+        decoded = not self._flat and len(queries) >= _BLOCK_QUERIES
+        way = self._product if self._flat else self._decoded if decoded else self._coded
+        most = self._parts if decoded or len(queries) > _FEW_QUERIES else self._threads
+        work = len(queries) * self._index.ntotal * self._index.d
+        ranges = shard_ranges(self._index.ntotal, max(1, min(most, work // _LEAST_WORK, self._index.ntotal // k)))
+
+        def search(part: int) -> Hits:
+            self._faiss.omp_set_num_threads(self._threads // most)
+            return way(queries, k, part, *ranges[part])
+
+        with self._one_at_a_time if decoded else nullcontext():
+            found = list(self._pool.map(search, range(len(ranges)))) if len(ranges) > 1 else [search(0)]
+        return found[0] if len(found) == 1 else self._best(found, k)
+
+    def _best(self, found: list[Hits], k: int) -> Hits:
+        best = self._faiss.ResultHeap(len(found[0][0]), k, keep_max=True)
+        for scores, rows in found:
+            best.add_result(scores, rows)
         best.finalize()
         return best.D, best.I
+
+    def _product(self, queries: Scores, k: int, _part: int, start: int, stop: int) -> Hits:
+        scores, rows = self._knn(queries, self._stored[start:stop], k)
+        return scores, rows + start
+
+    def _coded(self, queries: Scores, k: int, _part: int, start: int, stop: int) -> Hits:
+        """FAISS decodes each vector anew for each query, in registers."""
+        whole = stop - start == self._index.ntotal
+        part_only = None if whole else self._faiss.SearchParameters(sel=self._faiss.IDSelectorRange(start, stop, True))
+        hits: Hits = self._index.search(queries, k, params=part_only)
+        return hits
+
+    def _decoded(self, queries: Scores, k: int, part: int, start: int, stop: int) -> Hits:
+        """Block by block. A later block is asked for fewer than k hits: each hit that is kept for a while costs time."""
+        best = self._faiss.ResultHeap(len(queries), k, keep_max=True)
+        size = len(self._blocks[part])
+        for number, at in enumerate(range(start, stop, size)):
+            block = self._blocks[part][: stop - at]
+            self._index.sa_decode(self._stored[at : at + len(block)], block)
+            most = min(k, len(block))
+            share = min(most, first_share(k, number)) if number else most
+            hits = self._knn(queries, block, share)
+            more = np.flatnonzero(hits[0][:, -1] > best.D[:, 0]) if share < most else np.empty(0, np.int64)
+            if len(more):
+                hits = widened(hits, more, self._knn(queries[more], block, most))
+            best.add_result(hits[0], hits[1] + at)
+        best.finalize()
+        return best.D, best.I
+
+    def _knn(self, queries: Scores, vectors: Scores, k: int) -> Hits:
+        hits: Hits = self._faiss.knn(queries, vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        return hits

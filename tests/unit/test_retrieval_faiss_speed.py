@@ -1,5 +1,6 @@
-"""What makes FAISS fast does not change what it finds: blocks of decoded vectors, the threshold of BLAS."""
+"""What makes FAISS fast does not change what it finds: threads, blocks of decoded vectors, the threshold of BLAS."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
@@ -8,7 +9,7 @@ import pytest
 
 from raydense.retrieval import faiss_speed
 from raydense.retrieval.faiss_shard import FaissShard
-from raydense.retrieval.faiss_speed import BlockScan, prefer_blas
+from raydense.retrieval.faiss_speed import Scan, prefer_blas
 
 ROWS, DIMENSION = 700, 24
 
@@ -25,40 +26,69 @@ def queries_of(n: int) -> np.ndarray:
     return np.random.default_rng(2).standard_normal((n, DIMENSION)).astype(np.float32)
 
 
-@pytest.mark.parametrize("factory", ["SQfp16", "SQ8", "SQbf16", "SQ4"])
-@pytest.mark.parametrize("k", [1, 50, 101, ROWS])
-def test_a_scan_by_blocks_finds_what_faiss_finds(factory: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 100 rows, so that k is less and more than a block holds."""
-    monkeypatch.setattr(faiss_speed, "BLOCK_BYTES", 4 * DIMENSION * 100)
-    index, queries = quantised(factory), queries_of(30)
-    scores, rows = BlockScan(faiss, index, 1).search(queries, k)
-    true = queries.astype(np.float64) @ index.reconstruct_n(0, ROWS).T.astype(np.float64)
+def assert_found(index: faiss.Index, queries: np.ndarray, k: int, scores: np.ndarray, rows: np.ndarray) -> None:
+    true = queries.astype(np.float64) @ index.reconstruct_n(0, index.ntotal).T.astype(np.float64)
     np.testing.assert_allclose(scores, -np.sort(-true, axis=1)[:, :k], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(scores, np.take_along_axis(true, rows, axis=1), rtol=1e-4, atol=1e-4)
     assert all(len(set(line)) == k for line in rows.tolist())
     np.testing.assert_allclose(scores, index.search(queries, k)[0], rtol=1e-3, atol=1e-3)
 
 
-def test_blocks_are_for_as_many_queries_as_fill_the_threads() -> None:
-    index = quantised("SQfp16")
-    assert [BlockScan(faiss, index, 1).is_faster(n) for n in (1, 19, 20, 1_024)] == [False, False, True, True]
-    assert [BlockScan(faiss, index, 8).is_faster(n) for n in (16, 17)] == [False, True]
-    assert BlockScan(faiss, index, 32).is_faster(1), "FAISS would use one of the 32 threads"
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 100 rows if one thread decodes, so that k is less and more than a block holds; no work is too little for a thread."""
+    monkeypatch.setattr(faiss_speed, "BLOCK_BYTES", 4 * DIMENSION * 100)
+    monkeypatch.setattr(faiss_speed, "_LEAST_WORK", 1)
 
 
-def test_a_shard_scans_by_blocks_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("factory", ["Flat", "SQfp16", "SQ8", "SQbf16", "SQ4"])
+@pytest.mark.parametrize("k", [1, 50, 101, ROWS])
+@pytest.mark.parametrize(("n", "threads"), [(1, 1), (1, 3), (30, 1), (30, 2), (70, 5), (70, 8)])
+def test_a_scan_finds_what_faiss_finds(factory: str, k: int, n: int, threads: int) -> None:
+    index, queries = quantised(factory), queries_of(n)
+    assert_found(index, queries, k, *Scan(faiss, index, threads).search(queries, k))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("k", [40, 100])
+def test_a_block_with_more_of_the_best_than_its_share_is_asked_for_all_of_them(k: int) -> None:
+    """The best of the first queries are all in the last block, those of the others everywhere."""
+    queries = queries_of(30)
+    rng = np.random.default_rng(3)
+    vectors = rng.standard_normal((ROWS, DIMENSION)).astype(np.float32)
+    vectors[600:] += 9 * queries[0]
+    index = faiss.index_factory(DIMENSION, "SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    assert (index.search(queries[:1], k)[1] >= 600).all()
+    assert_found(index, queries, k, *Scan(faiss, index, 1).search(queries, k))
+
+
+def test_vectors_are_decoded_once_for_all_queries_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faiss.write_index(quantised("SQfp16"), str(tmp_path / "shard-00000.faiss"))
     faiss.write_index(faiss.index_factory(DIMENSION, "SQfp16", faiss.METRIC_INNER_PRODUCT), str(tmp_path / "empty.faiss"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     shard = FaissShard(str(tmp_path / "shard-00000.faiss"), 5, threads=1)
     scanned: list[int] = []
-    search = BlockScan.search
-    monkeypatch.setattr(BlockScan, "search", lambda self, queries, k: scanned.append(len(queries)) or search(self, queries, k))
+    decoded = Scan._decoded
+    monkeypatch.setattr(Scan, "_decoded", lambda self, queries, *rest: scanned.append(len(queries)) or decoded(self, queries, *rest))
     alone, together = shard.nearest(queries_of(40)[:3], 9, True), shard.nearest(queries_of(40), 9, True)
     assert scanned == [40]
     for few, many in zip(alone, together, strict=True):
         np.testing.assert_array_equal(few, many[:3])
     assert (together[1] >= 5).all()
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8"])
+def test_several_callers_share_the_threads_of_a_scan(factory: str, small_blocks: None) -> None:
+    index, queries = quantised(factory), queries_of(64)
+    scan = Scan(faiss, index, 4)
+    expected = [scan.search(queries[at : at + 16], 30) for at in range(0, 64, 16)]
+    with ThreadPoolExecutor(4) as callers:
+        found = list(callers.map(lambda at: scan.search(queries[at : at + 16], 30), range(0, 64, 16)))
+    for here, there in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(here[1], there[1])
 
 
 def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss() -> None:
