@@ -22,7 +22,7 @@ from raydense.retrieval.vectors import BLOCK_ROWS
 Block = NDArray[np.floating]
 
 _COMPARED = 4_096  # vectors that FAISS compares with the centroids at once: cut elsewhere, their scores differ in the last bit
-CUT_ROWS = _COMPARED  # so many vectors are in work in each thread at once: a multiple of that, and little memory
+CUT_ROWS = _COMPARED  # vectors in work in a thread, at least; less than twice as many
 
 
 def is_exact(index: faiss.Index) -> bool:
