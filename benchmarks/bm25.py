@@ -2,7 +2,7 @@
 
     python benchmarks/bm25.py write FOLDER PASSAGES        # a corpus of 60 to 100 words a passage, and 500 queries
     python benchmarks/bm25.py build FOLDER [--shards 1]    # passages/s, and the most memory of each process
-    python benchmarks/bm25.py words FOLDER                 # passages/s of splitting into words, on one core
+    python benchmarks/bm25.py words FOLDER                 # passages/s of splitting into words, on one core; of any FOLDER/corpus
     python benchmarks/bm25.py search FOLDER [--k 100]      # queries/s on one core; FOLDER/index is what `build` made
 
 `words` and `search` measure the CPU time of one thread, so that other work on the machine counts little. The numba backend of bm25s takes part
@@ -154,7 +154,8 @@ def _report(taken: dict[str, list[float]], count: int, unit: str) -> None:
 
 def words(folder: Path, rows: int = 50_000) -> dict[str, list[float]]:
     """The CPU seconds of each turn of splitting texts into words."""
-    texts = full_text(PassageStore(folder / "corpus").slice(0, rows, ["title", "text"])).combine_chunks()
+    store = PassageStore(folder / "corpus")
+    texts = full_text(store.slice(0, min(rows, len(store)), ["title", "text"])).combine_chunks()
     plain, encoded = texts.to_pylist(), texts.cast(pa.binary()).to_pylist()
 
     def theirs() -> None:

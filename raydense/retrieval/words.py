@@ -10,7 +10,6 @@ import re
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +26,15 @@ Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0002fa1f"
-_RUN = re.compile(f"[{_CJK}]+")
 _WORD = re.compile(rf"\w\w+|[{_CJK}]")
+_IS_CJK = np.zeros(0x30000, np.bool_)  # by code point; larger ones are not
+for low, high in re.findall("(.)-(.)", _CJK):
+    _IS_CJK[ord(low) : ord(high) + 1] = True
 # Texts are split as UTF-8: ASCII in lower case, a blank for what is in no word; bytes of other characters stay.
 _ASCII = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 32 for byte in range(256)).lower()
 _END, _BETWEEN = b"\xff", b" \xff "  # no byte of UTF-8
 _SIGMA = "Σ".encode()
+_MAY_BE_CJK = re.compile(rb"[\xe3-\xed\xef\xf0]")  # how these characters begin in UTF-8
 _NO_WORD, _TEXT_ENDS, _SEVERAL = -1, -2, -3
 
 
@@ -88,9 +90,10 @@ class Vocabulary(dict[bytes, int]):
         """The numbers of the words of all texts (UTF-8), one text after another, and each text's count of them."""
         if not texts:
             return np.empty(0, np.int32), np.empty(0, np.int64)
+        texts = _with_pairs(texts)
         joined = _BETWEEN.join(texts)
         if _SIGMA in joined:  # its lower case depends on the characters around it
-            joined = _BETWEEN.join([_lower(text) if _SIGMA in text else text for text in texts])
+            joined = _BETWEEN.join([text.decode().lower().encode() if _SIGMA in text else text for text in texts])
         found = joined.translate(_ASCII).split()
         codes = np.fromiter(map(self.__getitem__, found), np.int32, len(found))
         ends = np.flatnonzero(codes == _TEXT_ENDS)
@@ -113,8 +116,7 @@ class Vocabulary(dict[bytes, int]):
         return ids
 
     def __missing__(self, key: bytes) -> int:
-        text = key.decode()
-        ids = [number for number in map(self._number, [text] if text.isascii() else _words(text)) if number >= 0]
+        ids = [number for number in map(self._number, _words(key.decode().lower())) if number >= 0]
         if len(ids) > 1:
             code = _SEVERAL - len(self._several_ends) + 1
             self._several.extend(ids)
@@ -131,11 +133,34 @@ class Vocabulary(dict[bytes, int]):
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(_RUN.sub(_neighbours, text).lower())
+    """The words of what stands between blanks, in lower case; whether one of ASCII is too short is for `Vocabulary._number` to say."""
+    return [text] if text.isascii() or (len(text) > 1 and text.isalnum()) else _WORD.findall(text)
 
 
-def _lower(text: bytes) -> bytes:
-    return _RUN.sub(_neighbours, text.decode()).lower().encode()
+def _with_pairs(texts: list[bytes]) -> list[bytes]:
+    """The texts (UTF-8) with the pairs of neighbouring characters of each run of CJK, or its only character, between blanks."""
+    some = [number for number, text in enumerate(texts) if not text.isascii() and _MAY_BE_CJK.search(text)]
+    if not some:
+        return texts
+    together = _END.join([texts[number] for number in some]).decode(errors="surrogateescape")
+    chars = np.frombuffer(together.encode("utf-32-le", "surrogatepass"), np.uint32)
+    split = _paired(chars).tobytes().decode("utf-32-le", "surrogatepass").encode(errors="surrogateescape")
+    texts = texts.copy()
+    for number, text in zip(some, split.split(_END), strict=True):
+        texts[number] = text
+    return texts
+
+
+def _paired(chars: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The characters, where one within a run becomes `x x`, the first ` x`, the last `x `, and an only one ` x `."""
+    inside = np.concatenate([[False], _IS_CJK[np.minimum(chars, len(_IS_CJK) - 1)], [False]])
+    first, last = inside[1:-1] & ~inside[:-2], inside[1:-1] & ~inside[2:]
+    within = inside[1:-1] & ~first & ~last
+    ends = np.cumsum(1 + 2 * within + first + last)
+    found = np.repeat(chars, np.diff(ends, prepend=0))
+    found[ends[within] - 2] = found[ends[last] - 1] = ord(" ")
+    found[np.concatenate([[0], ends])[:-1][first]] = ord(" ")
+    return found
 
 
 def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:
@@ -156,12 +181,6 @@ def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:
 
 def _taken(vocabulary: pa.Array, at: NDArray[np.int64]) -> pa.Array:
     return vocabulary.take(pa.array(np.minimum(at, len(vocabulary) - 1)))
-
-
-def _neighbours(run: re.Match[str]) -> str:
-    """The pairs of neighbouring characters of a run, separated by blanks."""
-    found = run[0]
-    return f" {' '.join(map(''.join, pairwise(found))) or found} "
 
 
 def _stopword_languages() -> list[str]:
