@@ -65,9 +65,13 @@ def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where
     """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it is."""
     found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())
     if found.null_count:
-        missing = wanted.filter(pc.is_null(found))[0].as_py()
-        raise InputError(f"names query {missing!r}, which the queries do not have", where, "give the queries that it was made for")
+        raise unknown_query(wanted.filter(pc.is_null(found))[0].as_py(), where)
     return found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else found.to_numpy()
+
+
+def unknown_query(query: str, where: object) -> InputError:
+    """The error of what names a query that the queries do not have."""
+    return InputError(f"names query {query!r}, which the queries do not have", where, "give the queries that it was made for")
 
 
 def positives_of(qrels: pa.Table) -> pa.Table:

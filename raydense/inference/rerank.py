@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
 from raydense.data.store import store_of
-from raydense.data.tables import commit_table, concat_parts, query_positions
+from raydense.data.tables import commit_table, concat_parts, unknown_query
 from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
@@ -88,23 +89,36 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
     block = {name: table[name][0].as_py() for name in ("block", "start", "stop")}
     found = _reader(settings.run, prints["run"]).read(block["start"], block["stop"])
     found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
-    queries = _queries(settings.queries, prints["queries"])
-    positions = query_positions(found["query_id"], queries, settings.run)
+    texts = _queries(settings.queries, prints["queries"]).texts(found["query_id"], settings.run)
     store = store_of(settings.corpus, prints["corpus"])
     rows = store.rows_of(found["passage_id"])
     if (rows < 0).any():
         missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
         raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
-    texts = queries["text"].take(pa.array(positions)).to_pylist()
     tokens = kept_tokenizer(_load_tokenizer, settings.model, prints["model"]).pairs(texts, store.passages(rows))
     ids = {name: found[name].combine_chunks() for name in ("query_id", "passage_id")}
     return pack({"block": [block["block"]], **ids, "row": rows, **token_columns(tokens)})
 
 
+class _Queries:
+    """The texts of queries by id, whose ids are hashed once, not for each block."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._ids, self._texts = IdLookup(table["query_id"]), table["text"].combine_chunks()
+
+    def texts(self, ids: pa.ChunkedArray, where: str) -> list[str]:
+        """The text of each query; InputError that names the first unknown one and `where` it is."""
+        at = self._ids.positions_of_rows(ids)
+        if (at < 0).any():
+            raise unknown_query(ids[int(np.argmax(at < 0))].as_py(), where)
+        found: list[str] = self._texts.take(pa.array(at)).to_pylist()
+        return found
+
+
 @lru_cache(maxsize=1)
-def _queries(folder: str, print_: str) -> pa.Table:
+def _queries(folder: str, print_: str) -> _Queries:
     """The queries, kept open by a worker process; InputError if they do not have the fingerprint `print_`."""
-    return concat_parts(Artifact.open(folder, "queries", print_).parts(".parquet"), "queries", ["query_id", "text"])
+    return _Queries(concat_parts(Artifact.open(folder, "queries", print_).parts(".parquet"), "queries", ["query_id", "text"]))
 
 
 def _load_tokenizer(folder: str) -> PairTokenizer:

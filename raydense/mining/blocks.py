@@ -8,8 +8,7 @@ import pyarrow as pa
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import not_adjacent
 from raydense.data.store import PassageStore, Rows
-from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table
-from raydense.errors import InputError
+from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table, unknown_query
 from raydense.mining.negatives import Flags, Positives
 
 
@@ -36,8 +35,7 @@ class Judged:
         ids = block["query_id"].take(pa.array(starts[:-1])).combine_chunks()
         known = self._queries.positions(ids)
         if (known < 0).any():
-            missing = ids[int(np.argmax(known < 0))].as_py()
-            raise InputError(f"names query {missing!r}, which the queries do not have", self.run, "give the queries that it was made for")
+            raise unknown_query(ids[int(np.argmax(known < 0))].as_py(), self.run)
         again = self.met[known]
         again[np.setdiff1d(np.arange(len(known)), np.unique(known, return_index=True)[1])] = True
         if again.any():

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table
 from raydense.mining.negatives import Flags, among
@@ -35,12 +35,13 @@ def standing(examples: pa.Table, found: Artifact, before: Artifact, store: Passa
     """Whether each negative of `examples`, list after list, has the same rank in both runs; bool [negatives]."""
     negatives, ids = Ragged.of_column(examples["negatives"]), examples["query_id"].combine_chunks().dictionary_encode()
     query_of = ids.indices.to_numpy().astype(np.int64)[negatives.owner]
+    queries = IdLookup(ids.dictionary)
+    of_query = Ragged(np.argsort(query_of, kind="stable"), np.append(0, np.cumsum(np.bincount(query_of, minlength=len(queries)))))
     stands = np.zeros(len(query_of), dtype=bool)
     for _, run, same in _compared(found, before):
         kept = run.filter(pa.array(same))
-        number = pc.index_in(kept["query_id"].combine_chunks(), value_set=ids.dictionary)
-        query = pc.fill_null(number, -1).to_numpy().astype(np.int64)
-        here = np.flatnonzero(np.isin(query_of, query))
+        query = queries.positions_of_rows(kept["query_id"])
+        here = of_query.take(np.unique(query[query >= 0])).values
         stands[here] = among(query_of[here], negatives.values[here], query, store.known_rows(kept["passage_id"], found.place))
     return stands
 
