@@ -52,7 +52,8 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
             progress.add(rows)
     ids = vectors.artifact.file("passage_ids.arrow")
     draft.commit("passage_ids.arrow", lambda path: shutil.copyfile(ids, path), vectors.rows)
-    chosen = choose_nprobe(draft, EMPTY, [Shard(shard_file(i), *ranges[i]) for i in range(settings.shards)], vectors, settings)
+    filled = [Shard(shard_file(i), *ranges[i]) for i in range(settings.shards)]
+    chosen = choose_nprobe(draft, EMPTY, filled, vectors, settings, plan.nprobe_bytes)
     return draft.finish(vectors.rows, **_summary(draft, settings, vectors, ranges), **chosen)
 
 

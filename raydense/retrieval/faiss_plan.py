@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import block_rows
-from raydense.retrieval.faiss_size import IndexSize, index_of, size_of
+from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
+from raydense.retrieval.nprobe import DEPTH, QUERIES
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.shard_actor import shard_nodes
 from raydense.retrieval.sharding import shards_for
+from raydense.retrieval.vectors import BLOCK_ROWS
 from raydense.runtime.progress import size
 from raydense.runtime.session import autoscales, joins_cluster, physical_cpus
 from raydense.runtime.tasks import shard_ranges
@@ -51,6 +53,19 @@ class BuildPlan:
         """The memory of the task that fills the largest shard: the shard, the blocks in work, and the process."""
         blocks = 5 * self.threads * min(block_rows(index_of(self.factory, self.dimension)), self.largest) * self.dimension * 4
         return max(self.file_bytes) + _ROW_BYTES * self.largest + blocks + PROCESS_BYTES
+
+    @property
+    def nprobe_bytes(self) -> int:
+        """The memory of a task that helps to choose nprobe: the shard's file, or a block of vectors; those of the answers, and the process."""
+        if not has_lists(self.factory, self.dimension):
+            return 0
+        blocks, answers = 6 * min(BLOCK_ROWS, self.largest), 8 * min(QUERIES * DEPTH, self.rows)
+        return max(*self.file_bytes, blocks * self.dimension) + answers * self.dimension + PROCESS_BYTES
+
+    @property
+    def largest_task(self) -> int:
+        """The memory of the largest task of the stage."""
+        return max(self.task_bytes, self.nprobe_bytes)
 
     @property
     def search_bytes(self) -> MemoryPlan:
@@ -94,7 +109,7 @@ def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing:
 def _check_memory(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
     """InputError if no node could run the task of the largest shard, or the nodes not hold the index unless it is searched elsewhere."""
     if not _fills(plan, nodes):
-        what = f"a task of {_named(plan)} needs {size(plan.task_bytes)} of memory, and the largest node has {size(max(nodes, default=0))}"
+        what = f"a task of {_named(plan)} needs {size(plan.largest_task)} of memory, and the largest node has {size(max(nodes, default=0))}"
         raise InputError(what, "index", " or ".join([*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]))
     if not (elsewhere or _searchable(plan, nodes)):
         what = f"a search of {_named(plan)} needs {size(plan.search_bytes.total)} of memory, and there are {len(nodes)} nodes with {size(sum(nodes))}"
@@ -108,7 +123,7 @@ def _named(plan: BuildPlan) -> str:
 
 
 def _fills(plan: BuildPlan, nodes: list[int]) -> bool:
-    return plan.task_bytes <= max(nodes, default=0)
+    return plan.largest_task <= max(nodes, default=0)
 
 
 def _searchable(plan: BuildPlan, nodes: list[int]) -> bool:

@@ -41,6 +41,11 @@ def index_of(factory: str, dimension: int) -> Any:
     return index
 
 
+def has_lists(factory: str, dimension: int) -> bool:
+    """Whether an index of `factory` has inverted lists."""
+    return faiss.try_extract_index_ivf(index_of(factory, dimension)) is not None
+
+
 def reason(error: RuntimeError) -> str:
     """What FAISS reports, without the place in its source."""
     return str(error).partition(".cpp:")[2].partition(": ")[2] or str(error)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_shard import open_index, set_search_params
+from raydense.retrieval.faiss_size import has_lists
 from raydense.retrieval.faiss_speed import blas_preferred
 from raydense.retrieval.merge import Hits, Rows, merge_hits
 from raydense.retrieval.search_params import with_defaults
@@ -26,7 +27,7 @@ from raydense.runtime.progress import say
 from raydense.runtime.tasks import run_tasks
 from raydense.storage import Draft
 
-_QUERIES, DEPTH = 256, 100
+QUERIES, DEPTH = 256, 100
 _AT_ONCE = 16  # queries whose lists are all ordered at once: 12 bytes a list and query
 
 
@@ -52,25 +53,30 @@ class Shard:
     stop: int
 
 
-def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vectors, settings: IndexSettings) -> dict[str, Any]:
+def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vectors, settings: IndexSettings, memory: int) -> dict[str, Any]:
     """`nprobe` and the `recall` that it gives, for the summary of an index; empty for one without inverted lists, or with `recall=0`.
 
-    `empty` is the name of the trained index without vectors. The same vectors, seed and index give the same, whatever the workers.
+    `empty` is the name of the trained index without vectors; each task reserves `memory` bytes. The same vectors, seed and index give
+    the same, whatever the workers.
     """
-    index = faiss.read_index(str(draft.read(empty)))
-    if not settings.recall or faiss.try_extract_index_ivf(index) is None or vectors.rows < 2:
+    if not settings.recall or not has_lists(settings.factory, vectors.dimension) or vectors.rows < 2:
         return {}
-    drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(_QUERIES, vectors.rows), replace=False)
+    drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(QUERIES, vectors.rows), replace=False)
     sample = Sample(vectors.artifact.located, vectors.artifact.fingerprint, np.sort(drawn), min(DEPTH, vectors.rows - 1))
-    calls: list[tuple[Any, ...]] = [(sample, shard) for shard in shards]
-    answers = others(list(run_tasks("index", exact_hits, calls, settings.concurrency)), sample)
+
+    def tasks(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
+        return list(run_tasks("index", function, calls, settings.concurrency, memory))
+
+    answers = others(tasks(exact_hits, [(sample, shard) for shard in shards]), sample)
+    (held,) = tasks(held_by_lists, [(draft, empty, sample, answers)])
 
     @cache
     def recall(nprobe: int) -> float:
-        searched = [(draft, empty, sample, shard, with_defaults(f"nprobe={nprobe}", settings.factory)) for shard in shards]
-        return share_found(others(list(run_tasks("index", index_hits, searched, settings.concurrency)), sample), answers)
+        params = with_defaults(f"nprobe={nprobe}", settings.factory)
+        found = tasks(index_hits, [(draft, empty, sample, shard, params) for shard in shards])
+        return share_found(others(found, sample), answers)
 
-    nprobe = least_nprobe(recall, covered(index, vectors.take(sample.rows), answers, vectors.take), settings.recall)
+    nprobe = least_nprobe(recall, held, settings.recall)
     _report(nprobe, recall(nprobe), sample, settings)
     return {"nprobe": nprobe, "recall": round(recall(nprobe), 4)}
 
@@ -124,6 +130,12 @@ def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_pa
     set_search_params(index, search_params)
     scores, rows = index.search(sample.vectors().take(sample.rows), sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)
+
+
+def held_by_lists(draft: Draft, empty: str, sample: Sample, answers: Rows) -> NDArray[np.float64]:
+    """As `covered`, for the vectors of the sample."""
+    vectors = sample.vectors()
+    return covered(faiss.read_index(str(draft.read(empty))), vectors.take(sample.rows), answers, vectors.take)
 
 
 def others(parts: list[Hits], sample: Sample) -> Rows:

@@ -39,7 +39,11 @@ class IndexSettings(Settings):
     )
     bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
     seed: int = setting(42, "random seed of the samples that a quantiser is trained on, and nprobe chosen by", ge=0, lt=2**63)
-    concurrency: int = resource(0, "shards made at once; 0: as many as the machine has CPUs, on a cluster all, since it may grow", ge=0)
+    concurrency: int = resource(
+        0,
+        "tasks at once: one makes a shard, or with bm25 counts a part of the texts; 0: as many as the machine has CPUs, on a cluster all, since it may grow",
+        ge=0,
+    )
     elsewhere: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
 
     @model_validator(mode="after")

@@ -1,6 +1,8 @@
 """An index of inverted lists brings its nprobe: the least that reaches the recall, whatever the workers; a search uses it."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -8,9 +10,12 @@ import pytest
 from embeddings import write_embeddings
 
 from raydense.errors import InputError
+from raydense.retrieval import nprobe
+from raydense.retrieval.faiss_plan import plan_build
 from raydense.retrieval.index import index
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
+from raydense.runtime.tasks import run_tasks
 from raydense.storage import Artifact
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -56,6 +61,19 @@ def test_it_reaches_the_recall_whatever_the_shards_and_workers(vectors: tuple[st
         assert [each.summary[key] for key in ("nprobe", "recall")] == [one.summary[key] for key in ("nprobe", "recall")]
     assert made(vectors, tmp_path / "more", "IVF40,Flat").summary["nprobe"] > one.summary["nprobe"]
     assert "nprobe" not in made(vectors, tmp_path / "flat", "Flat").summary
+
+
+def test_its_tasks_reserve_memory(vectors: tuple[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: dict[str, set[float]] = {}
+
+    def noted(stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], at_once: int = 0, memory: int = 0) -> Iterator[Any]:
+        reserved.setdefault(function.__name__, set()).add(memory)
+        return run_tasks(stage, function, calls, at_once, memory)
+
+    monkeypatch.setattr(nprobe, "run_tasks", noted)
+    made(vectors, tmp_path / "index", "IVF16,SQ8", shards=2)
+    needed = {plan_build("IVF16,SQ8", DIMENSION, ROWS, 2).nprobe_bytes}
+    assert reserved == dict.fromkeys(("exact_hits", "held_by_lists", "index_hits"), needed)
 
 
 def test_a_search_uses_it_unless_another_is_given(

@@ -53,3 +53,13 @@ def test_an_index_that_the_nodes_could_not_search(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"needs 20.0 GiB of disk, and 12.0 GiB are free; .*--factory SQfp16"):
         check(tmp_path, monkeypatch, "Flat", 11, [64], free=12 * GIB)
+
+
+def test_the_choice_of_nprobe_is_counted() -> None:
+    """Where a shard is small, the vectors that its lists are compared with are larger."""
+    small, large = plan_build("IVF64,RaBitQ", 768, 30_000, 1), plan_build("IVF64,Flat", 768, 1_000_000, 1)
+    vectors = 6 * 30_000 * 768 + 8 * 25_600 * 768
+    assert small.nprobe_bytes - faiss_plan.PROCESS_BYTES == vectors
+    assert large.nprobe_bytes - faiss_plan.PROCESS_BYTES == large.file_bytes[0] + 8 * 25_600 * 768
+    assert [plan.largest_task for plan in (small, large)] == [max(plan.task_bytes, plan.nprobe_bytes) for plan in (small, large)]
+    assert plan_build("Flat", 768, 30_000, 1).nprobe_bytes == 0
