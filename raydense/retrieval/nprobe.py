@@ -2,7 +2,7 @@
 
 Passages of a seeded sample are the queries; a passage is no answer to itself. One scan over the vectors gives their exact answers.
 The lists that hold these answers give a lower bound, since what lies in no list that is looked into cannot be found; from there on
-nprobe doubles until the index itself finds enough, and bisection gives the least. Where no code loses an answer, the bound is the result.
+nprobe grows by doubled steps until the index itself finds enough, and bisection gives the least. Where no code loses an answer, the bound is the result.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def least_nprobe(recall: Callable[[int], float], held: NDArray[np.float64], want
     `held` [lists] is the share of the answers in the first 1, 2, ... lists, which no recall exceeds.
     """
     least = min(int(np.searchsorted(held, wanted)) + 1, len(held))
-    low, high = least - 1, least
+    low, high, step = least - 1, least, 1
     while recall(high) < wanted:
         if high == len(held) or held[high - 1] - recall(high) > 1 - wanted:  # what the codes lose, no further list gives back
             return least
-        low, high = high, min(2 * high, len(held))
+        low, high, step = high, min(high + step, len(held)), 2 * step  # codes that lose little are near the bound
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if recall(middle) >= wanted else (middle, high)
