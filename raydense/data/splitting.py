@@ -7,6 +7,7 @@ pairs of character positions (start, stop). The spans of a text rise, never over
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -18,6 +19,7 @@ Ints = NDArray[np.int64]
 Starts = Callable[[list[str]], Iterable[Ints | None]]
 
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
+_APART = frozenset(f" \t\n\r\u00a0\u3000{string.punctuation}…”’»」』】》）。、，；：！？")
 
 
 def word_spans(texts: list[str], length: int) -> list[list[Span]]:
@@ -30,19 +32,20 @@ def word_spans(texts: list[str], length: int) -> list[list[Span]]:
     return [[found.span() for found in block.finditer(text)] for text in texts]
 
 
-def token_spans(texts: list[str], language: str, length: int, starts: Starts) -> list[list[Span]]:
+def token_spans(texts: list[str], language: str, length: int, starts: Starts, words_first: bool = False) -> list[list[Span]]:
     """For each text its consecutive groups of whole sentences that have at most `length` tokens; query-as-context, section 4.1.
 
     A sentence is cut, at a token, only if it alone has more tokens; its last piece is grouped with the next sentences.
     Sentences are grouped by the tokens of the whole text. A tokenizer may count a group differently on its own, so
     each is counted again, and cut again where it is too long: the limit holds for every passage as it will be read. Only a single
-    character of more tokens than that is left as it is.
+    character of more tokens than that is left as it is. With `words_first` the tokenizer splits at white space and punctuation before all
+    else: a group that begins and ends there has the same tokens on its own, and is not counted again.
     """
     found: list[list[Span]] = [[] for _ in texts]
     ends: dict[int, Ints] = {}
     open_ = [(number, span) for number, text in enumerate(texts) if (span := _trimmed(text, 0, len(text)))]
     while open_:
-        too_long: list[tuple[int, Span]] = []
+        doubtful: list[tuple[int, Span]] = []
         for (number, span), tokens in zip(open_, starts([texts[n][a:b] for n, (a, b) in open_]), strict=True):
             if tokens is None:
                 found[number].append(span)
@@ -50,11 +53,12 @@ def token_spans(texts: list[str], language: str, length: int, starts: Starts) ->
             if number not in ends:
                 ends[number] = sentence_ends(texts[number], language)
             pieces = _cut(texts[number], span, tokens + span[0], ends[number], length)
-            if pieces == [span]:
-                found[number].append(span)
-            else:
-                too_long += [(number, piece) for piece in pieces]
-        open_ = too_long
+            for piece in pieces:
+                if pieces == [span] or (words_first and _is_apart(texts[number], *piece)):
+                    found[number].append(piece)
+                else:
+                    doubtful.append((number, piece))
+        open_ = doubtful
     return [sorted(spans) for spans in found]
 
 
@@ -88,6 +92,11 @@ def _cut(text: str, span: Span, tokens: Ints, ends: Ints, length: int) -> list[S
         pieces.append(_trimmed(text, place, end))
         place = end
     return [piece for piece in pieces if piece]
+
+
+def _is_apart(text: str, start: int, stop: int) -> bool:
+    """Whether white space or punctuation is at both ends of a part of the text, within it or without."""
+    return all(at in (0, len(text)) or text[at - 1] in _APART or text[at] in _APART for at in (start, stop))
 
 
 def _nth(tokens: Ints, number: int, stop: int) -> int:

@@ -113,11 +113,11 @@ def _write(draft: Draft, settings: SplitSettings, store: PassageStore, parts: li
 def _cut_of(settings: SplitSettings, model_print: str | None) -> Cut:
     if settings.unit == "words":
         return partial(word_spans, length=settings.length)
-    from raydense.models.tokenizer import starts_of_long
+    from raydense.models.tokenizer import splits_words_first, starts_of_long
 
     source = _tokenizer(str(settings.model), str(model_print))
     starts = partial(starts_of_long, source, length=settings.length)
-    return partial(token_spans, language=settings.language, length=settings.length, starts=starts)
+    return partial(token_spans, language=settings.language, length=settings.length, starts=starts, words_first=splits_words_first(source))
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerBase
 
 from raydense.errors import InputError
@@ -111,6 +114,13 @@ def starts_of_long(source: PreTrainedTokenizerBase, texts: Sequence[str], length
         for found in source.backend_tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
             offsets = np.fromiter(chain.from_iterable(found.offsets), np.int64) if len(found) > length else None
             yield None if offsets is None else np.maximum.accumulate(offsets[::2])
+
+
+def splits_words_first(source: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokens of a text are those of its words, which white space and punctuation separate, as BERT's are."""
+    core = source.backend_tokenizer
+    plain = core.normalizer is None or isinstance(core.normalizer, BertNormalizer)
+    return plain and isinstance(core.pre_tokenizer, BertPreTokenizer) and isinstance(core.model, WordPiece)
 
 
 def _cut_to(source: PreTrainedTokenizerBase, length: int, strategy: str = "longest_first") -> Tokenizer:

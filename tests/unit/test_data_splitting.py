@@ -1,6 +1,7 @@
 """Where texts are cut: nothing but white space is lost, limits hold for each passage by itself, sentences stay whole."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from raydense.data.splitting import sentence_ends, token_spans, word_spans
-from raydense.models.tokenizer import starts_of_long
+from raydense.models.tokenizer import splits_words_first, starts_of_long
 
 SENTENCES = [
     "Dr. Fox met J. R. at 3.5 km.",
@@ -44,14 +45,15 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
     else:
         core = Tokenizer(models.WordPiece({"[UNK]": 0, "Fox": 1, "it": 2, "##it": 3, "i": 4, "##t": 5, "狐": 6}, unk_token="[UNK]"))
         core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        core.normalizer = normalizers.BertNormalizer() if kind == "bert" else None
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>")
 
 
-KINDS = {kind: tokenizer(kind) for kind in ("bytes", "marked", "pieces")}
+KINDS = {kind: tokenizer(kind) for kind in ("bytes", "marked", "pieces", "bert")}
 
 
 def cut(kind: str, texts: list[str], length: int, language: str = "en") -> list[list[tuple[int, int]]]:
-    return token_spans(texts, language, length, partial(starts_of_long, KINDS[kind], length=length))
+    return token_spans(texts, language, length, partial(starts_of_long, KINDS[kind], length=length), splits_words_first(KINDS[kind]))
 
 
 def counted(kind: str, text: str) -> int:
@@ -86,6 +88,32 @@ def test_no_character_is_lost_and_no_passage_is_too_long(kind: str, texts: list[
         check_spans(text, spans)
         for a, b in spans:
             assert counted(kind, text[a:b]) <= length or b - a == 1 or one_start(kind, text[a:b])
+
+
+def test_only_a_tokenizer_of_words_spares_the_second_count() -> None:
+    assert [kind for kind in KINDS if splits_words_first(KINDS[kind])] == ["pieces", "bert"]
+    assert not splits_words_first(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordPiece()), pad_token="<pad>"))
+
+
+@effort(max_examples=150)
+@pytest.mark.parametrize("kind", ["pieces", "bert"])
+@given(texts=st.lists(TEXTS, max_size=3), length=st.integers(1, 40), language=st.sampled_from(["en", "zh"]))
+def test_the_second_count_of_words_changes_nothing(kind: str, texts: list[str], length: int, language: str) -> None:
+    starts = partial(starts_of_long, KINDS[kind], length=length)
+    assert token_spans(texts, language, length, starts, True) == token_spans(texts, language, length, starts)
+
+
+def test_groups_of_separated_words_are_counted_once() -> None:
+    given: list[list[str]] = []
+
+    def starts(texts: list[str]) -> Iterator[np.ndarray | None]:
+        given.append(texts)
+        return starts_of_long(KINDS["bert"], texts, 8)
+
+    text = "Fox it is. Was it cold? “Yes!” he said. 狐狸过河。它冷吗？ " * 5
+    (spans,) = token_spans([text], "en", 8, starts, True)
+    assert len(spans) > 10
+    assert given == [[text.strip()]]
 
 
 def one_start(kind: str, text: str) -> bool:
