@@ -64,7 +64,7 @@ def _summary(draft: Draft, settings: IndexSettings, vectors: Vectors, ranges: li
         "kind": "faiss",
         "factory": settings.factory,
         "dimension": vectors.dimension,
-        "dtype": vectors.artifact.summary["dtype"],
+        "dtype": vectors.artifact.summary.get("dtype"),
         "shards": ranges,
         "model": vectors.artifact.summary["model"],
         "corpus": vectors.artifact.summary["corpus"],
