@@ -91,17 +91,24 @@ def _report(nprobe: int, recall: float, sample: Sample, settings: IndexSettings)
 def least_nprobe(recall: Callable[[int], float], held: NDArray[np.float64], wanted: float) -> int:
     """The least nprobe whose `recall` is `wanted`; where none is, the one whose lists hold so many answers.
 
-    `held` [lists] is the share of the answers in the first 1, 2, ... lists, which no recall exceeds.
+    `held` [lists] is the share of the answers in the first 1, 2, ... lists, which no recall exceeds. What the codes lose changes little
+    from one nprobe to the next, so that each recall says where to look next; a recall is a search of the whole index.
     """
-    least = min(int(np.searchsorted(held, wanted)) + 1, len(held))
+
+    def holding(share: float) -> int:
+        return min(int(np.searchsorted(held, share)) + 1, len(held))
+
+    least = holding(wanted)
     low, high, step = least - 1, least, 1
     while recall(high) < wanted:
-        if high == len(held) or held[high - 1] - recall(high) > 1 - wanted:  # what the codes lose, no further list gives back
+        lost = held[high - 1] - recall(high)
+        if high == len(held) or lost > 1 - wanted:  # what the codes lose, no further list gives back
             return least
-        low, high, step = high, min(high + step, len(held)), 2 * step  # codes that lose little are near the bound
+        low, high, step = high, min(max(high + step, holding(wanted + lost)), len(held)), 2 * step
+    step = 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if recall(middle) >= wanted else (middle, high)
+        middle = max((low + high) // 2, high - step)
+        low, high, step = (low, middle, 2 * step) if recall(middle) >= wanted else (middle, high, len(held))
     return high
 
 

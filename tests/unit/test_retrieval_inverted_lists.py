@@ -31,7 +31,7 @@ def test_it_is_the_least_that_reaches_the_recall(steps: list[float], lost: float
     assert least_nprobe(recall, held, wanted) == (min(reaching) if reaching else holding)
     if not lost:
         assert set(tried) == {holding}, "where no code loses an answer, one search confirms it"
-    assert len(set(tried)) <= 2 + 2 * np.log2(len(held) + 1)
+    assert len(set(tried)) <= 6, "what the codes lose at one nprobe says where the next is"
 
 
 @pytest.mark.parametrize("factory", ["IVF12,Flat", "PCA8,IVF12,Flat", "IVF12,SQ8,Refine(Flat)", "IVF12_HNSW8,Flat"])
