@@ -1,8 +1,9 @@
 """How long mining takes, and how much memory it holds: `python benchmarks/mine.py [--queries 10000 50000 200000] [--passages 1000000]`.
 
 Writes a corpus of short passages, and for each number of queries a run of random hits (200 each by default) and one judgement per query;
-then mines 8 negatives of each query in a fresh process. Prints CPU time with that of Ray's processes, wall time, peak memory and a digest of the data files: the same
-inputs must give the same digest, whatever the code. `--keep FOLDER` keeps corpus and runs there, and reads them again the next time.
+then mines 8 negatives of each query in a fresh process. Prints CPU time with that of Ray's processes, wall time, the driver's peak memory, that
+of all processes together without mapped files and of the largest with them, and a digest of the data files: the same inputs must give
+the same digest, whatever the code. `--keep FOLDER` keeps corpus and runs there, and reads them again the next time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from turns import Ratio, in_turns, ratios
+from watched import run as watched_run
 
 import raydense as rd
 from raydense.data.store import CorpusWriter
@@ -120,7 +121,9 @@ def main() -> None:
             folder = kept / f"{queries}-{given.hits}-{given.passages}"
             write_run(folder, queries, given.hits, given.passages)
             run = [sys.executable, __file__, "--measure", str(corpus), str(folder), f"{temporary}/examples-{queries}"]
-            found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            watched = watched_run(run, Path(temporary) / f"{queries}.log")
+            found = json.loads(watched.said.splitlines()[-1])
+            found |= {"all processes MiB": watched.peaks.together / 2**20, "largest MiB": watched.peaks.process / 2**20}
             figures = ", ".join(f"{name} {value if isinstance(value, str) else f'{value:,.1f}'}" for name, value in found.items())
             print(f"{queries:,} queries, {Artifact.open(folder / 'run').rows:,} rows of a run: {figures}", flush=True)
 
