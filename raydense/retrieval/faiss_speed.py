@@ -74,7 +74,9 @@ class Scan:
             return way(queries, k, part, *ranges[part])
 
         with self._one_at_a_time if decoded else nullcontext():
-            found = list(self._pool.map(search, range(len(ranges)))) if len(ranges) > 1 else [search(0)]
+            others = [(part, self._pool.submit(search, part)) for part in range(1, len(ranges))]
+            found = [search(0)]
+            found += [search(part) if begun.cancel() else begun.result() for part, begun in others]  # a busy machine may not begin them
         return found[0] if len(found) == 1 else self._best(found, k)
 
     def _best(self, found: list[Hits], k: int) -> Hits:

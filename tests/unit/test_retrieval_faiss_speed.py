@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import faiss
 import numpy as np
@@ -89,6 +90,17 @@ def test_several_callers_share_the_threads_of_a_scan(factory: str, small_blocks:
         found = list(callers.map(lambda at: scan.search(queries[at : at + 16], 30), range(0, 64, 16)))
     for here, there in zip(found, expected, strict=True):
         np.testing.assert_array_equal(here[1], there[1])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("n", [1, 30])
+def test_a_caller_does_what_other_threads_do_not_begin(n: int) -> None:
+    index, queries = quantised("SQ8"), queries_of(n)
+    scan, go_on = Scan(faiss, index, 2), Event()
+    busy = [scan._pool.submit(go_on.wait, 60) for _ in range(2)]
+    assert_found(index, queries, 50, *scan.search(queries, 50))
+    assert not any(one.done() for one in busy)
+    go_on.set()
 
 
 def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss() -> None:
