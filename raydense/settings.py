@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from raydense.errors import InputError, InputErrors, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
+from raydense.forecast import Forecast, Known
 from raydense.storage import Place, checked, model_place, named
 
 __all__ = [
@@ -197,6 +198,10 @@ class Settings(BaseSettings):
 
     newer: ClassVar[tuple[str, ...]] = ()
     output: Folder = setting(..., "the folder to make; it appears whole or not at all", min_length=1)
+
+    def forecast(self, known: Known) -> Forecast:
+        """What the stage will need and make, from the sizes of its inputs; an empty forecast where these are not known."""
+        return Forecast()
 
     def shaping(self) -> dict[str, Any]:
         """The settings that shape the output: not its folder, inputs, resources, nor newer settings at their default.

@@ -15,8 +15,9 @@ import click
 from raydense import __version__
 from raydense.cli.flags import SUITE, Command, add_verbosity, common_flags, flags_of, join, read, read_evaluate
 from raydense.cli.jobs import JobError
+from raydense.cli.plan import plan_command
 from raydense.cli.pools import pool_group
-from raydense.cli.recipes import demo_command, plan_command, run_command
+from raydense.cli.recipes import demo_command, run_command
 from raydense.cli.serving import serve_command
 from raydense.cli.submit import submissions_of
 from raydense.cli.visibility import refuse_unseen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,14 @@ from click.shell_completion import CompletionItem
 
 from raydense.cli.flags import join, read_recipe, stages_of
 from raydense.cli.visibility import refuse_unseen
-from raydense.errors import InputError, why
+from raydense.errors import why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
 from raydense.recipes.content import recipe_file, recipe_named, recipe_names
-from raydense.recipes.recipe import Recipe, plan, run, seconds_behind
-from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
+from raydense.recipes.recipe import Recipe, run, seconds_behind
+from raydense.recipes.sweep import Sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
-from raydense.runtime.progress import duration, say, say_error
+from raydense.runtime.progress import say, say_error
 from raydense.storage import named_folders
 
 
@@ -27,10 +26,10 @@ def _recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return [CompletionItem(name) for name in recipe_names() if name.startswith(incomplete)] or [CompletionItem(incomplete, type="file")]
 
 
-_recipe_argument = click.argument("recipe", shell_complete=_recipes)
+recipe_argument = click.argument("recipe", shell_complete=_recipes)
 
 
-def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
+def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
         "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
     )(command)
@@ -39,8 +38,8 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("run")
-@_recipe_argument
-@_recipe_options
+@recipe_argument
+@recipe_options
 @click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
 @click.option(
     "--concurrent",
@@ -100,50 +99,6 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
         if folder in of_folder:
             rows[name] = seconds_behind(recipe, of_folder[folder])
     return rows
-
-
-@click.command("plan")
-@_recipe_argument
-@_recipe_options
-def plan_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool) -> None:
-    """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs."""
-    recipe = recipe_named(recipe)
-    sweep = Sweep.read(recipe, output, changes)
-    rows = plan(Recipe.read(recipe, output, changes)) if sweep is None else plan_sweep(sweep)
-    if as_json:
-        trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
-        print(json.dumps({**trials, "stages": rows}, ensure_ascii=False))
-    elif sweep is None:
-        _print_stages(rows)
-    else:
-        _print_trials(sweep, rows)
-    if wrong := dict.fromkeys(row["stage"] for row in rows if row["stops"]):
-        raise InputError(
-            f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, "the plan shows what is wrong there"
-        )
-
-
-def _print_stages(rows: list[dict[str, Any]]) -> None:
-    width = max(len(row["stage"]) for row in rows)
-    for row in rows:
-        took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
-        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
-        print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
-
-
-def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
-    """One line per trial, then one line per stage of the recipe: how many different ones the trials share, and their states."""
-    for number, trial in enumerate(sweep.trials, 1):
-        done = sum(row["state"] == "done" for row in rows if number in row["trials"])
-        print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
-    print(f"\n{len(rows)} stages for all {len(sweep.trials)} trials, where trials share those that are the same:\n")
-    names = list(dict.fromkeys(row["stage"] for row in rows))
-    for name in names:
-        of = [row for row in rows if row["stage"] == name]
-        states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
-        needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
-        needs += "".join(f"; {note}" for note in dict.fromkeys(row["note"] for row in of if row["stops"]))
-        print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
 
 
 @click.command("demo")

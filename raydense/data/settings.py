@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 
 from raydense.data.formats import by_name, formats_that
 from raydense.errors import did_you_mean
+from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below
 from raydense.settings import Folder, FolderOrNone, Settings, artifact, setting
 
 
@@ -37,6 +38,19 @@ class SampleSettings(Settings):
     )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the passages; 30 bytes of each stay in memory until the end."""
+        asked = {"train": self.train_queries, "dev": self.dev_queries, "test": self.test_queries}
+        corpus, queries = (
+            Holds(self.passages, "about", 158, 182.0 * self.passages, files=-(-self.passages // self.shard_rows)),
+            Holds(n := sum(asked.values()), "", 60, 19.0 * n),
+        )
+        splits = {f"qrels/{split}": Holds(n, "", 1.2, 9.0 * n) for split, n in asked.items()}
+        makes = {below(self.output, part): holds for part, holds in {"corpus": corpus, "queries": queries, **splits}.items()}
+        needs = f"{corpus} passages and {queries} queries to make"
+        work = {"passages": float(self.passages), "queries": float(n)}
+        return Forecast(needs, makes, "sample", work, PROCESS_BYTES + 30 * self.passages)
+
 
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
@@ -58,6 +72,18 @@ class ImportSettings(Settings):
     def by_name(self) -> bool:
         """Whether `input` is a library's name of a data set, not a path."""
         return by_name(self.format)
+
+    def forecast(self, known: Known) -> Forecast:
+        """The parts of a format that names their files, by the lines of these; the time grows with their bytes."""
+        from raydense.data.source_size import parts_held
+
+        parts, source = parts_held(self)
+        if not parts:
+            return Forecast("what it holds shows when it has run")
+        makes = {below(self.output, part): holds for part, holds in parts.items()}
+        passages = parts.get("corpus", Holds(0))
+        what = ", ".join(f"{parts[part]} {word}" for part, word in (("corpus", "passages"), ("queries", "queries")) if part in parts)
+        return Forecast(f"{what} to read", makes, "import", {"bytes": source}, PROCESS_BYTES + 30 * passages.rows)
 
 
 class ExportSettings(Settings):

@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
+from raydense.storage import named
 
 
 class AnswerSettings(BaseSettings):
@@ -48,6 +50,17 @@ class EvaluateSettings(Settings):
                 raise ValueError("nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus")
             self._refuse_given(["metrics"], "an evaluation without qrels")
         return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits of all runs."""
+        queries = known.of(self.qrels) or fewest(known.of(self.queries))
+        if not queries:
+            return Forecast()
+        runs = [known.of(named(run)[1]) for run in self.run]
+        hits = sum(run.rows * run.each for run in runs if run)
+        makes = {self.output: Holds(queries.rows, bytes=3e4 + 25.0 * queries.rows)}
+        needs = f"{len(self.run)} run(s) over {queries} queries"
+        return Forecast(needs, makes, "evaluate" if all(runs) else "", {"hits": float(hits)}, 2 * PROCESS_BYTES)
 
 
 class SuiteSettings(Settings):

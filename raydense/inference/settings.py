@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
+from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, fewest, tokens
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Pair, Settings, artifact, group, resource, setting
 
 
@@ -51,7 +52,22 @@ class SplitSettings(Settings):
             self.__dict__["length"] = 144 if self.unit == "tokens" else 100
         return self
 
+    def forecast(self, known: Known) -> Forecast:
+        """A document gives as many passages as its units fill; the time grows with the characters."""
+        documents = known.of(self.corpus)
+        if not documents:
+            return Forecast()
+        units = documents.each / 6 if self.unit == "words" else tokens(documents.each, 2**31)
+        each = max(1.0, units / self.length)
+        rows = round(documents.rows * each)
+        passages = Holds(
+            rows, "about", documents.each / each, documents.rows * documents.each + 25.0 * rows, files=-(-rows // self.shard_rows)
+        )
+        needs, work = f"{documents} documents to split", {"characters": documents.rows * documents.each}
+        return Forecast(needs, {self.output: passages}, f"split {self.unit}", work, PROCESS_BYTES)
 
+
+_QUERIES_A_FILE = 2_048  # as `sources` writes them
 _PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
@@ -95,6 +111,24 @@ class EncodeSettings(Settings, Spread):
         given = {name: getattr(self, name) for name in ("passage_length", "query_length", "dimension")}
         return {name: value for name, value in given.items() if value is not None}
 
+    def forecast(self, known: Known) -> Forecast:
+        """The time of a transformer grows with its products, that of a static encoder with the characters to split into tokens."""
+        from raydense.models.model_size import model_of
+
+        texts, model = known.of(self.corpus or self.queries), model_of(known, self.model)
+        if not texts:
+            return Forecast()
+        needs = f"{texts} {'passages' if self.corpus else 'queries'} to encode"
+        if not model:
+            return Forecast(needs, {self.output: Holds(texts.rows, texts.word)})
+        length = (self.passage_length or model.passage_length) if self.corpus else (self.query_length or model.query_length)
+        width = self.dimension or model.each
+        vectors = Holds(texts.rows, texts.word, width, texts.rows * (width * (2 if self.dtype == "float16" else 4) + 28))
+        tasks = texts.files if self.corpus else -(-texts.rows // _QUERIES_A_FILE)
+        flops = texts.rows * tokens(texts.each, length) * model.flops
+        work = {"flops": flops} if flops else {"characters": texts.rows * texts.each}
+        return Forecast(needs, {self.output: vectors}, f"encode {model.scale}", work, TORCH_BYTES + 2 * model.bytes, -1, tasks)
+
 
 class SamplingSettings(BaseSettings):
     """Nucleus sampling (Holtzman et al. 2020)."""
@@ -127,6 +161,22 @@ class GenerateSettings(Settings, Spread):
         16_384, "tokens of one batch, of passages and queries to write; it affects the rounding of probabilities", ge=1
     )
 
+    def forecast(self, known: Known) -> Forecast:
+        """A passage is read once, and each token of its queries is a forward pass."""
+        from raydense.models.model_size import model_of
+
+        passages, model = known.of(self.corpus), model_of(known, self.model)
+        if not passages:
+            return Forecast()
+        written = self.queries_each * QUERY_CHARACTERS
+        generated = Holds(passages.rows, passages.word, written, passages.rows * (written / 2 + 8))
+        needs, makes = f"{passages} passages x {self.queries_each} queries", {self.output: generated}
+        if not model:
+            return Forecast(needs, makes)
+        each = tokens(passages.each, self.passage_length or model.passage_length) + tokens(QUERY_CHARACTERS, 64) * self.queries_each
+        work = {"flops": passages.rows * each * model.flops}
+        return Forecast(needs, makes, f"generate {model.scale}", work, TORCH_BYTES + 2 * model.bytes, -1, passages.files)
+
 
 class RerankSettings(Settings, Spread):
     """Reorder the first passages of a run by a cross-encoder, on Ray Data."""
@@ -141,3 +191,23 @@ class RerankSettings(Settings, Spread):
     precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries per committed file", ge=1)
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the pairs to score."""
+        queries = fewest(known.of(self.run), known.of(self.queries))
+        if not queries:
+            return Forecast()
+        made = Holds(queries.rows, "at most", self.depth, 9.0 * queries.rows * self.depth)
+        return pairs_forecast(self, self.model, made, known)
+
+
+def pairs_forecast(settings: Any, teacher: str, made: Holds, known: Known) -> Forecast:
+    """What it needs to score the first `depth` passages of each of `made` queries by a cross-encoder: of `rerank` and of `label`."""
+    from raydense.models.model_size import model_of
+
+    depth, output, blocks = settings.depth, settings.output, -(-made.rows // settings.block)
+    needs, model, passages = f"{made} queries x {depth} pairs to score", model_of(known, teacher), known.of(settings.corpus)
+    if not (model and passages):
+        return Forecast(needs, {output: made})
+    work = {"flops": made.rows * depth * tokens(passages.each + QUERY_CHARACTERS, model.passage_length) * model.flops}
+    return Forecast(needs, {output: made}, f"score {model.scale}", work, TORCH_BYTES + 2 * model.bytes, -1, blocks)

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.inference.settings import Spread
+from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
+from raydense.inference.settings import Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
@@ -20,6 +21,21 @@ class FilterSettings(Settings, Pool):
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     k: int = setting(10, "keep a query whose passage, or one of the same text, is among this many first hits", ge=1)
     seed: int = setting(42, "random seed of the sample to read", ge=0, lt=2**63)
+
+    def forecast(self, known: Known) -> Forecast:
+        """A search of the queries of each passage."""
+        generated, index = known.of(self.generated), known.of(self.index)
+        if not generated:
+            return Forecast()
+        from raydense.retrieval.forecasts import on_gpus, search_work
+
+        needs = f"the queries of {generated} passages x {self.k}{on_gpus(self, self.index)}"
+        makes = {self.output: generated}
+        if not index:
+            return Forecast(needs, makes)
+        queries = Holds(round(generated.rows * max(1.0, generated.each / QUERY_CHARACTERS)), "at most", QUERY_CHARACTERS)
+        kind, work = search_work(known, queries, index, self.k, self.model, self.search_params)
+        return Forecast(needs, makes, kind.replace("search", "filter"), work, PROCESS_BYTES + index.bytes)
 
 
 class HybridSettings(BaseSettings):
@@ -65,6 +81,16 @@ class MineSettings(Settings):
             raise ValueError(f"hybrid.denoised {self.hybrid.denoised} is more than the {self.negatives} negatives that it is a part of")
         return self
 
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits to draw from."""
+        run = known.of(self.run)
+        queries = fewest(run, known.of(self.queries), known.of(self.qrels))
+        if not queries:
+            return Forecast()
+        made = Holds(queries.rows, "at most", self.negatives, queries.rows * (8.0 * self.negatives + 8))
+        work = {"hits": float(queries.rows * min(self.depth, run.each or self.depth if run else self.depth))}
+        return Forecast(f"{queries} queries x {self.negatives} negatives", {self.output: made}, "mine", work, 2 * PROCESS_BYTES)
+
 
 class LabelSettings(Settings, Spread):
     """Label candidates with a re-ranker as the teacher: pseudo-positives and confident negatives, of judged and of other queries."""
@@ -92,6 +118,17 @@ class LabelSettings(Settings, Spread):
         if self.s_neg >= self.s_pos:
             raise ValueError(f"s_neg {self.s_neg} must be below s_pos {self.s_pos}")
         return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the pairs to score, or, of a run that has the scores, with its hits."""
+        queries = fewest(known.of(self.run), known.of(self.queries))
+        if not queries:
+            return Forecast()
+        made = Holds(queries.rows, "at most", self.negatives, queries.rows * (8.0 * self.negatives + 16))
+        if self.model:
+            return pairs_forecast(self, self.model, made, known)
+        work = {"hits": float(queries.rows * self.depth)}
+        return Forecast(f"{queries} queries to label", {self.output: made}, "label", work, PROCESS_BYTES)
 
     def shaping(self) -> dict[str, Any]:
         """As for every stage; also records that scores are logits: outputs of old versions have probabilities, and are refused."""

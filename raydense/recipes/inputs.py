@@ -74,8 +74,8 @@ def _parts(settings: Settings) -> set[str]:
     """The parts of a data set that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, SampleSettings):
         return _SAMPLE
-    if isinstance(settings, ImportSettings) and settings.format in formats_that("parts") and Path(settings.input).is_dir():
-        return load_format(settings.format).parts(Path(settings.input))
+    if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
+        return set(load_format(settings.format).files(Path(settings.input)))
     return set()
 
 

@@ -26,7 +26,8 @@ from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
 from raydense.recipes.inputs import wrong_input
-from raydense.recipes.planning import needs_of
+from raydense.recipes.planning import Measured, Prices, estimate_of, forecasts_of
+from raydense.recipes.rates import Rates, stored_rates
 from raydense.recipes.stage import Stage
 from raydense.runtime.progress import duration, say
 from raydense.storage import (
@@ -146,13 +147,18 @@ def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield ("wrong", fault) if fault else (status, words)
 
 
-def plan(recipe: Recipe) -> list[dict[str, Any]]:
-    """A row per stage: name, verb, state, whether a run stops there, words on it, what it will need, and the seconds that it took so far."""
+def plan(recipe: Recipe, measured: Measured | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
+    """A row per stage: name, verb, state, whether a run stops there, words on it, what it will need, and the seconds that it took so far.
+
+    `estimate` has the figures of a stage that is not done, by the stored rates unless others were measured; see `estimate_of`.
+    """
+    measured = measured or Measured(Rates(stored_rates()))
     took, judged = _seconds(recipe.output), list(_judged(recipe))
     done = {stage.name for stage, (status, _) in zip(recipe.stages, judged, strict=True) if status == "done"}
     rows = []
-    needed = needs_of(stage.settings for stage in recipe.stages)
-    for stage, (status, words), needs in zip(recipe.stages, judged, needed, strict=True):
+    settings, names = [stage.settings for stage in recipe.stages], [stage.name for stage in recipe.stages]
+    foreseen = forecasts_of(settings, names, measured.corrections)
+    for stage, (status, words), forecast in zip(recipe.stages, judged, foreseen, strict=True):
         row: dict[str, Any] = {
             "stage": stage.name,
             "verb": stage.verb,
@@ -160,7 +166,8 @@ def plan(recipe: Recipe) -> list[dict[str, Any]]:
             "stops": _stops(stage, status, done),
             "note": words,
         }
-        rows.append(row | {"needs": "" if status == "done" else needs, "seconds": took.get(stage.name)})
+        row |= {"needs": "" if status == "done" else forecast.needs, "seconds": took.get(stage.name)}
+        rows.append(row | {"estimate": {} if status == "done" else estimate_of(forecast, measured.rates, stage.name, prices or Prices())})
     return rows
 
 

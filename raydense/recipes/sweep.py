@@ -26,6 +26,7 @@ from typing import Any
 from raydense.errors import Faults, InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import apply, recipe_content
+from raydense.recipes.planning import Measured, Prices
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
 from raydense.storage import Artifact, Place, named_folders
@@ -177,11 +178,11 @@ def _refuse_same(trials: list[Trial], where: str) -> None:
             raise InputError(f"two trials are called {Path(trial.recipe.output).name!r}", where, "give variants other names")
 
 
-def plan_sweep(sweep: Sweep) -> list[dict[str, Any]]:
+def plan_sweep(sweep: Sweep, measured: Measured | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
     """A row for each distinct stage, as `recipe.plan` makes it, with its folder and the numbers (from 1) of its trials."""
     rows: dict[str, dict[str, Any]] = {}
     for number, trial in enumerate(sweep.trials, 1):
-        for stage, row in zip(trial.recipe.stages, plan(trial.recipe), strict=True):
+        for stage, row in zip(trial.recipe.stages, plan(trial.recipe, measured, prices), strict=True):
             there = rows.setdefault(stage.settings.output, row | {"output": stage.settings.output, "trials": [], "seconds": 0.0})
             there["trials"].append(number)
             there["seconds"] += row["seconds"] or 0.0

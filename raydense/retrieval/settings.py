@@ -7,7 +7,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
+from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
+
+_PART_BYTES = 32 * 2**20  # of text, which one task counts
 
 
 class BM25Settings(BaseSettings):
@@ -79,6 +82,27 @@ class IndexSettings(Settings):
         """The number of shards, if it follows from the size: an index that was begun keeps its own."""
         return set() if self.shards else {"shards"}
 
+    def forecast(self, known: Known) -> Forecast:
+        """The time of words grows with the characters; that of vectors with their numbers, and with the products that find their lists."""
+        held = known.of(self.corpus or self.embeddings)
+        if not held:
+            return Forecast()
+        if self.kind == "faiss":
+            from raydense.retrieval.forecasts import vectors_forecast
+
+            return vectors_forecast(self, held)
+        characters = held.rows * held.each
+        made = Holds(held.rows, held.word, bytes=0.6 * characters)
+        memory = min(4e9, 20 * characters) + PROCESS_BYTES
+        return Forecast(
+            f"{held} passages to count words of",
+            {self.output: made},
+            "index bm25",
+            {"characters": characters},
+            memory,
+            tasks=-(-round(characters) // _PART_BYTES),
+        )
+
 
 class CompareSettings(Settings):
     """Compare FAISS indexes on a sample of the embeddings: recall, speed, memory and the time to build, for the factory strings given."""
@@ -144,6 +168,25 @@ class SearchSettings(Settings, Pool):
         if self.vectors:
             self._refuse_given(["model", "background"], "a search with vectors")
         return self
+
+    def asked(self, known: Known) -> Holds | None:
+        """The queries that are searched."""
+        return fewest(known.of(self.queries), known.of(self.qrels)) if self.qrels else known.of(self.queries)
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits to write, and with queries x vectors (or passages) that are compared."""
+        queries, index = self.asked(known), known.of(self.index)
+        if not queries:
+            return Forecast()
+        from raydense.retrieval.forecasts import on_gpus, search_work
+
+        needs = f"{queries} queries x {self.k}{on_gpus(self, self.index)}"
+        made = Holds(queries.rows, queries.word, self.k, 7.0 * queries.rows * self.k)
+        if not index:
+            return Forecast(needs, {self.output: made})
+        kind, work = search_work(known, queries, index, self.k, None if self.vectors else self.model, self.search_params)
+        process = TORCH_BYTES if self.model else PROCESS_BYTES
+        return Forecast(needs, {self.output: made}, kind, work, process + index.bytes, -1 if self.gpu or self.model else 0)
 
     def left_open(self) -> set[str]:
         """The values that a running pool provides: its search parameters, and its index if none is given."""

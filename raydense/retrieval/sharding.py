@@ -16,10 +16,14 @@ def with_shards(settings: IndexSettings) -> IndexSettings:
     """
     if settings.shards:
         return settings
+    return settings.replaced({"shards": shards_begun(settings) or shards_of(settings)})
+
+
+def shards_begun(settings: IndexSettings) -> int:
+    """The number of shards that the output was begun with; 0 if it was not."""
     manifest = read_manifest(settings.output)
     there = manifest["made_from"] if manifest else begun_from(settings.output) or {}
-    made = there.get("settings", {}).get("shards") if there.get("stage") == "index" else None
-    return settings.replaced({"shards": made or shards_of(settings)})
+    return int(there.get("settings", {}).get("shards") or 0) if there.get("stage") == "index" else 0
 
 
 def shards_of(settings: IndexSettings) -> int:

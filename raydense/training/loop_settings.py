@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from raydense.errors import InputError
+from raydense.forecast import Forecast, Known
 from raydense.settings import BaseSettings, Folder, NumberOrAuto, Settings, artifact, group, resource, setting
 from raydense.training.registry import built_in_methods, load_method
 
@@ -88,6 +89,12 @@ class LoopSettings(Settings):
         if self.engine.name == "deepspeed" and self.optimizer == "lamb":
             raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp")
         return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """As for every stage."""
+        from raydense.training.forecasts import training_forecast
+
+        return training_forecast(self, known)
 
     @classmethod
     def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:

@@ -177,8 +177,8 @@ def forward_and_back(model: nn.Module, batch: Batch) -> None:
     torch.stack([o.sum() for o in given]).sum().backward()
 
 
-def describe(settings: LoopSettings) -> str:
-    """The memory of a worker in words; empty if a start model does not exist yet, or cannot be read.
+def describe(settings: LoopSettings) -> tuple[str, int]:
+    """The memory of a worker in words and in bytes; empty and 0 if a start model does not exist yet, or cannot be read.
 
     For this machine's kind of device: a GPU if torch sees one. For micro_batch auto, the range that it can choose from.
     """
@@ -189,11 +189,12 @@ def describe(settings: LoopSettings) -> str:
         try:
             outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
         except InputError:
-            return ""
+            return "", 0
     if isinstance(settings.micro_batch, int):
-        return f"about {outline.memory(settings.micro_batch)}"
+        memory = outline.memory(settings.micro_batch)
+        return f"about {memory}", memory.total
     least, most = outline.memory(1), outline.memory(0)
-    return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once"
+    return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once", most.total
 
 
 def many_words() -> Iterator[str]:

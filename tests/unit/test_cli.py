@@ -104,7 +104,10 @@ def test_plan_as_json(tmp_path, capsys):
         "plan", str(ROOT / "jobs" / "recipes" / "quickstart.yaml"), "--output", str(tmp_path / "o"), "--json", capsys=capsys
     )
     assert code == 0
-    stages = json.loads(out)["stages"]
+    stages, total = json.loads(out)["stages"], json.loads(out)["total"]
+    estimate = stages[0].pop("estimate")
+    assert set(estimate) == {"seconds", "error", "gpu_hours", "memory_bytes", "output_bytes", "measured"}
+    assert total["unknown"] == []
     needs = "about 5,000 passages and 5,600 queries to make"
     assert stages[0] == {"stage": "data", "verb": "sample", "state": "ready", "stops": False, "note": "", "needs": needs, "seconds": None}
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,13 @@ from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
 from raydense.mining.settings import FilterSettings, MineSettings
-from raydense.recipes import planning
 from raydense.recipes.content import recipe_file
-from raydense.recipes.planning import needs_of
+from raydense.recipes.planning import forecasts_of
 from raydense.recipes.recipe import Recipe, plan
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
 from raydense.storage import Artifact, Draft
-from raydense.training import memory
+from raydense.training import forecasts, memory
 from raydense.training.batches import Sampler
 from raydense.training.examples import read_examples
 from raydense.training.loop_settings import LoopSettings
@@ -38,8 +38,12 @@ def needs(recipe: str, output: Path, *changes: str) -> dict[str, str]:
     return {row["stage"]: without_memory(row["needs"]) for row in plan(Recipe.read(recipe_file(recipe), output, changes))}
 
 
+def needs_of(stages: Iterable[Settings]) -> list[str]:
+    return [forecast.needs for forecast in forecasts_of(stages)]
+
+
 def without_memory(need: str) -> str:
-    return re.sub(r", about [0-9.]+ GiB a worker \(.*\)$", "", need)
+    return re.sub(r", about ([0-9.]+ GiB a worker \(.*\)|[0-9]+ MiB of memory .*)$", "", need)
 
 
 def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
         "negatives-1": "at most 1,000 queries x 8 negatives",
         "retriever-1": "at most 22 steps of 64 queries, 1 worker(s)",
         "vectors-1": "about 2,000 passages to encode",
-        "dense-1": "about 2,000 vectors",
+        "dense-1": "about 2,000 vectors over 1 shard(s)",
         "found-1": "1,800 queries x 100",
         "negatives-2": "at most 1,000 queries x 8 negatives",
         "retriever-2": "7 steps of 64 queries, 1 worker(s)",
@@ -75,11 +79,11 @@ def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
     assert set(needed.values()) == {""}
 
 
-def test_a_split_shows_its_documents_but_not_its_passages(tmp_path: Path) -> None:
+def test_a_split_shows_its_documents_and_about_how_many_passages_they_give(tmp_path: Path) -> None:
     sample = SampleSettings(output=str(tmp_path / "data"), passages=300)
     passages = SplitSettings(output=str(tmp_path / "passages"), corpus=f"{sample.output}/corpus", unit="words")
     words = IndexSettings(output=str(tmp_path / "words"), kind="bm25", corpus=passages.output)
-    assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", ""]
+    assert list(needs_of([sample, passages, words]))[1:] == ["about 300 documents to split", "about 300 passages to count words of"]
 
 
 def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_passages_that_a_filter_leaves_without_a_query_are_not_counted_on(tmp_pa
 def test_the_memory_of_training_is_shown_if_the_start_model_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "_ESTIMATES", {})
+    monkeypatch.setattr(forecasts, "_ESTIMATES", {})
     needed = {row["stage"]: row["needs"] for row in plan(Recipe.read(recipe_file("quickstart"), tmp_path))}
     assert re.search(r", 1 worker\(s\), about [01]\.[0-9] GiB a worker \(.*activations.*process\)$", needed["retriever-1"])
     assert "GiB a worker" not in needed["reranker-1"], "it starts from a retriever that is not made yet"
@@ -114,12 +118,12 @@ def test_the_memory_of_trainings_that_differ_in_what_needs_none_is_estimated_onc
     own = tmp_path / "own"
     shutil.copytree(tiny_folder, own)
     given = {"model": str(own), "corpus": "c", "batch_size": 32, "output": "o"}
-    monkeypatch.setattr(planning, "_ESTIMATES", {})
+    monkeypatch.setattr(forecasts, "_ESTIMATES", {})
     estimated: list[LoopSettings] = []
-    monkeypatch.setattr(memory, "describe", lambda settings: estimated.append(settings) or str(len(estimated)))
+    monkeypatch.setattr(memory, "describe", lambda settings: estimated.append(settings) or (str(len(estimated)), 1))
 
     def needed(**changes: Any) -> str:
-        return next(needs_of([PretrainSettings.read({**given, "method": "mlm", **changes})]))
+        return next(iter(needs_of([PretrainSettings.read({**given, "method": "mlm", **changes})])))
 
     assert [needed(), needed(seed=1), needed(lr=0.1), needed(epochs=3), needed(corpus="d"), needed(output="p")] == ["1"] * 6
     changes: list[dict[str, Any]] = [{"passage_length": 40}, {"engine": {"name": "ddp"}}, {"model": str(tiny_folder)}, {"micro_batch": 4}]
@@ -194,7 +198,7 @@ def test_the_shards_of_an_index_follow_from_its_size(tmp_path: Path, monkeypatch
     write_embeddings(tmp_path / "v", np.zeros((30_000, 64), np.float16))
     monkeypatch.setattr("raydense.retrieval.sharding.SHARD_BYTES", 2**20)
     given = {"kind": "faiss", "embeddings": str(tmp_path / "v"), "output": str(tmp_path / "i")}
-    shards = {factory: next(needs_of([IndexSettings.read({**given, "factory": factory})])) for factory in ("Flat", "SQ8", "RaBitQ")}
+    shards = {factory: needs_of([IndexSettings.read({**given, "factory": factory})])[0] for factory in ("Flat", "SQ8", "RaBitQ")}
     assert {factory: int(need.split()[3]) for factory, need in shards.items()} == {"Flat": 8, "SQ8": 2, "RaBitQ": 1}
 
 
@@ -204,9 +208,9 @@ def test_a_search_on_gpus_shows_their_memory(tmp_path: Path) -> None:
     shards = [[0, 500_000], [500_000, 1_000_000]]
     made = {"kind": "faiss", "factory": "Flat", "dimension": 768, "dtype": "float16", "shards": shards}
     given = {"index": str(tmp_path / "flat"), "queries": str(tmp_path / "queries"), "model": "m", "output": "o", "gpu": True, "replicas": 2}
-    assert next(needs_of([SearchSettings(**given)])) == "100 queries x 100"
+    assert needs_of([SearchSettings(**given)])[0] == "100 queries x 100"
     Draft.open(tmp_path / "flat", "index", {}).finish(0, **made)
-    assert next(needs_of([SearchSettings(**given)])) == "100 queries x 100, about 10.9 GiB of GPU memory in 4 actors"
+    assert needs_of([SearchSettings(**given)])[0] == "100 queries x 100, about 10.9 GiB of GPU memory in 4 actors"
     Draft.open(tmp_path / "graph", "index", {}).finish(0, **{**made, "factory": "HNSW32"})
     with pytest.raises(InputError, match="FAISS has no HNSW32 for GPUs"):
-        next(needs_of([SearchSettings(**{**given, "index": str(tmp_path / "graph")})]))
+        needs_of([SearchSettings(**{**given, "index": str(tmp_path / "graph")})])

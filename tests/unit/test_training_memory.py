@@ -247,10 +247,10 @@ def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pyt
 
 
 def test_plan_shows_it(data: TrainingData) -> None:
-    assert describe(settings(data, "static")).startswith("about ")
-    assert "activations" in describe(settings(data, model="tiny", batch_size=64))
-    assert describe(settings(data, micro_batch="auto")).startswith("from ")
-    assert describe(settings(data, model=str(data.root / "not there"))) == ""
+    assert describe(settings(data, "static"))[0].startswith("about ")
+    assert "activations" in describe(settings(data, model="tiny", batch_size=64))[0]
+    assert describe(settings(data, micro_batch="auto"))[0].startswith("from ")
+    assert describe(settings(data, model=str(data.root / "not there"))) == ("", 0)
 
 
 def test_tiny_is_estimated_with_a_full_vocabulary(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 def formats_that(function: str) -> tuple[str, ...]:
-    """The names of the formats that define `read`, `passages`, `write` or `parts`."""
+    """The names of the formats that define `read`, `passages`, `write` or `files`."""
     return tuple(name for name, text in _texts().items() if re.search(rf"^def {function}\(", text, re.MULTILINE))
 
 

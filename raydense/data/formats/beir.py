@@ -42,11 +42,11 @@ def read(source: Path, intake: Intake) -> None:
             _read_qrels(path, intake)
 
 
-def parts(folder: Path) -> set[str]:
-    """What an import of a BEIR folder makes, by the names of its files alone: for `plan`, before anything is read."""
+def files(folder: Path) -> dict[str, list[Path]]:
+    """The files of each part that an import of a BEIR folder makes: for `plan`, before anything is read."""
     judged = files_of(folder / "qrels", "*.tsv") if (folder / "qrels").is_dir() else []
-    files = {"corpus": folder / "corpus.jsonl", "queries": folder / "queries.jsonl"}
-    return {part for part, file in files.items() if either(file).is_file()} | {f"qrels/{plain(path).stem}" for path in judged}
+    texts = {"corpus": either(folder / "corpus.jsonl"), "queries": either(folder / "queries.jsonl")}
+    return {part: [file] for part, file in texts.items() if file.is_file()} | {f"qrels/{plain(path).stem}": [path] for path in judged}
 
 
 def _read_file(path: Path, intake: Intake) -> None:

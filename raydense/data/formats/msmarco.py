@@ -70,6 +70,17 @@ def read(source: Path, intake: Intake) -> None:
         intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", partial(columns, path, fields), where(path))
 
 
+def files(source: Path) -> dict[str, list[Path]]:
+    """The files of each part that an import of a folder makes: for `plan`, before anything is read."""
+    triples = files_of(source, "triples*")
+    parts = {part: files_of(source, f"{name}*") or triples for part, name in (("corpus", "collection"), ("queries", "queries"))}
+    parts |= {f"qrels/{split_of(path)}": [path] for path in files_of(source, "qrels*")}
+    parts |= {f"examples/{split_of(path)}": [path] for path in (*files_of(source, "qidpidtriples*"), *triples)}
+    runs = [*files_of(source, "run*"), *files_of(source, "top1000*")]
+    parts |= {"run" if len(runs) == 1 else f"run/{split_of(path)}": [path] for path in runs}
+    return {part: found for part, found in parts.items() if found}
+
+
 def split_of(path: Path) -> str:
     """The split in a file's name: `qrels.dev.small.tsv` -> `dev.small`; `all` if the name has none."""
     middle = plain(path).name.split(".")[1:]

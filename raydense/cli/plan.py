@@ -1,0 +1,120 @@
+"""`plan`: what a run of a recipe would do, and what it needs: time, GPU hours, memory, storage and money."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+
+from raydense.cli.recipes import recipe_argument, recipe_options
+from raydense.errors import InputError
+from raydense.recipes.content import recipe_named
+from raydense.recipes.planning import Prices, total_of
+from raydense.recipes.recipe import Recipe, plan
+from raydense.recipes.sweep import Sweep, plan_sweep
+from raydense.runtime.progress import duration, size
+
+_HEADS = ("stage", "time", "GPU hours", "memory", "storage", "cost")
+
+
+@click.command("plan")
+@recipe_argument
+@recipe_options
+@click.option(
+    "--price-gpu-hour",
+    default=0.0,
+    metavar="FLOAT",
+    type=click.FloatRange(0),
+    help="what an hour of one GPU costs, for the column cost  [0]",
+)
+@click.option("--price-cpu-hour", default=0.0, metavar="FLOAT", type=click.FloatRange(0), help="what an hour of one CPU costs  [0]")
+def plan_command(
+    recipe: str,
+    output: str,
+    changes: tuple[str, ...],
+    as_json: bool,
+    price_gpu_hour: float,
+    price_cpu_hour: float,
+) -> None:
+    """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs.
+
+    A table gives time, GPU hours, memory of the largest process, and storage of each stage that is left. Sizes follow from the inputs;
+    the time from stored rates, of the cluster that is named below the table; those that come with raydense are rough. Cost is that of the whole cluster, idle
+    GPUs too.
+    """
+    recipe = recipe_named(recipe)
+    sweep = Sweep.read(recipe, output, changes)
+    prices = Prices(price_gpu_hour, price_cpu_hour)
+    rows = plan(Recipe.read(recipe, output, changes), None, prices) if sweep is None else plan_sweep(sweep, None, prices)
+    total = total_of(rows)
+    if as_json:
+        trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
+        print(json.dumps({**trials, "stages": rows, "total": total}, ensure_ascii=False))
+    elif sweep is None:
+        _print_stages(rows)
+        _print_figures(rows, total)
+    else:
+        _print_trials(sweep, rows)
+        _print_figures(rows, total)
+    if wrong := dict.fromkeys(row["stage"] for row in rows if row["stops"]):
+        raise InputError(
+            f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, "the plan shows what is wrong there"
+        )
+
+
+def _print_stages(rows: list[dict[str, Any]]) -> None:
+    width = max(len(row["stage"]) for row in rows)
+    for row in rows:
+        took = f" ({duration(row['seconds'])})" if row["seconds"] and row["state"] == "done" else ""
+        words = "; ".join(part for part in (row["note"], row["needs"]) if part)
+        print(f"{row['stage'].ljust(width)}  {row['verb']:9} {row['state']:8}{took} {words}".rstrip())
+
+
+def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
+    """One line per trial, then one line per stage of the recipe: how many different ones the trials share, and their states."""
+    for number, trial in enumerate(sweep.trials, 1):
+        done = sum(row["state"] == "done" for row in rows if number in row["trials"])
+        print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
+    print(f"\n{len(rows)} stages for all {len(sweep.trials)} trials, where trials share those that are the same:\n")
+    names = list(dict.fromkeys(row["stage"] for row in rows))
+    for name in names:
+        of = [row for row in rows if row["stage"] == name]
+        states = ", ".join(f"{count} {word}" for word, count in Counter(row["state"] for row in of).items())
+        needs = next((f"; each {row['needs']}" for row in of if row["needs"]), "")
+        needs += "".join(f"; {note}" for note in dict.fromkeys(row["note"] for row in of if row["stops"]))
+        print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
+
+
+def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
+    """A table of what is left to do, its total, and where its rates were measured; nothing where all is done."""
+    left = [(row["stage"], row["estimate"]) for row in rows if row["state"] != "done"]
+    if not left:
+        return
+    lines = [_HEADS, *(_line(name, figures) for name, figures in left), _line("total", total)]
+    shown = [column for column in range(len(_HEADS)) if any(line[column] not in ("", "0.00") for line in lines[1:])]
+    widths = {column: max(len(line[column]) for line in lines) for column in shown}
+    print()
+    for line in lines:
+        print("  ".join(line[c].rjust(widths[c]) if c else line[c].ljust(widths[c]) for c in shown).rstrip())
+    if total["unknown"]:
+        print(f"not in the total, since nothing is known of their inputs or rates: {', '.join(dict.fromkeys(total['unknown']))}")
+    for source in dict.fromkeys(figures["measured"] for _, figures in left if "measured" in figures):
+        names = list(dict.fromkeys(name for name, figures in left if figures.get("measured") == source))
+        whose = "" if len(names) == len({name for name, _ in left}) else f" of {', '.join(names)}"
+        print(f"time{whose} by the rates of {source}")
+
+
+def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
+    """A stage's cells; a figure that is not known is empty."""
+    time = ""
+    if "seconds" in figures:
+        time = (
+            f"{duration(figures['seconds'])} ± {duration(figures['error'])}"
+            if figures["error"] is not None
+            else f"about {duration(figures['seconds'])}"
+        )
+    hours = f"{figures['gpu_hours']:.2f}" if "gpu_hours" in figures else ""
+    memory, disk = (size(figures[key]) if figures.get(key) else "" for key in ("memory_bytes", "output_bytes"))
+    return name, time, hours, memory, disk, f"{figures['cost']:,.2f}" if "cost" in figures else ""

@@ -1,0 +1,121 @@
+"""What a training will need, from its settings and the sizes of what it reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from raydense.forecast import PASSAGE_CHARACTERS, QUERY_CHARACTERS, Forecast, Holds, Known, Model, below, fewest, tokens, total
+from raydense.models.model_size import model_of
+from raydense.runtime.progress import say
+from raydense.settings import flat
+from raydense.storage import read_manifest
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.method import method_of
+from raydense.training.settings import MeasuredSettings, TrainSettings, refresh_of
+
+_ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
+_BACKWARD = 3.0  # forward and backward, in forward passes
+_DEV_TIMES = 10  # where `dev.every` is 0
+
+
+def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
+    """The time grows with the tokens of all steps, of what is measured meanwhile, and of the corpus at each refresh."""
+    examples, start = _examples(settings, known), model_of(known, method_of(settings).starts_from(settings)[0])
+    steps = _steps(settings, examples)
+    memory, memory_bytes = _worker(settings)
+    made = Model(0, "about", start.each, start.bytes, flops=start.flops, **_lengths(settings, start)) if start else None
+    needs = ", ".join(part for part in (_said(settings, steps, examples), memory) if part)
+    makes: dict[str, Holds] = {settings.output: made} if made else {}
+    if made and method_of(settings).artifact == "models":
+        makes |= {below(settings.output, part): replace(made, bytes=0.0) for part in ("retriever", "reranker")}
+    if steps is None or made is None:
+        return Forecast(needs, makes)
+    work = {"flops": _flops(settings, steps, made, known), "steps": float(steps.rows)}
+    return Forecast(needs, makes, f"train {made.scale}", work, memory_bytes, settings.workers if settings.gpus_per_worker else 0)
+
+
+def _lengths(settings: LoopSettings, start: Model) -> dict[str, int]:
+    pair = getattr(settings, "pair_length", None)
+    return {name: int(getattr(settings, name, None) or pair or getattr(start, name)) for name in ("query_length", "passage_length")}
+
+
+def _flops(settings: LoopSettings, steps: Holds, model: Model, known: Known) -> float:
+    """The floating-point operations of all steps, the measurements and the refreshes."""
+    corpus, queries = known.of(settings.corpus), known.of(getattr(settings, "queries", None))
+    passage = tokens(corpus.each if corpus else PASSAGE_CHARACTERS, model.passage_length)
+    query = tokens(queries.each if queries else QUERY_CHARACTERS, model.query_length)
+    pair = tokens((corpus.each if corpus else PASSAGE_CHARACTERS) + QUERY_CHARACTERS, model.passage_length)
+    lengths = {"queries": query, "pairs": pair}
+    texts = method_of(settings).texts_of(settings).items()
+    part = sum(count * lengths.get(kind, passage) for kind, count in texts) * settings.workers * settings.accumulation
+    cached = 1.0 if settings.micro_batch and method_of(settings).couples else 0.0  # gradient caching runs forward twice
+    return model.flops * (
+        (_BACKWARD + cached) * steps.rows * part + _measured(settings, steps, passage, known) + _renewed(settings, steps, passage, known)
+    )
+
+
+def _measured(settings: LoopSettings, steps: Holds, passage: float, known: Known) -> float:
+    """The tokens of the passages that dev queries are searched in, of all measurements."""
+    dev = settings.dev if isinstance(settings, MeasuredSettings) else None
+    if not dev:
+        return 0.0
+    every = method_of(settings).dev_every(settings)
+    times = steps.rows // every if every else _DEV_TIMES
+    return times * dev.passages * passage
+
+
+def _renewed(settings: LoopSettings, steps: Holds, passage: float, known: Known) -> float:
+    """The tokens of the corpus, which each refresh encodes."""
+    refresh, corpus = refresh_of(settings), known.of(settings.corpus)
+    if not (refresh and corpus):
+        return 0.0
+    times = steps.rows / refresh.every if refresh.unit == "steps" else settings.epochs / refresh.every
+    return int(times) * corpus.rows * passage
+
+
+def _examples(settings: LoopSettings, known: Known) -> Holds | None:
+    """What a training's epoch is made of; what siblings a passage has, only the corpus shows."""
+    if isinstance(settings, TrainSettings):
+        return total(known.of(path) for path in (settings.examples, settings.more_examples) if path)
+    context = getattr(settings, "context", None)
+    if context == "query":
+        return fewest(known.of(settings.corpus))  # some passages may have no query
+    return known.of(settings.corpus) if context is None else None
+
+
+def _steps(settings: LoopSettings, examples: Holds | None) -> Holds | None:
+    """The steps of a training, as its sampler counts them: an epoch leaves out its last, incomplete batch; None where unknown."""
+    batch = settings.batch_size
+    if examples and examples.rows < batch:
+        return None
+    if settings.max_steps:
+        return Holds(settings.max_steps)
+    return Holds(max(1, int(settings.epochs * (examples.rows // batch))), examples.word) if examples else None
+
+
+def _said(settings: LoopSettings, steps: Holds | None, examples: Holds | None) -> str:
+    if examples and examples.rows < settings.batch_size:
+        return f"{examples} examples, fewer than one batch of {settings.batch_size:,}"
+    each = "queries" if isinstance(settings, TrainSettings) else "passages"
+    return f"{steps} steps of {settings.batch_size:,} {each}, {settings.workers} worker(s)" if steps else ""
+
+
+def _worker(settings: LoopSettings) -> tuple[str, int]:
+    """The memory of a training's worker in words and bytes, where it is yet to run and its start models are there."""
+    starts = [Path(folder) for folder in method_of(settings).starts_from(settings) if folder != "tiny"]
+    if read_manifest(Path(settings.output)) or not all(folder.is_dir() for folder in starts):
+        return "", 0
+    shape = {key: value for key, value in flat(settings.model_dump(mode="json")).items() if _shapes_memory(settings, key)}
+    alike = json.dumps([shape, [folder.stat().st_mtime_ns for folder in starts]])
+    if alike not in _ESTIMATES:
+        say(f"plan: estimates the memory of {Path(settings.output).name}, which takes some seconds")
+        from raydense.training.memory import describe  # only here: importing torch takes seconds
+
+        _ESTIMATES[alike] = describe(settings)
+    return _ESTIMATES[alike]
+
+
+def _shapes_memory(settings: LoopSettings, key: str) -> bool:
+    return key not in ("output", "seed", "lr", "epochs", "max_steps") and settings.inputs().get(key, "model") == "model"

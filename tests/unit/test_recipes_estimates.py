@@ -1,0 +1,106 @@
+"""The figures of a plan: sizes that flow from the files of a data set through every stage, and time and money by rates."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raydense.data.settings import ImportSettings
+from raydense.data.source_size import parts_held
+from raydense.data.tables import commit_table
+from raydense.forecast import Forecast, Holds, Known
+from raydense.models.model_size import TINY, model_of
+from raydense.recipes.content import recipe_file
+from raydense.recipes.planning import Prices, estimate_of, total_of
+from raydense.recipes.rates import Rate, Rates, stored_rates
+from raydense.recipes.recipe import Recipe, plan
+from raydense.storage import Draft
+from raydense.training import forecasts, memory
+
+QUERIES, PASSAGES = 5_000, 3_000
+
+
+@pytest.fixture
+def msmarco(tmp_path: Path) -> Path:
+    folder = tmp_path / "msmarco"
+    folder.mkdir()
+    (folder / "collection.tsv").write_text("".join(f"{i}\tpassage {i} of the collection\n" for i in range(PASSAGES)))
+    (folder / "queries.train.tsv").write_text("".join(f"{i}\tquery {i}\n" for i in range(QUERIES)))
+    (folder / "queries.dev.small.tsv").write_text("".join(f"{QUERIES + i}\tquery {i}\n" for i in range(50)))
+    (folder / "qrels.train.tsv").write_text("".join(f"{i}\t0\t{i % PASSAGES}\t1\n" for i in range(QUERIES)))
+    (folder / "qrels.dev.small.tsv").write_text("".join(f"{QUERIES + i}\t0\t{i}\t1\n" for i in range(50)))
+    return folder
+
+
+def test_a_plan_of_ms_marco_has_figures_for_every_stage(
+    tmp_path: Path, msmarco: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "describe", lambda settings: ("", 5))
+    monkeypatch.setattr(forecasts, "_ESTIMATES", {})
+    draft = Draft.open(tmp_path / "unlabelled", "queries", {"test": 1})
+    commit_table(draft, "queries.parquet", pa.table({"query_id": [f"u{i}" for i in range(QUERIES)], "text": ["a query"] * QUERIES}))
+    draft.finish(QUERIES)
+    given = (f"source={msmarco}", f"encoder={tiny_folder}", f"unlabelled={tmp_path / 'unlabelled'}")
+    rows = plan(Recipe.read(recipe_file("pair-msmarco"), tmp_path / "out", given), prices=Prices(2, 1))
+    needs = {row["stage"]: row["needs"] for row in rows}
+    assert needs["data"] == "about 3,000 passages and 5,050 queries to read".replace(" and", ",")
+    assert needs["words"] == "about 3,000 passages to count words of"
+    assert needs["bm25"] == "at most 5,000 queries x 200"
+    assert needs["stage-2"] == "at most 10 steps of 4,096 queries, 8 worker(s)"
+    assert needs["found"] == "at most 50 queries x 1000"
+    total = total_of(rows)
+    assert total["unknown"] == []
+    assert total["seconds"] == pytest.approx(sum(row["estimate"]["seconds"] for row in rows), rel=1e-3)
+    assert total["cost"] == pytest.approx(total["seconds"] / 3600 * 2, rel=0.05), "two CPUs were measured"
+    assert total["output_bytes"] > 3_000 * 128 * 2 * 2, "the vectors of two encodings"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_lines_of_a_large_file_are_estimated_from_its_first(msmarco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ImportSettings(format="msmarco", input=str(msmarco), output="o")
+    monkeypatch.setattr("raydense.data.source_size._READ", 20_000)
+    parts, size = parts_held(settings)
+    assert size == sum(file.stat().st_size for file in msmarco.iterdir())
+    assert parts["corpus"].rows == pytest.approx(PASSAGES, rel=0.1)
+    assert set(parts) == {"corpus", "queries", "qrels/train", "qrels/dev.small"}
+
+
+def test_the_size_of_a_model_is_read_from_its_folder(tiny_folder: Path) -> None:
+    model = model_of(Known(), str(tiny_folder))
+    assert model
+    assert (model.each, model.flops, model.scale) == (TINY.each, TINY.flops, "tiny")
+    assert model.bytes == sum(file.stat().st_size for file in tiny_folder.rglob("*") if file.is_file())
+    assert model_of(Known(), "owner/name-of-the-hub") is None
+
+
+def test_time_and_money_follow_from_rates() -> None:
+    rate = Rate({"start": 2.0, "hits": 0.5}, "a cluster", "a day", cpus=4, gpus=2)
+    forecast = Forecast("", {"o": Holds(7, bytes=50.0)}, "mine", {"hits": 100.0}, memory=9, gpus=-1)
+    found = estimate_of(forecast, Rates({"mine": rate}), "negatives", Prices(gpu_hour=3, cpu_hour=1))
+    assert found["seconds"] == 52
+    assert found["error"] is None
+    assert found["gpu_hours"] == pytest.approx(2 * 52 / 3600, abs=1e-4)
+    assert found["cost"] == pytest.approx((2 * 3 + 4 * 1) * 52 / 3600, abs=1e-4)
+    assert (found["memory_bytes"], found["output_bytes"], found["measured"]) == (9, 50, "a cluster, a day")
+
+
+def test_work_in_fewer_parts_than_cpus_takes_longer() -> None:
+    rate = Rate({"start": 1.0, "flops": 1.0}, "", "", cpus=8, gpus=0)
+    assert [rate.seconds(Forecast(work={"flops": 8.0}, tasks=tasks))[0] for tasks in (0, 1, 4, 100)] == [9, 65, 17, 9]
+
+
+def test_errors_of_stages_add_as_independent() -> None:
+    rows = [
+        {"stage": name, "state": "ready", "estimate": {"seconds": 10.0, "error": error, "gpu_hours": 0.0}}
+        for name, error in (("a", 3.0), ("b", 4.0))
+    ]
+    assert total_of(rows) == {"seconds": 20, "error": 5, "gpu_hours": 0, "memory_bytes": 0, "output_bytes": 0, "unknown": []}
+    rows += [{"stage": "c", "state": "waits", "estimate": {}}, {"stage": "d", "state": "done", "estimate": {}}]
+    assert total_of(rows)["unknown"] == ["c"]
+
+
+def test_damaged_rates_of_the_cache_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    shipped = stored_rates()
+    (tmp_path / "rates.json").write_text("{")
+    assert stored_rates() == shipped
