@@ -9,6 +9,7 @@ rescored at once, which saves the caller a second call.
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_speed import Scan, prefer_blas
+from raydense.retrieval.faiss_speed import Scan, prefer_blas, share_out
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
+from raydense.runtime.tasks import shard_ranges
 
 _WIDER = 16
-_PAIRS = 65_536
+_PAIRS = 8_192  # whose vectors, decoded, stay in the processor's cache
 _QUERIES = 64
-_ALONE = 2**20  # multiplications that one thread does alone: threads of OpenMP wait for the next work at full speed
+_ALONE = 2**20  # multiplications of pairs that are worth a thread
 
 
 class FaissShard:
@@ -34,7 +36,7 @@ class FaissShard:
         from raydense.retrieval.faiss_library import faiss
 
         self._faiss = faiss
-        self._threads = threads
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads)
         self.start = start
         self.index = open_index(Path(path))
         self.rows: int = self.index.ntotal
@@ -77,24 +79,29 @@ class FaissShard:
     def rescore(self, queries: Scores, rows: Rows) -> Scores:
         """The score of each query [n, d] with each of its rows [n, w], float32 [n, w]; -inf where a row is -1 or not of this shard."""
         scores = np.full(rows.shape, -np.inf, np.float32)
-        step = max(1, _PAIRS // max(1, rows.shape[1]))
-        for at in range(0, len(rows), step):
-            part = slice(at, at + step)
-            local = rows[part] - self.start
-            scores[part] = self._score(queries[part], np.where((rows[part] >= 0) & (local >= 0) & (local < self.rows), local, -1))
+        parts = shard_ranges(len(rows), max(1, min(self._threads, len(rows), rows.size * queries.shape[1] // _ALONE)))
+
+        def rescore(number: int) -> None:
+            self._faiss.omp_set_num_threads(1)  # OpenMP's threads wait for the next work at full speed
+            start, stop = parts[number]
+            step = max(1, _PAIRS // max(1, rows.shape[1]))
+            for part in (slice(at, min(at + step, stop)) for at in range(start, stop, step)):
+                local = rows[part] - self.start
+                scores[part] = self._score(queries[part], np.where((rows[part] >= 0) & (local >= 0) & (local < self.rows), local, -1))
+
+        share_out(self._pool, rescore, len(parts))
         return scores
 
     def _score(self, queries: Scores, local: Rows) -> Scores:
         """One dot product per pair, so that a score depends only on its query and its vector; row -1 gives -inf."""
         faiss = self._faiss
-        faiss.omp_set_num_threads(self._threads if local.size * queries.shape[1] > _ALONE else 1)
         queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
         scores = np.empty(local.shape, np.float32)
         if isinstance(self.index, faiss.IndexFlat):
             vectors = self.index.get_xb()
         else:
             used = local >= 0
-            decoded = self.index.reconstruct_batch(local[used])
+            decoded = (self._threads_apart.decoded if self._threads_apart else self.index.reconstruct_batch)(local[used])
             local = np.full(local.shape, -1, np.int64)
             local[used] = np.arange(len(decoded))
             vectors = faiss.swig_ptr(decoded)
