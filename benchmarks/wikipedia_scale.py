@@ -69,13 +69,13 @@ class Stage:
 def main() -> None:
     given = _arguments()
     if given.table:
-        print(_table(_rows(given.table)))
+        print(_table(_done(given.table)))
         return
     given.work.mkdir(parents=True, exist_ok=True)
     for stage in _stages(given.passages, given.work):
         if not given.only or stage.name in given.only:
             _measure(stage, given.work, given.kill)
-    print(_table(_rows(given.work)))
+    print(_table(_done(given.work)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -205,6 +205,10 @@ def _size(folder: Path) -> int:
 def _rows(work: Path) -> dict[str, dict[str, Any]]:
     file = work / "measured.json"
     return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _done(work: Path) -> dict[str, dict[str, Any]]:
+    return {name: row for name, row in _rows(work).items() if "done" in row}
 
 
 def _keep(work: Path, name: str, row: dict[str, Any]) -> None:
