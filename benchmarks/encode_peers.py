@@ -6,12 +6,14 @@ The peers are sentence-transformers' `encode`, its pool of processes (one a core
 `pip install "optimum-intel[openvino]"` was possible next to sentence-transformers), and the bare forward: tokens made before, batches sorted
 by length, one batch a thread. Starting actors and loading the model is taken off, as in encode.py. Prints passages per second, the ratio
 to the first peer, and the least cosine with the vectors of the bare fp32 forward.
+Give enough passages that the work takes longer than the start varies.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +66,7 @@ def _ways(options: argparse.Namespace, texts: list[str], work: Path, ended: cont
     for precision in ("fp32", "bf16"):
         yield f"bare forward, {precision}", _bare(options.model, texts, precision)
     theirs = SentenceTransformer(options.model, device="cpu")
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each process of the pool: more would wait for each other
     yield FIRST, _timed(lambda: theirs.encode(texts, show_progress_bar=False))
     pool = theirs.start_multi_process_pool(["cpu"] * physical_cpus())
     ended.callback(theirs.stop_multi_process_pool, pool)
@@ -118,6 +121,8 @@ def _raydense(options: argparse.Namespace, work: Path, precision: str) -> Way:
         with tempfile.TemporaryDirectory(dir=work) as folder:
             start = ours(options, work / "few", Path(folder) / "few")[0]
             seconds, artifact = ours(options, work / "all", Path(folder) / "all")
+            computing = artifact.summary["seconds"]  # of the actor: what is left of a start that varies
+            print(f"raydense, {precision}: {seconds:.1f} s, of it {start:.1f} for the start; {computing:.1f} s of computing", flush=True)
             return seconds - start, read(artifact)
 
     return way
