@@ -49,7 +49,7 @@ def test_the_key_value_store(namespace: str | None) -> None:
 
 
 def test_what_starting_and_serving_need() -> None:
-    from ray._private import ray_constants, worker
+    from ray._private import parameter, ray_constants, services, worker
     from ray._private.node import Node
     from ray.serve._private import constants, replica
 
@@ -59,6 +59,13 @@ def test_what_starting_and_serving_need() -> None:
         assert os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] == "0"
         assert not ray_constants.ENABLE_RAY_CLUSTER
     assert before == ray_constants.ENABLE_RAY_CLUSTER
+    with ray_internals.only_what_works():
+        assert parameter.RayParams(num_cpus=1).no_monitor
+        assert services.start_api_server(False, port=1) == ("", None)
+    assert not parameter.RayParams().no_monitor
+    assert services.start_api_server.__name__ == "start_api_server"
+    assert "ray._private.parameter.RayParams(" in inspect.getsource(worker.init)
+    assert "self._webui_url, process_info = ray._private.services.start_api_server(" in inspect.getsource(Node.start_api_server)
     assert not ray_internals.only_on_loopback("10.0.0.1:6379")
     assert ray_internals.serve_http_config() is None
     assert {"data", "ignore_prefix"} == inspect.signature(worker.print_to_stdstream).parameters.keys()

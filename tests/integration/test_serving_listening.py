@@ -46,7 +46,8 @@ for line in joined.stdout:
     lines.append(line)
     if "a line of the actor" in line:
         joined.stdin.close()
-print(json.dumps({"found": found, "nice": [os.nice(0), nice], "joined": "".join(lines), "code": joined.wait()}))
+lines_of = [" ".join(process.cmdline()) for process in processes]
+print(json.dumps({"found": found, "idle": [line for line in lines_of if "dashboard/dashboard.py" in line or "/monitor.py" in line], "nice": [os.nice(0), nice], "joined": "".join(lines), "code": joined.wait()}))
 """
 
 
@@ -58,6 +59,7 @@ def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() ->
     found = result["found"]
     assert {name for name, _ in found} & {"raylet", "gcs_server"}
     assert [one for one in found if one[1].removeprefix("::ffff:") not in ("127.0.0.1", "::1")] == []
+    assert result["idle"] == [], "neither a dashboard nor an autoscaler"
     assert result["nice"][0] == result["nice"][1]
     assert done.stderr == ""
     assert result["code"] == 0, result["joined"]
