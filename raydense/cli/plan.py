@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from raydense.cli.flags import join
 from raydense.cli.recipes import recipe_argument, recipe_options
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
-from raydense.recipes.planning import Prices, total_of
+from raydense.recipes.planning import Measured, Prices, total_of
 from raydense.recipes.recipe import Recipe, plan
 from raydense.recipes.sweep import Sweep, plan_sweep
 from raydense.runtime.progress import duration, size
@@ -22,6 +23,19 @@ _HEADS = ("stage", "time", "GPU hours", "memory", "storage", "cost")
 @click.command("plan")
 @recipe_argument
 @recipe_options
+@click.option(
+    "--calibrate", is_flag=True, help="first run every stage on small slices, on the cluster at hand, and estimate from what they took"
+)
+@click.option(
+    "--calibrate-seconds",
+    default=180.0,
+    metavar="FLOAT",
+    type=click.FloatRange(0, min_open=True),
+    help="about how long that may take; more is more exact  [180]",
+)
+@click.option(
+    "--address", metavar="ADDRESS", help="the Ray cluster to calibrate on; by default RAY_ADDRESS, else Ray is started on this machine"
+)
 @click.option(
     "--price-gpu-hour",
     default=0.0,
@@ -35,19 +49,33 @@ def plan_command(
     output: str,
     changes: tuple[str, ...],
     as_json: bool,
+    calibrate: bool,
+    calibrate_seconds: float,
+    address: str | None,
     price_gpu_hour: float,
     price_cpu_hour: float,
 ) -> None:
     """Show what a run of RECIPE would do: each stage, whether it is done, begun or to do, and what it needs.
 
     A table gives time, GPU hours, memory of the largest process, and storage of each stage that is left. Sizes follow from the inputs;
-    the time from stored rates, of the cluster that is named below the table; those that come with raydense are rough. Cost is that of the whole cluster, idle
-    GPUs too.
+    the time from stored rates, of the cluster that is named below the table; those that come with raydense are rough. With --calibrate they are
+    measured now, by small runs of every stage in a folder that is removed afterwards, and the time has an error (twice the standard
+    deviation); they are kept for later plans. Cost is that of the whole cluster, idle GPUs too.
     """
     recipe = recipe_named(recipe)
     sweep = Sweep.read(recipe, output, changes)
     prices = Prices(price_gpu_hour, price_cpu_hour)
-    rows = plan(Recipe.read(recipe, output, changes), None, prices) if sweep is None else plan_sweep(sweep, None, prices)
+    first = Recipe.read(recipe, output, changes) if sweep is None else sweep.trials[0].recipe
+
+    def planned(measured: Measured | None) -> list[dict[str, Any]]:
+        return plan(first, measured, prices) if sweep is None else plan_sweep(sweep, measured, prices)
+
+    rows = planned(None)
+    if calibrate and not any(row["stops"] for row in rows) and any(row["state"] != "done" for row in rows):
+        from raydense.recipes.calibration import calibrate as measure
+
+        join(address)
+        rows = planned(measure(first, calibrate_seconds))
     total = total_of(rows)
     if as_json:
         trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}

@@ -1,0 +1,79 @@
+"""`raydense plan --calibrate`: every stage runs for real on slices; sizes agree with what a run makes, and nothing is left behind."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from raydense.recipes import calibration
+from raydense.recipes.calibration import calibrate
+from raydense.recipes.planning import Prices, total_of
+from raydense.recipes.rates import stored_rates
+from raydense.recipes.recipe import Recipe, plan, run
+
+RECIPE = """
+seed: 1
+defaults: {corpus: $data/corpus, queries: $data/queries}
+stages:
+  data: {do: sample, passages: 3000, train_queries: 600, dev_queries: 50, test_queries: 200}
+  words: {do: index, kind: bm25}
+  found: {do: search, index: $words, k: 50}
+  negatives: {do: mine, run: $found, qrels: $data/qrels/train, negatives: 4, depth: 50}
+  report: {do: evaluate, run: [BM25=$found], qrels: $data/qrels/test, metrics: [RR@10]}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: object) -> Recipe:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return Recipe.read(tmp_path / "r.yaml", tmp_path / "out")
+
+
+def test_a_calibrated_plan_has_the_sizes_of_a_run_and_leaves_nothing_behind(recipe: Recipe, tmp_path: Path) -> None:
+    measured = calibrate(recipe, 600.0)
+    assert not (tmp_path / "out").exists()
+    rows = {row["stage"]: row["estimate"] for row in plan(recipe, measured, Prices(0, 1))}
+    for stage, figures in rows.items():
+        assert figures["seconds"] > 0, stage
+        assert figures["error"] is not None, stage
+        assert figures["cost"] >= 0, stage
+    assert set(stored_rates()) >= {"sample", "index bm25", "search bm25", "mine", "evaluate"}
+    assert set(json.loads((tmp_path / "cache" / "rates.json").read_text())) == {"sample", "index bm25", "search bm25", "mine", "evaluate"}
+    for stage, artifact, _ in run(recipe):
+        disk = sum(file.stat().st_size for file in Path(artifact.place.located).rglob("*") if file.is_file())
+        assert rows[stage.name]["output_bytes"] == pytest.approx(disk, rel=0.35, abs=40_000), stage.name
+    rows_left = plan(recipe)
+    assert total_of(rows_left)["seconds"] == 0
+
+
+def test_a_stage_that_reads_what_cannot_be_cut_keeps_its_stored_rate(recipe: Recipe, tmp_path: Path) -> None:
+    list(run(recipe))
+    stage = f"do: search, index: {tmp_path / 'out/words'}, queries: {tmp_path / 'out/data/queries'}, k: 7"
+    (tmp_path / "own.yaml").write_text(f"stages: {{again: {{{stage}}}}}")
+    own = Recipe.read(tmp_path / "own.yaml", tmp_path / "other")
+    [row] = plan(own, calibrate(own, 60.0))
+    assert row["estimate"]["error"] is None
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_interrupted_calibration_removes_its_folder_and_what_a_killed_one_left(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "out" / ".calibration-999999999"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    seen = []
+
+    def interrupt(*arguments: object) -> None:
+        seen.extend(os.listdir(tmp_path / "out"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(calibration, "_note", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(recipe, 600.0)
+    assert seen == [f".calibration-{os.getpid()}"]
+    assert os.listdir(tmp_path / "out") == []
+    assert not (tmp_path / "cache" / "rates.json").exists()
