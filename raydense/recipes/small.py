@@ -116,6 +116,8 @@ class Small:
         settings: Any = stage.settings
         if settings.by_name or settings.format not in formats_that("files") or not Path(path).is_dir():
             raise NoSlice(f"reads {path}, of which no first part can be taken")
+        if self.folder.everywhere:
+            raise NoSlice(f"reads {path}, whose first part would have to lie in a bucket")
         made = Path(str(self.folder)) / "sources" / stage.name
         for part, files in load_format(settings.format).files(Path(path)).items():
             for file in files:
