@@ -82,7 +82,7 @@ from raydense.inference.settings import GenerateSettings
 
 nodes_while(lambda: generate(GenerateSettings(model=model, corpus=corpus, output=output)))
 """
-PASSAGES = 1_200
+PASSAGES = 4_000  # enough that a quick machine is not done before a node has come
 
 
 @pytest.fixture
