@@ -83,7 +83,8 @@ def test_threads_and_random_numbers_are_those_of_a_new_process() -> None:
 
 
 def test_a_command_ends_with_the_process_that_asked_for_it() -> None:
-    asks = "import forked, sys; print(forked.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True); sys.stdin.read()"
+    begin = "forked.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.DEVNULL)"
+    asks = f"import forked, subprocess, sys; print({begin}.pid, flush=True); sys.stdin.read()"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([*COMMAND, asks, WAITS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as asking:
         command = psutil.Process(int(asking.stdout.readline()))
