@@ -5,30 +5,27 @@
 Vectors are random and given to both, so nothing is encoded. `raydense` is `index` (Flat), `search` and `mine`; `faiss` and `torch` are
 the two ways of `mine_hard_negatives`, which needs the package `datasets`. Each takes the 8 best of 200 candidates that are not the query's
 positive. Prints the CPU time of all processes, the seconds of the work with the start of Python and Ray apart, the most memory that the
-processes held together (proportional set size, sampled), and the share of the negatives that are raydense's.
+processes held together without mapped files, which the kernel can take back (sampled), and the share of the negatives that are raydense's.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 from numpy.typing import NDArray
 from turns import Ratio, ratio
+from watched import run
 
-_NEGATIVES, _DEPTH, _EVERY_S = 8, 200, 0.1
+_NEGATIVES, _DEPTH = 8, 200
 
 
 def write(folder: Path, queries: int, passages: int, dimension: int) -> None:
@@ -132,34 +129,14 @@ def theirs(folder: Path, use_faiss: bool) -> tuple[float, NDArray[np.int64]]:
     return taken, np.array(columns).T
 
 
-class Sampler(threading.Thread):
-    """The CPU seconds and the most memory of a process and all that it started."""
-
-    def __init__(self, process: int) -> None:
-        super().__init__(daemon=True)
-        self.root, self.cpu, self.peak, self.ended = psutil.Process(process), {}, 0, threading.Event()  # type: ignore[var-annotated]
-
-    def run(self) -> None:
-        while not self.ended.wait(_EVERY_S):
-            memory = 0
-            try:
-                for each in (self.root, *self.root.children(recursive=True)):
-                    times = each.cpu_times()
-                    self.cpu[each.pid] = times.user + times.system
-                    memory += each.memory_full_info().pss
-            except psutil.Error:
-                continue
-            self.peak = max(self.peak, memory)
-
-
 def measured(side: str, folder: Path) -> tuple[float, float, float]:
     """The seconds of the work of one side in a process of its own, the CPU seconds, and the most bytes of all of its processes."""
-    process = subprocess.Popen([sys.executable, __file__, "--measure", side, str(folder)], stdout=subprocess.PIPE, text=True)
-    sampler = Sampler(process.pid)
-    sampler.start()
-    taken = float(process.communicate()[0].splitlines()[-1])
-    sampler.ended.set()
-    return taken, sum(sampler.cpu.values()), float(sampler.peak)
+    log = folder / f"{side}.log"
+    log.unlink(missing_ok=True)
+    watched = run([sys.executable, __file__, "--measure", side, str(folder)], log)
+    if watched.status:
+        raise SystemExit(f"{side} ended with {watched.status}: {watched.said[-500:]}")
+    return float((folder / f"{side}.seconds").read_text()), sum(watched.peaks.cpu.values()), float(watched.peaks.together)
 
 
 def main() -> None:
@@ -173,7 +150,7 @@ def main() -> None:
         side, at = given.measure[0], Path(given.measure[1])
         taken, negatives = ours(at) if side == "raydense" else theirs(at, side == "faiss")
         np.save(at / f"{side}.npy", negatives)
-        print(json.dumps(taken))
+        (at / f"{side}.seconds").write_text(str(taken))
         return
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), given.queries, given.passages, given.dimension)

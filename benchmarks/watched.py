@@ -22,9 +22,10 @@ _EVERY_S = 0.25
 
 @dataclass
 class Peaks:
-    """The most that was held at one time, in bytes; `processes` by name, mapped files included."""
+    """The most that was held at one time, in bytes; `processes` by name, mapped files included. `cpu` has the seconds of each process."""
 
     processes: dict[str, int] = field(default_factory=dict)
+    cpu: dict[int, float] = field(default_factory=dict)
     all_anonymous: int = 0
     object_store: int = 0
     spilled: int = 0
@@ -38,7 +39,9 @@ class Peaks:
         return self.all_anonymous + self.object_store
 
     def facts(self) -> dict[str, Any]:
-        return asdict(self) | {"process": self.process, "together": self.together}
+        facts = asdict(self) | {"process": self.process, "together": self.together}
+        del facts["cpu"]
+        return facts
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ def _look(root: int, known: set[int], peaks: Peaks) -> None:
     anonymous, shared = 0, 0
     for process in known & parents.keys():
         with suppress(OSError):
+            peaks.cpu[process] = _cpu(process)
             name, resident, own, store = _memory(process)
             peaks.processes[name] = max(peaks.processes.get(name, 0), resident)
             anonymous, shared = anonymous + own, max(shared, store)
@@ -125,6 +129,12 @@ def _memory(process: int) -> tuple[str, int, int, int]:
         return int(words.get(key, "0").split()[0]) * 1024
 
     return _name(process, words["Name"].strip()), size("VmRSS"), size("RssAnon"), size("RssShmem")
+
+
+def _cpu(process: int) -> float:
+    """The seconds of CPU that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _name(process: int, name: str) -> str:
