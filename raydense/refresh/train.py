@@ -13,7 +13,7 @@ def train(settings: TrainSettings) -> Artifact:
 
     The artifact is of kind `model`, or of the method's own kind: joint training makes a `joint` that contains the models `retriever/`
     and `reranker/`. With a refresh it keeps every generation of the examples in its folder `refresh/`. InputError on bad
-    inputs, or on a loss that is not finite; with a refresh also if the examples are qrels, which have no negatives to begin with,
+    inputs, or on gradients that stay not finite; with a refresh also if the examples are qrels, which have no negatives to begin with,
     or if the re-ranker that should denoise is not trained.
     """
     refresh = refresh_of(settings)

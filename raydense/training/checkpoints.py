@@ -31,7 +31,7 @@ _LISTED = "checkpoint_manager_snapshot.json"
 class State:
     """The state of a training: `step` steps are done, with this number of `workers`; `best_step` has the best dev metric, `best`.
 
-    `precision` is the one used for the steps, never auto.
+    `precision` is the one used for the steps, never auto. The last `skipped` steps in a row did not update the weights.
     """
 
     precision: Precision
@@ -39,6 +39,7 @@ class State:
     workers: int = 1
     best_step: int = 0
     best: float | None = None
+    skipped: int = 0
 
 
 def save_checkpoint(engine: Engine, state: State, rank: int) -> None:

@@ -8,6 +8,7 @@ losses add up to the part's; `step` follows the last call.
 from __future__ import annotations
 
 import io
+import math
 import os
 from abc import ABC, abstractmethod
 from contextlib import redirect_stdout
@@ -76,6 +77,19 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Opti
     return Lamb(groups, lr=settings.lr) if settings.optimizer == "lamb" else torch.optim.AdamW(groups, lr=settings.lr)
 
 
+def _clipped(model: nn.Module, most: float) -> float:
+    """The L2 norm of the gradient, which is then scaled down to `most`; 0 is no limit."""
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if most:
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
+    return float(norm)
+
+
+def _plain(zero: int, precision: Precision) -> bool:
+    """Whether DeepSpeed runs the optimizer as it is, and does not look whether a gradient is finite."""
+    return zero == 0 and precision == "fp32"
+
+
 def frozen(model: nn.Module) -> set[str]:
     """The names of the weights that are not trained."""
     return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
@@ -107,8 +121,11 @@ class Engine(ABC):
         """Add the gradients of one part's loss."""
 
     @abstractmethod
-    def step(self, lr: float) -> None:
-        """Clip, update the weights with this learning rate, and clear the gradients."""
+    def step(self, lr: float) -> float:
+        """Clip, update the weights with this learning rate, and clear the gradients; returns the gradient's norm before clipping.
+
+        The norm is not finite, on all workers, where the gradient is not: weights and optimizer then stay as they are.
+        """
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -148,16 +165,17 @@ class TorchEngine(Engine):
         self._done += 1
         self.scaler.scale(loss / self.settings.accumulation).backward()
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.settings.clip:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.scaler.unscale_(self.optimizer)
+        norm = _clipped(self.module, self.settings.clip)
+        if math.isfinite(norm) or self.scaler.is_enabled():  # which then lowers its scale
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._done = 0
+        return norm
 
     def save(self, folder: Path) -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
@@ -184,6 +202,7 @@ class DeepSpeedEngine(Engine):
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         limit_logs("DeepSpeed", "ERROR")
         self.device, self.precision, self.zero, self._pieces = device, precision, settings.engine.zero, pieces
+        self._clip = settings.clip
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
         config = deepspeed_config(settings, precision, dist.get_world_size(), pieces)
@@ -199,10 +218,17 @@ class DeepSpeedEngine(Engine):
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if _plain(self.zero, self.precision):
+            norm = _clipped(self.module, self._clip)
+            if not math.isfinite(norm):
+                self._engine.zero_grad()  # an optimizer leaves weights that have no gradient as they are
+            self._engine.step()
+            return norm
         self._engine.step()
+        return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
 
     def save(self, folder: Path) -> None:
         self._engine.save_checkpoint(str(folder), tag="engine", exclude_frozen_parameters=True)
@@ -241,7 +267,7 @@ def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int,
         **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
-        "gradient_clipping": settings.clip,
+        "gradient_clipping": 0.0 if _plain(settings.engine.zero, precision) else settings.clip,
         "zero_optimization": {"stage": settings.engine.zero},
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},

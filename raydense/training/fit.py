@@ -56,7 +56,7 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     """Train by the method of the settings, and return its artifact; continues from the newest checkpoint where an earlier run stopped.
 
     An artifact of kind `joint` holds several models, each in a sub-folder. `make` makes new hard negatives if the settings have
-    a refresh. InputError on bad inputs, or on a loss that is not finite.
+    a refresh. InputError on bad inputs, or on gradients that stay not finite.
     """
     settings = method_of(settings).completed(settings)
     draft = Draft.open(settings.output, method_of(settings).artifact, provenance(settings.verb, settings))
@@ -183,12 +183,14 @@ class _Followed:
         progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
         for line in self._follower.new_lines():
             self._at = max(self._at, line["step"])
-            progress.set(self._at, f"loss {line['loss']:.4f}")
+            progress.set(self._at, f"loss {line['loss']:.4f}" if "loss" in line else "")
             for name, value in line.items():
                 show("train", value, output=self._output, name=name)
             if line["step"] > self._sent:
                 self._send(line)
                 self._sent = line["step"]
+                if "skipped" in line:
+                    say(f"train: step {line['step']:,} did not update the weights: its gradient is not finite")
 
 
 def _checkpointed(job: Job) -> int:
@@ -287,6 +289,7 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
     renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
     history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
     lines = read_history(history)
+    skipped = sum(line.get("skipped", 0) for line in lines)
     draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), len(lines))
     draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), len(lines))
     return draft.finish(
@@ -295,9 +298,10 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
         steps=len(lines),
         best_step=result["best_step"],
         dev={} if result["best"] is None else {METRIC: result["best"]},
-        loss_last=lines[-1]["loss"],
+        loss_last=next(line["loss"] for line in reversed(lines) if "loss" in line),
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
         corpus=inputs["corpus"],
+        **({"steps_skipped": skipped} if skipped else {}),
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )

@@ -31,6 +31,7 @@ from raydense.training.status import Status, tokens_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
 FOUND = "micro_batch.txt"
+SKIPPED_AT_MOST = 20  # in a row: float16 halves its scale from 2^14 on until a gradient is finite
 _FIX = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
 
@@ -130,10 +131,10 @@ class Loop:
             for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
                 if status and step == first:
                     status.start(self._described(parts))
-                self._train_step(step, parts, log)
+                updated = self._train_step(step, parts, log)
                 if status:
                     status.at(step + 1)
-                state = self._after(replace(state, step=step + 1), log)
+                state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1), log)
         log.flush()
         if state.best is None and state.step == self.job.steps:
             state = replace(state, best_step=state.step)
@@ -164,22 +165,32 @@ class Loop:
     def _batches(self, step: int) -> list[Batch]:
         return [self.method.prepare(part) for part in self.sampler.step(step)]
 
-    def _train_step(self, step: int, parts: list[Batch], log: Log) -> None:
+    def _train_step(self, step: int, parts: list[Batch], log: Log) -> bool:
+        """Whether the weights were updated: they are not where the gradient is not finite."""
         seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
         measured = [
             forward_and_backward(self.engine, self.method, part, self.pieces, of_part.tolist())
             for part, of_part in zip(parts, seeds.reshape(len(parts), -1), strict=True)
         ]
         lr = learning_rate(step, self.job.steps, self.settings)
-        self.engine.step(lr)
+        norm = self.engine.step(lr)
         values = {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]}
         if self.job.generations.last:
             extra = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
             values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in extra.items()}
-        log.add(step + 1, lr, values)
+        log.add(step + 1, lr, norm, values)
+        return math.isfinite(norm)
 
     def _after(self, state: State, log: Log) -> State:
-        """Do what is due after `state.step` steps: dev metric, log, weights for a generation, checkpoint."""
+        """Do what is due after `state.step` steps: dev metric, log, weights for a generation, checkpoint.
+
+        InputError, on all workers, if too many steps in a row were skipped.
+        """
+        if state.skipped == min(SKIPPED_AT_MOST, self.job.steps):
+            log.flush()
+            log.close()
+            what = f"the gradients of {state.skipped} steps in a row are not finite, the last at step {state.step}"
+            raise InputError(what, "train", _FIX)
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
             values = {name: dev.measure(self.engine) for name, dev in self.dev.items()}
@@ -215,33 +226,30 @@ class Log:
 
     def __init__(self, shared: Place, done: int, place: Rank) -> None:
         self.place = place
-        self._held: list[tuple[int, float, dict[str, Tensor]]] = []
+        self._held: list[tuple[int, Line, dict[str, Tensor]]] = []
         self._history = History(shared, done) if place.rank == 0 else None
 
-    def add(self, step: int, lr: float, values: dict[str, Tensor]) -> None:
-        """Add the scalars of a step."""
-        self._held.append((step, lr, values))
+    def add(self, step: int, lr: float, norm: float, values: dict[str, Tensor]) -> None:
+        """Add the scalars of a step, and the norm of its gradient: the step is marked `skipped` where that is not finite."""
+        after = {"lr": lr, "gradient_norm": norm} if math.isfinite(norm) else {"lr": lr, "skipped": 1}
+        self._held.append((step, after, values))
 
     def flush(self, more: Line | None = None) -> None:
-        """Write the added steps, with `more` for the last one; InputError, on all workers, if a loss is not finite."""
+        """Write the added steps, with `more` for the last one; without the numbers that are not finite, which JSON does not have."""
         if not self._held:
             return
         values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
         if self.place.workers > 1:
             dist.all_reduce(values)
             values /= self.place.workers
-        lines = [
-            {"step": step, **dict(zip(held, row, strict=True)), "lr": lr}
-            for (step, lr, held), row in zip(self._held, values.tolist(), strict=True)
+        lines: list[Line] = [
+            {"step": step, **{name: value for name, value in zip(held, row, strict=True) if math.isfinite(value)}, **after}
+            for (step, after, held), row in zip(self._held, values.tolist(), strict=True)
         ]
         lines[-1].update(more or {})
         self._held.clear()
-        sound = [line for line in lines if math.isfinite(line["loss"])]
         if self._history is not None:
-            self._history.add(sound)
-        if len(sound) < len(lines):
-            self.close()
-            _refuse_not_finite(next(line for line in lines if not math.isfinite(line["loss"])))
+            self._history.add(lines)
 
     def send(self) -> None:
         """Make what was written visible to the driver."""
@@ -252,10 +260,6 @@ class Log:
         """Close the history, if this worker writes it."""
         if self._history is not None:
             self._history.close()
-
-
-def _refuse_not_finite(line: Line) -> None:
-    raise InputError(f"the loss is {line['loss']} at step {line['step']}", "train", _FIX)
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:

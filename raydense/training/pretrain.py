@@ -10,6 +10,6 @@ from raydense.training.settings import PretrainSettings
 def pretrain(settings: PretrainSettings) -> Artifact:
     """Pre-train by the method of the settings, and return the model artifact, without the heads of pre-training.
 
-    Continues from the newest checkpoint where an earlier run stopped. InputError on bad inputs, or on a loss that is not finite.
+    Continues from the newest checkpoint where an earlier run stopped. InputError on bad inputs, or on gradients that stay not finite.
     """
     return fit(settings)

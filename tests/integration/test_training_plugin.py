@@ -43,8 +43,9 @@ def test_an_installed_method_is_found_by_its_name(installed: dict[str, str]) -> 
     assert forked.run([sys.executable, "-c", other], env=installed, capture_output=True, text=True, check=True).stdout == "2.0 Double\n"
 
 
-def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -> None:
-    data = make_training_data(tmp_path / "data")
+def trained(installed: dict[str, str], folder: Path, method: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Artifact]:
+    """Twelve steps over 96 examples: each is in one batch."""
+    data = make_training_data(folder / "data")
     given = ["--corpus", f"{data.root}/sample/corpus", "--queries", f"{data.root}/sample/queries", "--examples", f"{data.root}/examples"]
     short = [
         "--model",
@@ -60,12 +61,28 @@ def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -
         "1e-3",
         "--engine.name",
         "ddp",
+        "--json",
     ]
-    done = raydense(installed, "train", "--objective", "hinge", "--output", str(tmp_path / "model"), *given, *short, "--json")
+    done = raydense(installed, "train", "--objective", method, "--output", str(folder / "model"), *given, *short, *words)
     assert done.returncode == 0, done.stderr
-    made = Artifact.open(tmp_path / "model", "model")
+    return done, Artifact.open(folder / "model", "model")
+
+
+def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -> None:
+    done, made = trained(installed, tmp_path, "hinge")
     assert json.loads(done.stdout.splitlines()[-1])["fingerprint"] == made.fingerprint
     assert made.summary["objective"] == "hinge"
     assert made.manifest["made_from"]["settings"]["margin"] == 0.5
     losses = [line["loss"] for line in read_history(made.path / "history.jsonl")]
     assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp_path: Path) -> None:
+    done, made = trained(installed, tmp_path, "raydense_hinge:Fragile")
+    history = read_history(made.path / "history.jsonl")
+    (bad,) = (line for line in history if "skipped" in line)
+    assert bad.keys() == {"step", "accuracy", "lr", "skipped"}
+    assert all(line.keys() == {"step", "loss", "accuracy", "lr", "gradient_norm"} for line in history if line is not bad)
+    assert len(history) == 12
+    assert made.summary["steps_skipped"] == 1
+    assert f"train: step {bad['step']} did not update the weights" in done.stderr

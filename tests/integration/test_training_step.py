@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,47 @@ def test_small_gradients_of_many_pieces_are_not_lost_in_half_precision(data: Tra
     given = [s.model_dump(exclude_unset=True) for s in asked]
     run_ranks(many_small_gradients, (given, str(tmp_path)), 1)
     assert torch.load(tmp_path / "found.pt") == pytest.approx([1 + 511 / 512] * 3, rel=2e-3)
+
+
+def a_bad_step(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
+    """For each engine: the norms of a good step, of one whose gradient is not finite on worker 1, and of a good one; and the weights after them.
+
+    `without` has the weights of the same without the bad one.
+    """
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+
+    def steps(given: dict[str, Any], factors: list[float]) -> tuple[list[float], torch.Tensor]:
+        torch.manual_seed(1)
+        engine: Any = make_engine(torch.nn.Linear(4, 2, bias=False), TrainSettings(**given), CPU, given["precision"])
+        norms = []
+        vectors = torch.ones(3, 4, dtype=next(engine.module.parameters()).dtype)
+        for factor in factors:
+            engine.backward(engine.forward(input=vectors).float().square().mean() * (factor if rank else 1.0))
+            norms.append(engine.step(0.01))
+        return norms, engine.weights()["weight"]
+
+    found = [(*steps(given, [1.0, bad, 1.0]), steps(given, [1.0, 1.0])[1]) for given in asked for bad in (math.nan, math.inf)]
+    torch.save(found, f"{folder}/found-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_with_any_engine(data: TrainingData, tmp_path: Path) -> None:
+    engines = [{"name": "ddp"}, *({"name": "deepspeed", "zero": zero} for zero in range(4))]
+    asked = [
+        settings(data, "retriever", engine=engine, precision=precision, batch_size=6, accumulation=1, workers=2, clip=clip)
+        for engine in engines
+        for precision in ("fp32", "bf16")
+        for clip in (0.0, 0.5)
+    ]
+    run_ranks(a_bad_step, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 2)
+    both = [torch.load(tmp_path / f"found-{rank}.pt") for rank in range(2)]
+    for number, (one, other) in enumerate(zip(*both, strict=True)):
+        norms, weights, without = one
+        what = str(asked[number // 2].engine)
+        assert [math.isfinite(norm) for norm in norms] == [True, False, True], what
+        assert norms[0] == pytest.approx(other[0][0], rel=1e-6), what
+        assert torch.equal(weights, without), what
 
 
 def test_a_family_without_activation_checkpointing_is_refused() -> None:

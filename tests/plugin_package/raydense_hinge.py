@@ -1,5 +1,7 @@
 """A retriever by the hinge loss over each query's own list, in a package outside raydense."""
 
+import torch
+
 from raydense.settings import setting
 from raydense.training.dual_encoder import DualEncoderMethod
 from raydense.training.method import method
@@ -26,3 +28,14 @@ class Double(Hinge):
     def loss(self, outputs, batch):
         value, metrics = super().loss(outputs, batch)
         return 2 * value, metrics
+
+
+class Fragile(Hinge):
+    """The hinge loss, which is not a number for a batch that has the first query."""
+
+    def prepare(self, part):
+        return {**super().prepare(part), "first": torch.tensor(0 in part.query)}
+
+    def loss(self, outputs, batch):
+        value, metrics = super().loss(outputs, batch)
+        return value * torch.where(batch["first"], float("nan"), 1.0), metrics
