@@ -95,7 +95,7 @@ def _faiss() -> Iterator[Finding]:
         found = " and ".join(there) or "missing"
         yield Finding("faiss", "fault", found, "exactly one of faiss-cpu and faiss-gpu: pip uninstall both, then install one")
         return
-    import faiss
+    from raydense.retrieval.faiss_library import faiss
 
     gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     yield Finding("faiss", "ok", f"{there[0]}, {gpus} GPU(s)")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from raydense.data.settings import ImportSettings
 
 _READ = 4 << 20  # bytes of a file that are looked at
+_LISTS = ("run", "top1000", "triples", "qidpidtriples")  # of several lines a query: how many there are is not known before they are read
 _PACKED = 3.0  # the bytes of a text by those of its gzip
 
 
@@ -25,7 +26,8 @@ def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
         return {}, 0.0
     files: dict[str, list[Path]] = load_format(settings.format).files(source)
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
-    return {part: _held(settings, part, found, sizes) for part, found in files.items()}, sum(sizes.values())
+    texts = {part: found for part, found in files.items() if not part.startswith(_LISTS)}
+    return {part: _held(settings, part, found, sizes) for part, found in texts.items()}, sum(sizes.values())
 
 
 def _held(settings: ImportSettings, part: str, files: list[Path], sizes: dict[Path, float]) -> Holds:

@@ -118,15 +118,15 @@ class Device:
     def precision(self) -> str:
         """The requested precision. For auto it is the one that the output was begun in, if this device has it, otherwise its first one.
 
-        A GPU has bf16 (from compute capability 8), fp16 and fp32, in this order; a CPU fp32, and before it, where `cpu_bf16` allows it,
-        bf16 on one that gains by it.
+        A GPU has bf16 (from compute capability 8), fp16 and fp32, in this order; a CPU fp32 and, where `cpu_bf16` allows it, bf16,
+        which comes first on one that gains by it.
         """
         import torch
 
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
-            has = ["bf16", "fp32"] if self._cpu_bf16 and gains_by_bf16(_cpuinfo()) else ["fp32"]
+            has = sorted(["bf16", "fp32"], reverse=not gains_by_bf16(_cpuinfo())) if self._cpu_bf16 else ["fp32"]
         else:
             has = ["bf16", "fp16", "fp32"] if torch.cuda.is_bf16_supported(including_emulation=False) else ["fp16", "fp32"]
         return self._begun if self._begun in has else has[0]

@@ -19,7 +19,7 @@ from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
 from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of
+from raydense.inference.precision import fix_precision, precision_of, recorded
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
@@ -86,7 +86,7 @@ class PartEncoder:
         self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings
         # `search` encodes queries in fp32; those that are encoded before it get the same vectors
         precision = "fp32" if settings.queries and settings.precision == "auto" else settings.precision
-        self._device = Device(layout, settings.token_budget, precision, begun, cpu_bf16)
+        self._device = Device(layout, settings.token_budget, precision, begun or recorded(draft), cpu_bf16)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 

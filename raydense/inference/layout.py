@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raydense.errors import InputError
 from raydense.inference.settings import Spread
+from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, joins_cluster
 
 TOKENISE_CPUS = 0.5  # that a tokenise task claims
@@ -35,23 +36,25 @@ class Layout:
         """
         import ray
 
+        ids = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        nodes = len(alive)
+        nodes, unreserved = len(alive), free_by_node()
         there, joined = ray.cluster_resources(), joins_cluster()
         gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
         if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
             raise lacking
         fit = capacity(alive, gpus, spread.cpus_per_actor)
-        fewest, first, most = sizes(spread.concurrency, pending, fit, fit if gpus else nodes, joined)
+        free = capacity([unreserved.get(node, {}) for node in ids], gpus, spread.cpus_per_actor)
+        fewest, first, most = sizes(spread.concurrency, pending, fit, free, fit if gpus else nodes, joined)
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
         return cls(fewest, first, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
 
 
-def sizes(concurrency: tuple[int, int], pending: int, fit: int, apart: int, joined: bool) -> tuple[int, int, int]:
-    """The fewest, first and most actors for `pending` files, of which `fit` actors fit on the nodes that are there.
+def sizes(concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool) -> tuple[int, int, int]:
+    """The fewest, first and most actors for `pending` files, of which `fit` actors fit on the nodes that are there, `free` of them now.
 
     `apart` actors share no core or GPU: as many as there are on one machine, where an actor on the CPU uses every core. A cluster may
-    grow when more actors wait than fit on it, so there it is one per file, and the pool starts at what is there: it would add
+    grow when more actors wait than fit on it, so there it is one per file, and the pool starts at what is free: it would add
     one actor at a time.
     """
     low, high = concurrency
@@ -59,7 +62,8 @@ def sizes(concurrency: tuple[int, int], pending: int, fit: int, apart: int, join
     # a pool whose minimum does not fit would wait for ever, and so would the tokenise tasks if actors hold all CPUs
     most = max(1, min(wanted, pending) if joined else min(wanted, pending, fit))
     fewest = max(1, min(low, most, fit))
-    return fewest, max(fewest, min(most, fit)), most
+    # Ray takes no waiting actor back: with what others hold, those that run could leave no CPU to tokenise
+    return fewest, max(fewest, min(most, fit, free)), most
 
 
 def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:

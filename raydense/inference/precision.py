@@ -16,6 +16,11 @@ def forget_precision(draft: Draft) -> None:
     (draft.shared / _FOLDER).delete()
 
 
+def recorded(draft: Draft) -> str | None:
+    """The precision that an actor of this run has recorded, None if none has: `auto` follows it, where CPUs of a cluster differ."""
+    return next((name for name in (draft.shared / _FOLDER).names("*") if name in _PRECISIONS), None)
+
+
 def fix_precision(precision: str, begun: str | None, draft: Draft) -> None:
     """Record the `precision` of an actor's device in the draft: `auto` depends on the machine, and an output has one precision.
 

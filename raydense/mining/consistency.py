@@ -27,14 +27,14 @@ from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
-from raydense.retrieval.query_vectors import check_model, takes_all_gpus
+from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
-    from raydense.retrieval.pool import Queries
+    from raydense.retrieval.pool import Queries, SearchPool
 
 REPORT = "report.md"
 _BLOCK = 2_048
@@ -129,7 +129,7 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
     from raydense.retrieval.pool import SearchPool
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
-        stream = _blocks(settings, index, generated, list(pending.values()))
+        stream = _blocks(settings, index, generated, list(pending.values()), pool)
         hits = pool.search_blocks(stream, settings.k)
         with closing(stream), Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
@@ -138,7 +138,7 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
 
 
 def _blocks(
-    settings: FilterSettings, index: Artifact, generated: Generated, ranges: list[tuple[int, int]]
+    settings: FilterSettings, index: Artifact, generated: Generated, ranges: list[tuple[int, int]], pool: SearchPool
 ) -> Generator[Queries, None, None]:
     """The queries of the files with these rows as the index takes them, a block at a time: their vectors, or the texts for BM25."""
     counts, summary = generated.counts(), index.summary
@@ -147,7 +147,7 @@ def _blocks(
     if not settings.model:
         return (_asked(generated, block["start"], block["stop"]).texts(block["at"]) for block in blocks)
     texts = partial(_block_texts, folder=generated.artifact.located, fingerprint=generated.artifact.fingerprint)
-    on_cpu = settings.gpu and takes_all_gpus(index, settings.replicas)
+    on_cpu = settings.gpu and leaves_no_gpu(pool)
     return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu)
 
 

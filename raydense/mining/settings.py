@@ -35,7 +35,7 @@ class FilterSettings(Settings, Pool):
             return Forecast(needs, makes)
         queries = Holds(round(generated.rows * max(1.0, generated.each / QUERY_CHARACTERS)), "at most", QUERY_CHARACTERS)
         kind, work = search_work(known, queries, index, self.k, self.model, self.search_params)
-        return Forecast(needs, makes, kind.replace("search", "filter"), work, PROCESS_BYTES + index.bytes)
+        return Forecast(needs, makes, kind.replace("search", "filter"), work, PROCESS_BYTES + index.bytes / max(1, index.files))
 
 
 class HybridSettings(BaseSettings):

@@ -41,6 +41,8 @@ def _model(folder: Path) -> Model:
     inner, disk = modules[0], float(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
     own, config = optional_json(folder / OWN_FILE), optional_json(inner / "config.json")
     lengths: dict[str, Any] = {key: int(own[key]) for key in ("query_length", "passage_length") if key in own}
+    if "pair_length" in own:
+        lengths["passage_length"] = int(own["pair_length"])
     if not config.get("model_type"):
         return Model(0, each=float(_static_width(inner / "model.safetensors")), bytes=disk, **lengths)
     dense = [optional_json(module / "config.json") for module in modules[1:]]

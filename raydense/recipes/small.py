@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,8 @@ class Small:
 
     def _slice(self, path: str, source: str, kind: str, stage: Stage) -> str:
         """A slice of what lies at `source`, which stands for `path`."""
-        made = self.folder / "slices" / re.sub(r"[^A-Za-z0-9]+", "-", path)[-120:]
+        digest = hashlib.sha256(path.encode()).hexdigest()[:8]  # two paths may differ in other characters alone
+        made = self.folder / "slices" / f"{re.sub(r'[^A-Za-z0-9]+', '-', path)[-100:]}-{digest}"
         holds = self.full.of(path)
         if holds is None or kind.split(" ")[0] not in ("corpus", "queries", "qrels", "examples"):
             raise NoSlice(f"reads {path}, which no stage of the recipe makes")

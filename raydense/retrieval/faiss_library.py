@@ -34,9 +34,11 @@ def kernels_chosen() -> Iterator[None]:
     kernels = None if KERNELS in os.environ else kernels_for(flags)
     if kernels:
         os.environ[KERNELS] = kernels
-    yield
-    if kernels:
-        del os.environ[KERNELS]
+    try:
+        yield
+    finally:
+        if kernels:
+            del os.environ[KERNELS]
 
 
 with kernels_chosen():

@@ -122,7 +122,7 @@ class FaissShard:
 
     def _exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
         wider = _WIDER * (k + MARGIN)
-        if self._on_gpu is not None and k + MARGIN <= LARGEST_K:
+        if self._on_gpu is not None and 2 * (k + MARGIN) <= LARGEST_K:  # of fewer the last would be as close: a scan for each query
             wider = min(wider, LARGEST_K)
         rough, rows = self.nearest(queries, wider)
         best = order_hits(self.rescore(queries, rows), rows, k)

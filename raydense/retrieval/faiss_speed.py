@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 BLOCK_BYTES = 64 * 2**20  # of decoded vectors, of all threads
 _BLOCK_QUERIES = 10  # from so many queries on, decoding each vector once is faster (SQbf16: 7, SQ8 and SQfp16: 9)
 _FEW_QUERIES = 64  # up to so many, every thread takes a part of the rows: the memory for products and hits is small
+_HITS_BYTES, _HIT_BYTES = 64 * 2**20, 36  # of all threads; of a hit: its own score and row, and FAISS's reservoir of two
 _LEAST_WORK = 2**21  # multiplications that are worth a thread, about 0.5 ms
 
 
@@ -47,8 +48,11 @@ def blas_preferred(faiss: Any, dimension: int) -> Iterator[None]:
 def share_out(pool: ThreadPoolExecutor, work: Callable[[int], Result], parts: int) -> list[Result]:
     """What `work` returns for each part; the calling thread does the first, and what no other has begun, as on a busy machine."""
     others = [(part, pool.submit(work, part)) for part in range(1, parts)]
-    found = [work(0)]
-    return found + [work(part) if begun.cancel() else begun.result() for part, begun in others]
+    try:
+        found = [work(0)]
+        return found + [work(part) if begun.cancel() else begun.result() for part, begun in others]
+    finally:
+        wait([begun for _, begun in others if not begun.cancel()])  # after an error none still writes where the next call will
 
 
 class Scan:
@@ -72,6 +76,11 @@ class Scan:
 
     def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search` by inner product, k at most the rows: scores and rows [n, k], best first."""
+        step = max(_FEW_QUERIES, _HITS_BYTES // (_HIT_BYTES * self._parts * k))
+        found = [self._search(queries[at : at + step], k) for at in range(0, max(1, len(queries)), step)]
+        return found[0] if len(found) == 1 else (np.concatenate([hits[0] for hits in found]), np.concatenate([hits[1] for hits in found]))
+
+    def _search(self, queries: Scores, k: int) -> Hits:
         decoded = not self._flat and len(queries) >= _BLOCK_QUERIES
         way = self._product if self._flat else self._decoded if decoded else self._coded
         most = self._parts if decoded or len(queries) > _FEW_QUERIES else self._threads

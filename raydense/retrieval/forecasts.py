@@ -6,6 +6,7 @@ import re
 
 from raydense.forecast import Forecast, Holds, Known, lists_of, probed_share, tokens
 from raydense.models.model_size import model_of
+from raydense.retrieval.search_params import index_params
 from raydense.retrieval.settings import IndexSettings, Pool
 from raydense.runtime.progress import size
 from raydense.storage import Artifact, read_manifest
@@ -58,8 +59,9 @@ def on_gpus(settings: Pool, index: str | None) -> str:
         return ""
     from raydense.retrieval.gpu import actor_bytes, check_gpu_index, copy_bytes
 
-    summary = Artifact.open(index, "index").summary
-    check_gpu_index(summary["factory"] or "BM25", settings.search_params)
+    artifact = Artifact.open(index, "index")
+    summary = artifact.summary
+    check_gpu_index(summary["factory"] or "BM25", index_params(artifact, settings.search_params))
     copies = [copy_bytes(summary, stop - start) for start, stop in summary["shards"]]
     needed = settings.replicas * sum(actor_bytes(copy, 1) for copy in copies)
     return f", about {size(needed)} of GPU memory in {settings.replicas * len(copies)} actors"

@@ -19,7 +19,7 @@ from raydense.runtime.session import autoscales
 from raydense.storage import Artifact
 
 _UNKNOWN = 2**62
-_RELEASE_S = 10.0  # until the GPUs of ended actors are free
+_RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the GPUs of ended actors are free; and those of actors retired by a swap
 
 
 def check_gpu(index: Artifact, search_params: str) -> None:
@@ -35,17 +35,19 @@ def check_gpu(index: Artifact, search_params: str) -> None:
         raise InputError("the cluster has no GPU", "gpu", "leave it out")
 
 
-def plan_gpus(index: Artifact, replicas: int) -> int:
-    """How many actors of a pool of `index` share a GPU, so that all have a place; one each on a cluster that adds nodes.
+def plan_gpus(index: Artifact, replicas: int, staying: bool = False) -> int:
+    """How many actors of a pool of `index` share a GPU, so that all have a place; one each on a cluster that adds nodes. With `staying` it is to
+    replace a pool that serves meanwhile, after one that may be ending.
 
     InputError if others have claimed all GPUs for longer than ended actors take to release theirs, or their memory is too small.
     """
     copies = [copy_bytes(index.summary, stop - start) for start, stop in index.summary["shards"]]
     if autoscales():
         return 1
-    free = _unclaimed(len(copies) * replicas)
+    free = _unclaimed(len(copies) * replicas, staying)
     if not free:
-        raise InputError("others have claimed all GPUs of the cluster", "gpu", "close a pool that is no longer needed, or leave gpu out")
+        what = "this pool and others have claimed all GPUs of the cluster" if staying else "others have claimed all GPUs of the cluster"
+        raise InputError(what, "gpu", "close a pool that is no longer needed, or start one without gpu")
     gpus = [memory for node, count in free.items() for memory in _memory_of(node, count)]
     sharing = sharing_of(copies, replicas, gpus, str(index.place))
     room = f" of {size(min(gpus))}" if min(gpus) < _UNKNOWN else ", whose memory nvidia-smi does not tell"
@@ -53,9 +55,12 @@ def plan_gpus(index: Artifact, replicas: int) -> int:
     return sharing
 
 
-def _unclaimed(wanted: int) -> dict[str, int]:
-    """The whole GPUs of each node that nobody has claimed; waits a while if they are fewer than `wanted`."""
-    end = time.monotonic() + _RELEASE_S
+def _unclaimed(wanted: int, staying: bool) -> dict[str, int]:
+    """The GPUs of each node that nobody has claimed; waits a while if they are fewer than `wanted`.
+
+    Ray tells their sum: halves of two GPUs count as one, and the actor then waits for a whole one.
+    """
+    end = time.monotonic() + (_RETIRED_S if staying else _RELEASE_S)
     while True:
         unreserved = free_by_node()
         free = {node["NodeID"]: int(unreserved.get(node["NodeID"], {}).get("GPU", 0)) for node in shard_nodes(True)}

@@ -136,7 +136,7 @@ class SearchPool:
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
         if plan.gpu:
             check_gpu(artifact, given)
-            plan = replace(plan, sharing=plan_gpus(artifact, copies))
+            plan = replace(plan, sharing=plan_gpus(artifact, copies, staying=True))
         staying = plan_memory(version.index, version.plan.replicas)
         memory = plan_memory(artifact, copies)
         plan, _ = _fitting(artifact, memory, plan, staying.actor_bytes * staying.replicas)
@@ -236,7 +236,11 @@ class SearchPool:
         if (
             self.plan.gpu
             and not self._reported
-            and takes_cpu(k, len(index.summary["shards"]), index.summary.get("largest_norm") is not None)
+            and takes_cpu(
+                min(k, max(stop - start for start, stop in index.summary["shards"])),
+                len(index.summary["shards"]),
+                index.summary.get("largest_norm") is not None,
+            )
         ):
             self._reported = True
             say(f"search: k is {k:,}, and FAISS finds at most {LARGEST_K:,} hits of a shard on a GPU: the CPUs search")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,11 @@ from raydense.inference.query_encoder import encode_blocks
 from raydense.inference.sources import QUERIES_A_FILE
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
+from raydense.runtime.ray_internals import free_by_node
 from raydense.storage import Artifact, fingerprint_of, model_place
+
+if TYPE_CHECKING:
+    from raydense.retrieval.pool import SearchPool
 
 Block = NDArray[np.float32]
 
@@ -46,27 +51,30 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
             )
 
 
-def encoded_blocks(settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int]) -> Generator[Block, None, None]:
+def encoded_blocks(
+    settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int], pool: SearchPool
+) -> Generator[Block, None, None]:
     """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts` (rising), as they are encoded.
 
     Queries are encoded in the parts of `encode --queries`, whatever the blocks of the search, so the vectors are the same.
-    They are encoded on the CPU with `background`, or if the pool takes all GPUs.
+    They are encoded on the CPU with `background`, or if the `pool` that they are for leaves no GPU.
     """
     total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
     ranges = [(at, min(at + settings.block, total)) for at in starts]
     needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
-    on_cpu = settings.background or (settings.gpu and takes_all_gpus(index, settings.replicas))
+    on_cpu = settings.background or (settings.gpu and leaves_no_gpu(pool))
     vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu)
     return _recut(zip(needed, vectors, strict=True), ranges)
 
 
-def takes_all_gpus(index: Artifact, replicas: int) -> bool:
-    """Whether a pool of `index` on GPUs, one per actor, leaves no GPU of the running cluster for encoding."""
+def leaves_no_gpu(pool: SearchPool) -> bool:
+    """Whether nobody has a whole GPU left for encoding, as soon as the actors of a pool on GPUs have theirs."""
     import ray
 
-    return len(index.summary["shards"]) * replicas >= ray.cluster_resources().get("GPU", 0)
+    ray.get([actor.describe.remote() for replicas in pool.actors for actor in replicas])
+    return all(node.get("GPU", 0) < 1 for node in free_by_node().values())
 
 
 def _texts(block: pa.Table) -> list[str]:

@@ -93,7 +93,7 @@ def _search_blocks(
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
     if pool is None:
         pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
-    with pool, closing(_blocks(settings, index, queries, positions, starts)) as stream:
+    with pool, closing(_blocks(settings, index, queries, positions, starts, pool)) as stream:
         done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
         with Progress("search", len(queries), "queries", done) as progress:
             for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
@@ -105,14 +105,14 @@ def _search_blocks(
 
 
 def _blocks(
-    settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int]
+    settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool
 ) -> Generator[Queries, None, None]:
     """The queries of the blocks that begin at `starts`, in the index's format: vectors, or texts for BM25."""
     if settings.vectors:
         given = Vectors(settings.vectors, of="queries")
         return (given.take(positions[at : at + settings.block]) for at in starts)
     if settings.model:
-        return encoded_blocks(settings, queries, index, starts)
+        return encoded_blocks(settings, queries, index, starts, pool)
     return (queries["text"].slice(at, settings.block).to_pylist() for at in starts)
 
 

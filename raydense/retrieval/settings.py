@@ -186,7 +186,9 @@ class SearchSettings(Settings, Pool):
             return Forecast(needs, {self.output: made})
         kind, work = search_work(known, queries, index, self.k, None if self.vectors else self.model, self.search_params)
         process = TORCH_BYTES if self.model else PROCESS_BYTES
-        return Forecast(needs, {self.output: made}, kind, work, process + index.bytes, -1 if self.gpu or self.model else 0)
+        return Forecast(
+            needs, {self.output: made}, kind, work, process + index.bytes / max(1, index.files), -1 if self.gpu or self.model else 0
+        )
 
     def left_open(self) -> set[str]:
         """The values that a running pool provides: its search parameters, and its index if none is given."""

@@ -156,10 +156,14 @@ def _paired(chars: NDArray[np.uint32]) -> NDArray[np.uint32]:
     inside = np.concatenate([[False], _IS_CJK[np.minimum(chars, len(_IS_CJK) - 1)], [False]])
     first, last = inside[1:-1] & ~inside[:-2], inside[1:-1] & ~inside[2:]
     within = inside[1:-1] & ~first & ~last
-    ends = np.cumsum(1 + 2 * within + first + last)
-    found = np.repeat(chars, np.diff(ends, prepend=0))
+    counts = np.ones(len(chars), np.int8)
+    counts[within] = 3
+    counts += first
+    counts += last
+    ends = np.cumsum(counts, dtype=np.int32)
+    found = np.repeat(chars, counts)
     found[ends[within] - 2] = found[ends[last] - 1] = ord(" ")
-    found[np.concatenate([[0], ends])[:-1][first]] = ord(" ")
+    found[(ends - counts)[first]] = ord(" ")
     return found
 
 

@@ -74,6 +74,14 @@ def test_a_precision_shapes_the_output_where_it_was_given() -> None:
         assert cls.read({**given, "precision": "fp32"}).shaping()["precision"] == "fp32"
 
 
+@pytest.mark.parametrize("first", ["fp32", "bf16"])
+def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_path: Path, first: str) -> None:
+    draft = begun(tmp_path / "x")
+    (draft.shared / "precision" / first).write(b"")
+    settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
+    assert PartEncoder(settings, draft, {}, CPU, None, cpu_bf16=True)._device.precision == first
+
+
 def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where two kinds of GPU of a cluster begin together: whichever comes second stops the stage."""
     draft = begun(tmp_path / "x")

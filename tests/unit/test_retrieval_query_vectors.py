@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Artifact, Draft
 
 TOTAL, PART = 47, 10
+POOL: Any = SimpleNamespace(actors=[])
 
 
 @pytest.fixture
@@ -39,24 +41,24 @@ def test_blocks_are_the_rows_that_they_begin_at(index: Artifact, block: int, mon
     all_starts = list(range(0, TOTAL, block))
     for starts in (all_starts, all_starts[1::2], all_starts[-1:]):
         encoded.clear()
-        found = list(query_vectors.encoded_blocks(settings, queries, index, starts)) if starts else []
+        found = list(query_vectors.encoded_blocks(settings, queries, index, starts, POOL)) if starts else []
         wanted = [list(range(at, min(at + block, TOTAL))) for at in starts]
         assert [vectors[:, 0].astype(int).tolist() for vectors in found] == wanted
         assert encoded == sorted({row // PART for rows in wanted for row in rows}), "no other part is encoded"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "given", "on_cpu"),
+    ("free", "given", "on_cpu"),
     [
-        (2, {}, False),
-        (2, {"background": True}, True),
-        (2, {"gpu": True}, True),
-        (3, {"gpu": True}, False),
-        (3, {"gpu": True, "replicas": 2}, True),
+        ([1.0], {}, False),
+        ([1.0], {"background": True}, True),
+        ([], {"gpu": True}, True),
+        ([0.5, 0.5], {"gpu": True}, True),
+        ([0.0, 1.0], {"gpu": True}, False),
     ],
 )
-def test_queries_are_encoded_on_the_cpu_where_the_pool_takes_all_gpus(
-    index: Artifact, gpus: int, given: dict[str, Any], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+def test_queries_are_encoded_on_the_cpu_where_the_pool_leaves_no_gpu(
+    index: Artifact, free: list[float], given: dict[str, Any], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool holds them while it waits for the queries."""
     asked: list[object] = []
@@ -66,7 +68,8 @@ def test_queries_are_encoded_on_the_cpu_where_the_pool_takes_all_gpus(
         return iter(())
 
     monkeypatch.setattr(query_vectors, "encode_blocks", encode)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
+    monkeypatch.setattr(ray, "get", list)
+    monkeypatch.setattr(query_vectors, "free_by_node", lambda: {str(node): {"GPU": gpus} for node, gpus in enumerate(free)})
     settings = SearchSettings(index="i", queries="q", model="m", output="o", **given)
-    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0])
+    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0], POOL)
     assert asked == [on_cpu]
