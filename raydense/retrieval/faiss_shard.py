@@ -19,6 +19,7 @@ import numpy as np
 from raydense.errors import InputError
 from raydense.retrieval.faiss_speed import Scan, prefer_blas, share_out
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
+from raydense.retrieval.list_scan import search_of
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
 from raydense.runtime.tasks import shard_ranges
 
@@ -43,6 +44,7 @@ class FaissShard:
         prefer_blas(faiss, self.index.d)
         exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
         self._threads_apart = Scan(faiss, self.index, threads) if exact else None
+        self._searched: Any = self._threads_apart or search_of(faiss, self.index, threads)
         if search_params:
             set_search_params(self.index, search_params)
         self._on_gpu: Any = None
@@ -66,7 +68,7 @@ class FaissShard:
             with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
                 scores, rows = self._on_gpu.search(queries, k)
         else:
-            scores, rows = (self._threads_apart or self.index).search(queries, k)
+            scores, rows = self._searched.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
         scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)

@@ -55,6 +55,15 @@ def share_out(pool: ThreadPoolExecutor, work: Callable[[int], Result], parts: in
         wait([begun for _, begun in others if not begun.cancel()])  # after an error none still writes where the next call will
 
 
+def best_of(faiss: Any, found: list[Hits], k: int) -> Hits:
+    """The best k of what several threads found, each [n, m], best first."""
+    best = faiss.ResultHeap(len(found[0][0]), k, keep_max=True)
+    for scores, rows in found:
+        best.add_result(scores, rows)
+    best.finalize()
+    return best.D, best.I
+
+
 class Scan:
     """Searches an exact index (`Flat`, `SQfp16`, `SQ8`, ...): each thread takes other rows, for all queries of a call.
 
@@ -93,14 +102,7 @@ class Scan:
 
         with self._one_at_a_time if decoded else nullcontext():
             found = share_out(self._pool, search, len(ranges))
-        return found[0] if len(found) == 1 else self._best(found, k)
-
-    def _best(self, found: list[Hits], k: int) -> Hits:
-        best = self._faiss.ResultHeap(len(found[0][0]), k, keep_max=True)
-        for scores, rows in found:
-            best.add_result(scores, rows)
-        best.finalize()
-        return best.D, best.I
+        return found[0] if len(found) == 1 else best_of(self._faiss, found, k)
 
     def decoded(self, rows: Rows) -> Scores:
         """The vectors of a compressed index at `rows` [n]. FAISS's `reconstruct_batch` prepares anew for each of them: three times as slow."""

@@ -19,6 +19,7 @@ from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_shard import open_index, set_search_params
 from raydense.retrieval.faiss_size import has_lists
 from raydense.retrieval.faiss_speed import blas_preferred
+from raydense.retrieval.list_scan import search_of
 from raydense.retrieval.merge import Hits, Rows, merge_hits
 from raydense.retrieval.search_params import with_defaults
 from raydense.retrieval.settings import IndexSettings
@@ -135,7 +136,7 @@ def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_pa
     draft.read(empty)  # lies next to the shard, which is opened with it
     index = open_index(draft.read(shard.file))
     set_search_params(index, search_params)
-    scores, rows = index.search(sample.vectors().take(sample.rows), sample.k + 1)
+    scores, rows = search_of(faiss, index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)
 
 
