@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -196,9 +197,10 @@ def _opened(stage: Stage) -> float | None:
 
 def _size(folder: Path) -> int:
     total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # a part that was just renamed
-            total += file.stat().st_size if file.is_file() else 0
+    for inside, _, names in os.walk(folder):  # which passes over a folder that was just removed
+        for name in names:
+            with suppress(OSError):  # a part that was just renamed
+                total += os.path.getsize(os.path.join(inside, name))
     return total
 
 
