@@ -1,10 +1,12 @@
-"""The dev metrics during training, MRR@10: of a retriever over a small set of passages, of a re-ranker over the first hits of a run.
+"""The dev metrics during training: of a retriever over a small set of passages, of a re-ranker over the first hits of a run.
 
-The work is split over the workers; each has the same number of batches, as ZeRO 3 requires.
+The work is split over the workers; each has the same number of batches, as ZeRO 3 requires. Worker 0 compares the vectors, a block of queries
+at a time, and sends the metrics to the others: what follows from them is the same on all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +30,12 @@ from raydense.training.settings import DevSettings
 from raydense.training.tensors import pad
 from raydense.training.texts import Texts
 
-METRIC, OF_RERANKER = "mrr@10", "reranker mrr@10"
+METRICS = ("mrr@10", "ndcg@10", "recall@100")
+METRIC, OF_RERANKER = METRICS[0], "reranker mrr@10"
 _DEPTH = 20
 _BATCH = 64
+_AT_ONCE = 2**23  # scores that are compared at once
+_RANDOM = 0.25  # of the passages next to the positives, at least
 Ints = NDArray[np.int64]
 
 
@@ -79,14 +84,18 @@ def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> t
 
 
 def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
-    """Queries over a small set of passages: their positives, the first hits of the run, and passages drawn at random."""
+    """Queries over a small set of passages: their positives, the first hits of the run, and passages drawn at random.
+
+    Where their positives alone are more than half of the passages, as many of the queries are drawn as leave half for others.
+    """
+    at, rows = _drawn(at, rows, most // 2, rng)
     kept = np.unique(rows)
     if run is not None:
         run_at, rank, run_rows = run
-        hard = run_rows[np.isin(run_at, at)][np.argsort(rank[np.isin(run_at, at)], kind="stable")]
+        mine = np.isin(run_at, at) & ~np.isin(run_rows, kept)
+        hard = run_rows[mine][np.argsort(rank[mine], kind="stable")]
         _, first = np.unique(hard, return_index=True)
-        hard = np.setdiff1d(hard[np.sort(first)][: max(0, most - len(kept))], kept)
-        kept = np.union1d(kept, hard)
+        kept = np.union1d(kept, hard[np.sort(first)][: int((1 - _RANDOM) * (most - len(kept)))])
     if len(kept) < most:
         others = rng.choice(corpus, size=min(corpus, 2 * most), replace=False)
         kept = np.sort(np.concatenate([kept, others[~np.isin(others, kept)][: most - len(kept)]]))
@@ -94,6 +103,17 @@ def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: n
     relevant = np.zeros((len(query), len(kept)), bool)
     relevant[of_query, np.searchsorted(kept, rows)] = True
     return DevSet(query, kept, relevant)
+
+
+def _drawn(at: Ints, rows: Ints, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """The judgements of as many queries, drawn at random, as have at most `most` of them; of all where they fit."""
+    if len(np.unique(rows)) <= most:
+        return at, rows
+    query, of_query = np.unique(at, return_inverse=True)
+    order = rng.permutation(len(query))
+    held = np.cumsum(np.bincount(of_query)[order])
+    taken = np.isin(of_query, order[: max(1, int(np.searchsorted(held, most, side="right")))])
+    return at[taken], rows[taken]
 
 
 def reranker_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
@@ -139,27 +159,41 @@ class Dev:
         """The tokens, and their order by length, which reduces padding."""
         return tokens, np.argsort(tokens.lengths, kind="stable")
 
-    def measure(self, engine: Engine) -> float:
-        """MRR@10, the same on every worker; InputError, on all workers, if a score is not a number."""
+    def measure(self, engine: Engine) -> dict[str, float]:
+        """The metrics by name, the same on every worker: `METRICS`, of a re-ranker without the recall, which its order does not change.
+
+        InputError, on all workers, if a score is not a number.
+        """
         engine.module.eval()
         with torch.no_grad():
-            scores = self._retriever_scores(engine) if isinstance(self.model, DualEncoder) else self._reranker_scores(engine)
+            found = self._of_retriever(engine) if isinstance(self.model, DualEncoder) else self._of_reranker(engine)
         engine.module.train()
-        if np.isnan(scores).any():
+        if self.workers > 1:
+            dist.broadcast(found, src=0)
+        values = found.tolist()
+        if any(math.isnan(value) for value in values):
             fix = "lower --lr, clip the gradient with --clip, or give --precision fp32"
             raise InputError("the dev scores are not numbers", "train", fix)
-        return mrr_at_10(scores, self.dev.relevant)
+        return dict(zip(METRICS if self.dev.absent is None else METRICS[:2], values, strict=False))
 
-    def _retriever_scores(self, engine: Engine) -> NDArray[np.float32]:
-        queries = self._of_all_workers(self._outputs(engine, self._queries, "queries"), len(self.dev.query))
-        passages = self._of_all_workers(self._outputs(engine, self._passages, "passages"), len(self.dev.rows))
-        return (queries.float() @ passages.float().T).cpu().numpy()
+    def _of_retriever(self, engine: Engine) -> Tensor:
+        queries = self._of_all_workers(self._outputs(engine, self._queries, "queries"), len(self.dev.query)).float()
+        passages = self._of_all_workers(self._outputs(engine, self._passages, "passages"), len(self.dev.rows)).float()
+        return self._means(len(queries), lambda block: queries[block] @ passages.T, engine.device)
 
-    def _reranker_scores(self, engine: Engine) -> NDArray[np.float32]:
-        flat = self._of_all_workers(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size)
-        scores = flat.float().cpu().numpy().reshape(self.dev.rows.shape)
-        assert self.dev.absent is not None
-        return np.where(self.dev.absent, np.float32(-np.inf), scores)
+    def _of_reranker(self, engine: Engine) -> Tensor:
+        scores = self._of_all_workers(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size).float().view(self.dev.rows.shape)
+        absent = torch.from_numpy(self.dev.absent).to(engine.device)
+        return self._means(len(scores), lambda block: scores[block].masked_fill(absent[block], -math.inf), engine.device)
+
+    def _means(self, queries: int, score: Callable[[slice], Tensor], device: torch.device) -> Tensor:
+        """The mean of each metric over the queries, float32 [3]; worker 0 computes it."""
+        summed = torch.zeros(len(METRICS), device=device)
+        step = max(1, _AT_ONCE // max(1, self.dev.relevant.shape[1]))
+        for at in range(0, queries if self.rank == 0 else 0, step):
+            block = slice(at, min(at + step, queries))
+            summed += of_queries(score(block), torch.from_numpy(self.dev.relevant[block]).to(device)).sum(dim=1)
+        return summed / queries
 
     def _outputs(self, engine: Engine, share: tuple[Tokens, Ints], side: str) -> Tensor:
         tokens, order = share
@@ -184,14 +218,16 @@ def _one(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else next(o for o in output if o is not None)
 
 
-def mrr_at_10(scores: NDArray[np.float32], relevant: NDArray[np.bool_]) -> float:
-    """Mean over queries of 1 / rank of the first relevant candidate, 0 beyond rank 10; ties go to the earlier column.
+def of_queries(scores: Tensor, relevant: Tensor) -> Tensor:
+    """MRR@10, nDCG@10 and recall@100 of each query, float32 [3, n]; all 0 where none is relevant, NaN where a score is NaN.
 
-    scores float [n, p], relevant bool [n, p].
+    scores float [n, p], relevant bool [n, p]: candidates, of which equal scores rank the earlier column first.
     """
-    best = np.where(relevant, scores, -np.inf).max(axis=1, keepdims=True)
-    first = np.argmax(relevant & (scores == best), axis=1)[:, None]
-    before = np.arange(scores.shape[1]) < first
-    rank = 1 + ((scores > best) | ((scores == best) & before)).sum(axis=1)
-    counted = relevant.any(axis=1) & (rank <= 10)
-    return float(np.mean(np.where(counted, 1 / rank, 0.0)))
+    order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :100]
+    hit, there = relevant.gather(1, order).float(), relevant.sum(dim=1).clamp(min=1)
+    first = hit[:, :10]
+    discount = 1 / torch.arange(2, 2 + first.shape[1], device=scores.device).log2()
+    ideal = discount.cumsum(0)[there.clamp(max=len(discount)) - 1]
+    reciprocal = (first / torch.arange(1, 1 + first.shape[1], device=scores.device)).amax(dim=1)
+    found = torch.stack([reciprocal, (first * discount).sum(dim=1) / ideal, hit.sum(dim=1) / there])
+    return found.masked_fill(scores.isnan().any(dim=1), math.nan)

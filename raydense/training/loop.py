@@ -193,7 +193,11 @@ class Loop:
             raise InputError(what, "train", _FIX)
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
-            values = {name: dev.measure(self.engine) for name, dev in self.dev.items()}
+            values = {
+                f"{name.removesuffix(METRIC)}{metric}": value
+                for name, dev in self.dev.items()
+                for metric, value in dev.measure(self.engine).items()
+            }
             log.flush(values)
             if state.best is None or values[METRIC] > state.best:
                 state = replace(state, best=values[METRIC], best_step=state.step)

@@ -19,7 +19,7 @@ class DevSettings(BaseSettings):
         "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
     )
     every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
-    passages: int = setting(5_000, "passages that the dev queries are searched in, their positives included", ge=10)
+    passages: int = setting(5_000, "passages that the dev queries are searched in; of queries whose positives are more than half, some are drawn", ge=10)
 
 
 class RefreshSettings(BaseSettings):
@@ -111,7 +111,7 @@ class NegativesSettings(BaseSettings):
 class MeasuredSettings(BaseSettings):
     """Settings of methods that measure MRR@10 during training."""
 
-    dev: DevSettings | None = group("measure MRR@10 during training, and keep the best checkpoint")
+    dev: DevSettings | None = group("measure MRR@10, nDCG@10 and recall@100 during training, and keep the checkpoint with the best MRR@10")
 
 
 class VectorSettings(BaseSettings):
