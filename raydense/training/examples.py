@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -76,9 +76,16 @@ def read_training_data(
     examples = read_examples(settings.examples, queries, store, negatives)
     if settings.more_examples:
         examples = examples.and_then(read_examples(settings.more_examples, queries, store, negatives))
+    examples = replace(examples, query=_first_of_text(queries["text"])[examples.query])
     if needs_scores:
         examples = _scored(examples, negatives, settings, log)
     return examples, Texts(queries, store)
+
+
+def _first_of_text(texts: pa.ChunkedArray) -> Ints:
+    """The position of the first query with the text of each: one question under two ids then has the positives of both."""
+    numbers = texts.combine_chunks().dictionary_encode().indices.to_numpy()
+    return np.unique(numbers, return_index=True)[1][numbers]
 
 
 def require_scores(settings: TrainSettings) -> None:

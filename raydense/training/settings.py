@@ -19,7 +19,9 @@ class DevSettings(BaseSettings):
         "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
     )
     every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
-    passages: int = setting(5_000, "passages that the dev queries are searched in; of queries whose positives are more than half, some are drawn", ge=10)
+    passages: int = setting(
+        5_000, "passages that the dev queries are searched in; of queries whose positives are more than half, some are drawn", ge=10
+    )
 
 
 class RefreshSettings(BaseSettings):

@@ -28,7 +28,13 @@ def pad(model: Tokenizes, tokens: Tokens) -> dict[str, Tensor]:
 def known_positives(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Whether each of the passages at `rows` is a known positive of each query, by row or by equal text: bool [n, len(rows)]."""
     of_query, of_passage = text_hash[mine.known.values], text_hash[rows]
-    return np.logical_or.reduceat(of_query[:, None] == of_passage[None, :], mine.known.offsets[:-1], axis=0)
+    order = np.argsort(of_passage, kind="stable")
+    low, high = (np.searchsorted(of_passage[order], of_query, side) for side in ("left", "right"))
+    counts = high - low
+    places = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
+    found = np.zeros((len(mine), len(rows)), np.bool_)
+    found[np.repeat(mine.known.owner, counts), order[places]] = True
+    return found
 
 
 def accuracy(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,17 @@ from hypothesis import strategies as st
 from training_data import TrainingData, make_training_data, write_examples
 
 from raydense.data.store import PassageStore
-from raydense.data.tables import read_table
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
+from raydense.storage import Draft
 from raydense.training.batches import Sampler
-from raydense.training.examples import Examples, read_examples
+from raydense.training.examples import Examples, read_examples, read_training_data
 from raydense.training.method import method_of
 from raydense.training.part import Part
 from raydense.training.prefetch import prefetched
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
+from raydense.training.tensors import known_positives
 
 
 def sampler_of(
@@ -116,6 +119,33 @@ def test_positives_are_known_to_all_examples_of_their_query() -> None:
     assert sorted(query for query, _ in drawn) == [3, 5, 7, 7]
     of_seven = {row for query, row in drawn if query == 7}
     assert of_seven in ({1, 4}, {2, 4})
+
+
+@given(st.integers(0, 2**31), st.integers(1, 9), st.integers(0, 40), st.integers(1, 12))
+def test_known_positives_are_those_of_a_dense_comparison(seed: int, queries: int, columns: int, texts: int) -> None:
+    """By row or by equal text, of which there are few."""
+    rng = np.random.default_rng(seed)
+    text_hash = rng.integers(2**60, size=texts, dtype=np.uint64)[rng.integers(texts, size=30)]
+    known = ragged([rng.integers(30, size=rng.integers(1, 5)).tolist() for _ in range(queries)])
+    rows = rng.integers(30, size=columns)
+    part = Part(np.arange(queries), rows[:0], rows[:0], known)
+    wanted = [np.isin(text_hash[rows], text_hash[known.values[a:b]]) for a, b in pairwise(known.offsets)]
+    np.testing.assert_array_equal(known_positives(part, rows, text_hash), np.array(wanted).reshape(queries, columns))
+
+
+def test_one_question_under_two_ids_has_the_positives_of_both(data: TrainingData, tmp_path: Path) -> None:
+    queries = pa.table({"query_id": ["a", "b", "c"], "text": ["who?", "where?", "who?"]})
+    draft = Draft.open(tmp_path / "queries", "queries", {"stage": "test"})
+    commit_table(draft, "queries.parquet", queries)
+    draft.finish(3)
+    store = PassageStore(data.root / "sample/corpus")
+    write_examples(tmp_path / "examples", ["a", "b", "c"], [[3], [4], [5]], [[7], [8], [9]], corpus=store.fingerprint)
+    asked = data.settings(tmp_path / "o", queries=str(tmp_path / "queries"), examples=str(tmp_path / "examples"))
+    examples, texts = read_training_data(asked, store, 1, False)
+    known = [sorted(examples.known.values[a:b].tolist()) for a, b in pairwise(examples.known.offsets)]
+    assert known == [[3, 5], [4], [3, 5]]
+    assert texts.queries(examples.query) == ["who?", "where?", "who?"]
+    assert [examples.positives.values[a] for a in examples.positives.offsets[:-1]] == [3, 4, 5]
 
 
 def test_epochs_differ_in_order_and_draw() -> None:
