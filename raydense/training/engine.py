@@ -58,10 +58,12 @@ def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
 
 
 def learning_rate(step: int, steps: int, settings: LoopSettings) -> float:
-    """The learning rate of `step` (from 0): rises linearly during the warm-up, then falls linearly to zero at `steps`."""
+    """The learning rate of `step` (from 0): rises linearly during the warm-up, then falls to zero at `steps`, by its schedule."""
     rising = int(settings.warmup * steps)
-    share = (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
-    return settings.lr * share
+    if step < rising:
+        return settings.lr * (step + 1) / rising
+    left = (steps - step) / (steps - rising)
+    return settings.lr * (left if settings.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
 def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Optimizer:

@@ -102,7 +102,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
 
 
 def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilder) -> dict[str, Any]:
-    """Train to the last step, and return what worker 0 reports.
+    """Train to the last step, or until the dev metric no longer rises, and return what worker 0 reports.
 
     In mode sync the workers end at each boundary, so that their GPUs are free for finding the new negatives.
     """
@@ -117,7 +117,9 @@ def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilde
             result = followed.run(job, gpu, builder, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
             waited += result["waited"]
-            if done == job.steps:
+            if result["ended"]:
+                if done < job.steps:
+                    say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
                 return {**result, "seconds": seconds, "steps": steps, "waited": waited}
 
 

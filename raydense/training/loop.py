@@ -103,6 +103,7 @@ class Loop:
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
+        self.saved = time.monotonic()
 
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
@@ -126,7 +127,7 @@ class Loop:
         log = Log(self.job.shared, state.step, self.place)
         status = Status(self.job.shared) if self.place.rank == 0 else None
         started, first = time.monotonic(), state.step
-        while state.step < self.job.until:
+        while state.step < self.job.until and not self._stalled(state):
             self._take_generation(self.job.generations.at(state.step))
             for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
                 if status and step == first:
@@ -135,6 +136,8 @@ class Loop:
                 if status:
                     status.at(step + 1)
                 state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1), log)
+                if self._stalled(state):
+                    break
         log.flush()
         if state.best is None and state.step == self.job.steps:
             state = replace(state, best_step=state.step)
@@ -144,7 +147,13 @@ class Loop:
             self.job.shared.forget()
         seconds = time.monotonic() - started - self.waited
         done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
-        return {"best_step": state.best_step, "best": state.best, **done}
+        ended = state.step == self.job.steps or self._stalled(state)
+        return {"best_step": state.best_step, "best": state.best, "ended": ended, **done}
+
+    def _stalled(self, state: State) -> bool:
+        """Whether as many dev measurements in a row as the settings allow were no better than the best."""
+        dev = getattr(self.settings, "dev", None)
+        return bool(dev and dev.patience and state.best is not None and state.step - state.best_step >= dev.patience * self.dev_every)
 
     def _described(self, parts: list[Batch]) -> str:
         """One line about examples, steps, workers and tokens; the tokens are estimated from this worker's first step."""
@@ -206,11 +215,23 @@ class Loop:
             log.flush()
         if self.job.generations.boundary(state.step):
             self._hand_over(state.step)
-        if not last and (state.step % self.settings.checkpoint_every == 0 or state.step == self.job.until):
+        if not last and (state.step % self.settings.checkpoint_every == 0 or state.step == self.job.until or self._late(state.step)):
             log.flush()
             log.send()
             save_checkpoint(self.engine, state, self.place.rank)
+            self.saved = time.monotonic()
         return state
+
+    def _late(self, step: int) -> bool:
+        """Whether the last checkpoint is too many minutes ago, by the clock of worker 0; asked with each log line."""
+        if not self.settings.checkpoint_minutes or step % self.settings.log_every:
+            return False
+        late = torch.tensor(
+            [time.monotonic() - self.saved > 60 * self.settings.checkpoint_minutes], dtype=torch.int32, device=self.place.device
+        )
+        if self.place.workers > 1:
+            dist.broadcast(late, src=0)
+        return bool(late.item())
 
     def _hand_over(self, step: int) -> None:
         weights = self.engine.weights()

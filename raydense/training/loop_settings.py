@@ -38,6 +38,7 @@ class LoopSettings(Settings):
     verb: ClassVar[str]
     renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
     scratch = ("model",)
+    newer = ("schedule",)
 
     model: Folder = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small new model"
@@ -53,7 +54,8 @@ class LoopSettings(Settings):
         1, "number of parts of a step, which run one after another; in-batch negatives come from the same part", ge=1
     )
     lr: float = setting(2e-5, "highest learning rate", gt=0)
-    warmup: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls linearly to zero", ge=0, lt=1)
+    warmup: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls to zero", ge=0, lt=1)
+    schedule: Literal["linear", "cosine"] = setting("linear", "how the learning rate falls: in a line, or along half a cosine")
     optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine.name ddp")
     weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "clip the norm of the gradient to this; 0 does not clip", ge=0)
@@ -76,6 +78,9 @@ class LoopSettings(Settings):
     )
     activation_checkpointing: bool = resource(False, "compute activations again in the backward pass: less memory, a third more time")
     checkpoint_every: int = resource(200, "steps between checkpoints: a crash costs at most this many", ge=1)
+    checkpoint_minutes: float = resource(
+        30.0, "minutes after which there is a checkpoint too, with the next log line; 0: by steps alone", ge=0
+    )
     log_every: int = resource(10, "steps between log lines", ge=1)
     max_failures: int = resource(3, "worker failures to recover from before giving up; a new checkpoint resets the count", ge=0)
     track: Literal["none", "mlflow", "wandb"] = resource(

@@ -19,6 +19,7 @@ class DevSettings(BaseSettings):
         "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
     )
     every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
+    patience: int = setting(0, "stop after so many dev measurements in a row without a better one; 0: never", ge=0)
     passages: int = setting(
         5_000, "passages that the dev queries are searched in; of queries whose positives are more than half, some are drawn", ge=10
     )
@@ -80,7 +81,7 @@ class TrainSettings(LoopSettings):
 
     verb = "train"
     chosen_by = "objective"
-    newer = ("more_examples", "refresh.only_changed", "refresh.search_params", "adapter")
+    newer = ("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience")
     renamed = LoopSettings.renamed | _RENAMED
 
     objective: str = setting(..., f"the method: {_listed('train')}", examples=built_in("train"))

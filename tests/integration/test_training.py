@@ -249,6 +249,17 @@ def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData
     assert not (tmp_path / "model/manifest.json").exists()
 
 
+def test_it_ends_where_the_dev_metric_no_longer_rises(data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By steps so small that it never does."""
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 2, "patience": 2}
+    model = train(data.settings(tmp_path / "model", max_steps=40, lr=1e-12, dev=dev))
+    history = read_history(model.path / "history.jsonl")
+    assert [line["step"] for line in history if "mrr@10" in line] == [2, 4, 6]
+    assert {"mrr@10", "ndcg@10", "recall@100"} <= history[-1].keys()
+    assert (model.summary["steps"], model.summary["best_step"]) == (6, 2)
+    assert "train: ended after 6 steps: the dev metric was best at step 2" in capfd.readouterr().err
+
+
 def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
     wanted = data.settings(tmp_path / "model", engine={"name": "deepspeed", "zero": 3})
     with pytest.raises(InputError, match=r"checkpoints are of 2 workers, and ZeRO 3's load with as many only.*give --workers 2"):

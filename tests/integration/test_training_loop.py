@@ -71,6 +71,18 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     assert refused[0] == refused[1]
 
 
+def test_a_checkpoint_is_late_by_the_clock(tmp_path: Path) -> None:
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(Place.of(tmp_path / "o"), model=str(tmp_path / "tiny"), checkpoint_minutes=1.0, log_every=5)
+    shared = Place.of(tmp_path / "shared")
+    job = Job(asked, asked.model, shared, 20, {}, Generations(shared, steps=20, every=20), 20, provenance("train", asked)["inputs"])
+    loop = Loop(job, Rank(0, 1, 1, CPU))
+    assert not loop._late(5)
+    loop.saved -= 61
+    assert [loop._late(step) for step in (4, 5, 6, 10)] == [False, True, False, True]
+
+
 @pytest.mark.parametrize("replaced", ["model", "queries", "examples"])
 def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: str) -> None:
     """After the training began and before this worker opened it, by one that would do as well."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,9 @@ def test_learning_rate_rises_then_falls_to_zero() -> None:
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[5:] == pytest.approx([1 - i / 15 for i in range(15)])
     assert learning_rate(0, 3, settings(lr=1.0)) == 1.0
+    cosine = [learning_rate(step, 20, settings(lr=1.0, warmup=0.25, schedule="cosine")) for step in range(20)]
+    assert cosine[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert cosine[5:] == pytest.approx([(1 + math.cos(math.pi * i / 15)) / 2 for i in range(15)])
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
