@@ -38,7 +38,7 @@ class LoopSettings(Settings):
     verb: ClassVar[str]
     renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
     scratch = ("model",)
-    newer = ("schedule",)
+    newer: ClassVar[tuple[str, ...]] = ("schedule",)
 
     model: Folder = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small new model"
