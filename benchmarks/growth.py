@@ -17,6 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 PASSAGES = "sample"
+_PANELS = {"corpus": ("sample", "split", "encode"), "index": ("index",), "search and mining": ("search", "mine", "evaluate")}  # by verb
+_SMALL = ("sample of a tenth", "encode queries")
 
 
 def main() -> None:
@@ -49,17 +51,25 @@ def _slope(points: list[tuple[int, float, int]], what: int) -> float:
 
 
 def _draw(lines: dict[str, list[tuple[int, float, int]]], picture: Path) -> None:
-    with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 8}):
-        figure = Figure(figsize=(11, 5.5), layout="constrained")
-        for axes, what, label in zip(figure.subplots(1, 2), (1, 2), ("seconds", "largest process, GiB"), strict=True):
-            for number, (name, points) in enumerate(lines.items()):
-                sizes, costs = [p[0] for p in points], [p[what] / (2**30 if what == 2 else 1) for p in points]
-                axes.loglog(sizes, costs, marker="os^Dv"[number // 10], markersize=3, linewidth=1.2, color=f"C{number % 10}", label=name)
-            axes.set_xlabel("passages")
-            axes.set_title(label)
-            axes.grid(True, which="major", linewidth=0.4, color="0.85")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-        figure.savefig(picture, dpi=140)
+    """Seconds above and memory below, a column for each group of stages; dashes are linear growth."""
+    with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(11, 6.5), layout="constrained")
+        rows = figure.subplots(2, len(_PANELS), sharex=True, sharey="row")
+        for column, (title, verbs) in enumerate(_PANELS.items()):
+            shown = {name: points for name, points in lines.items() if name.split()[0] in verbs and name not in _SMALL}
+            for axes, what, label in zip(rows[:, column], (1, 2), ("seconds", "largest process, GiB"), strict=True):
+                for number, (name, points) in enumerate(shown.items()):
+                    costs = [p[what] / (2**30 if what == 2 else 1) for p in points]
+                    axes.loglog([p[0] for p in points], costs, marker="o", markersize=3, linewidth=1.4, color=f"C{number}", label=name)
+                axes.grid(True, which="major", linewidth=0.4, color="0.9")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.set_ylabel(label if column == 0 else "")
+            sizes = np.array([points[0] for points in next(iter(lines.values()))], float)
+            rows[0, column].loglog(sizes, sizes / sizes[-1] * 300, linestyle="--", linewidth=0.8, color="0.6")
+            rows[0, column].set_title(title)
+            rows[0, column].legend(frameon=False, loc="upper left")
+            rows[1, column].set_xlabel("passages")
+        figure.savefig(picture, dpi=110)
 
 
 if __name__ == "__main__":
