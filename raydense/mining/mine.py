@@ -96,6 +96,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
             "text of a positive": total("same_text"),
             "repeated text": total("repeated"),
         }
+        | added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
         | added(block.get("hybrid_removed", {}) for block in blocks),
         "short": short,
         "sources": added_sources(blocks),

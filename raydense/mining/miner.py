@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.margins import too_near
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
 from raydense.mining.lists import Listed, examples_table
-from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats
+from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats, scores_of
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 
@@ -65,7 +66,18 @@ class Miner:
         repeated = np.zeros(len(found), dtype=bool)
         repeated[free] = repeats(found.query[free], text_hash[free])
         counts |= {"positives": int(positive.sum()), "same_text": int((like_positive & ~positive).sum()), "repeated": int(repeated.sum())}
-        return found.at(free & ~repeated)
+        found = found.at(free & ~repeated)
+        return self._far_enough(found, block, query, wanted, counts) if self.settings.margins else found
+
+    def _far_enough(self, found: Candidates, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
+        """The candidates that the margins allow; a query's positive is the one with the lowest score, and -inf if the run lacks one."""
+        row, owner = self.positives.lists(wanted)
+        score = scores_of(owner, row, self.taken(block, query, query >= 0))
+        lowest = np.full(len(wanted), np.inf, dtype=np.float32)
+        np.minimum.at(lowest, owner, np.where(np.isnan(score), -np.inf, score))
+        near = too_near(self.settings.margins, found.score, lowest[found.query])
+        counts["margins"] = {name: int(flags.sum()) for name, flags in near.items()}
+        return found.at(~np.logical_or.reduce(list(near.values())))
 
     def taken(self, block: pa.Table, query: Rows, chosen: Flags) -> Candidates:
         """The chosen rows of a block of the run, whose queries have these numbers."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from raydense.data.margins import MARGINS, Margins
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
 from raydense.inference.settings import Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
@@ -45,10 +46,10 @@ class HybridSettings(BaseSettings):
     denoised: int | None = setting(None, "the number of negatives taken from the labels' confident negatives; by default half", ge=0)
 
 
-class MineSettings(Settings):
+class MineSettings(Settings, Margins):
     """Make examples from a run: positives and hard negatives; a positive of the query, or a passage of its text, is never a negative."""
 
-    newer = ("teacher",)
+    newer = ("teacher", *MARGINS)
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: Folder = artifact("run", "the run to take negatives from")

@@ -120,7 +120,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
         "seed": int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0]),
     }
     if refresh.reranker is None:
-        return mine(MineSettings.read({**common, "skip": refresh.skip}))
+        return mine(MineSettings.read({**common, "skip": refresh.skip, **refresh.margins}))
     asked = {"model": refresh.reranker, "s_pos": 1.0, "s_neg": refresh.s_neg, "background": concurrent}
     asked["gpus_per_actor"] = settings.gpus_per_worker
     return label(LabelSettings.read({**common, **asked}))

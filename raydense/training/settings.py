@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
+from raydense.data.margins import MARGINS, Margins
 from raydense.settings import BaseSettings, Folder, FolderOrNone, artifact, group, setting
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.registry import built_in
@@ -25,7 +26,7 @@ class DevSettings(BaseSettings):
     )
 
 
-class RefreshSettings(BaseSettings):
+class RefreshSettings(Margins):
     """How new hard negatives are found while a retriever trains."""
 
     every: float = setting(..., "find new negatives every so many steps or epochs", gt=0)
@@ -61,10 +62,11 @@ class RefreshSettings(BaseSettings):
             raise ValueError(f"refresh.skip {self.skip} leaves nothing of refresh.depth {self.depth}")
         if self.only_changed:
             self._refuse_given(["fraction"], "refresh.only_changed, which compares the ranks of all queries,")
+            self._refuse_given(MARGINS, "refresh.only_changed, whose hits lack the positives,")
         if self.reranker is None:
             self._refuse_given(["s_neg"], "a refresh without reranker")
         else:
-            self._refuse_given(["skip"], "a refresh with reranker")
+            self._refuse_given(["skip", *MARGINS], "a refresh with reranker")
         return self
 
 
@@ -82,6 +84,7 @@ class TrainSettings(LoopSettings):
     verb = "train"
     chosen_by = "objective"
     newer = ("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience")
+    newer += tuple(f"refresh.{name}" for name in MARGINS)
     renamed = LoopSettings.renamed | _RENAMED
 
     objective: str = setting(..., f"the method: {_listed('train')}", examples=built_in("train"))

@@ -49,7 +49,7 @@ def settings_of(data: TrainingData, output: Place, **changes: Any) -> TrainSetti
 
 
 def renewing(data: TrainingData, output: Place, **changes: Any) -> TrainSettings:
-    own = {key: changes.pop(key) for key in ("mode", "only_changed", "fraction", "factory", "every") if key in changes}
+    own = {key: changes.pop(key) for key in ("mode", "only_changed", "fraction", "factory", "every", "max_score") if key in changes}
     return settings_of(data, output, refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **own}, **changes)
 
 
@@ -68,7 +68,7 @@ def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Arti
     def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
         make_generation(settings, start, Kept(**vars(generations)), number)
 
-    return fit(renewing(data, tmp_path_factory.mktemp("sync") / "model"), make)
+    return fit(renewing(data, tmp_path_factory.mktemp("sync") / "model", max_score=2.0), make)
 
 
 def column(history: list[Line], name: str) -> list[float]:
@@ -104,6 +104,8 @@ def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: Train
         theirs = SentenceTransformer(str(waited.path.parent / f"phases-{number}/retriever"), device="cpu")
         passages = theirs.encode(store.passages(np.arange(len(store))))
         found = negatives(waited.path / f"refresh/{number:03d}")
+        mined = Artifact.open(waited.path.parent / f"phases-{number}/negatives", "examples")
+        assert mined.manifest["made_from"]["settings"]["max_score"] == 2.0
         inside = []
         for query, known in zip(positives["query_id"], positives["positives"], strict=True):
             text = queries["text"][queries["query_id"].to_pylist().index(query)].as_py()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -43,14 +44,32 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Min
             if s.skip < rank <= s.depth and texts[row] not in banned:
                 banned.add(texts[row])
                 allowed.append(row)
+        scores = {int(p[1:]): score for p, score in hits}
+        allowed = [row for row in allowed if not near(scores[row], min(scores.get(row, float("-inf")) for _, row in relevant), s)]
         count = min(len(allowed), s.negatives)
         if count == s.negatives or s.shortage == "keep":
             found[query] = ([row for _, row in relevant], allowed, count)
     return found
 
 
+def near(score: float, positive: float, s: MineSettings) -> bool:
+    """Whether a margin leaves a negative out, by the words of `mine_hard_negatives`."""
+    if s.max_score is not None and score > s.max_score:
+        return True
+    if s.absolute_margin is not None and score + s.absolute_margin > positive:
+        return True
+    return s.relative_margin is not None and (math.isinf(positive) or score > positive - abs(positive) * s.relative_margin)
+
+
+MARGINS = st.fixed_dictionaries(
+    {},
+    optional={"max_score": st.sampled_from([2.0, 4.5]), "absolute_margin": st.sampled_from([0.0, 1.5]), "relative_margin": st.just(0.25)},
+)
+
+
 @given(
     world=worlds(),
+    margins=st.one_of(st.just({}), MARGINS),
     negatives=st.integers(1, 6),
     window=st.tuples(st.integers(0, 3), st.integers(1, 20)),
     pick=st.sampled_from(["random", "top"]),
@@ -59,13 +78,13 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Min
     block=st.integers(1, 30),
 )
 @settings(max_examples=25, deadline=None)
-def test_equals_the_slow_reading(world, negatives, window, pick, shortage, cuts, block):
+def test_equals_the_slow_reading(world, margins, negatives, window, pick, shortage, cuts, block):
     texts, qrels, run = world
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(mining, "BLOCK_ROWS", block)
         root = Path(folder)
         write_world(root, texts, qrels, run, cuts)
-        asked = {"negatives": negatives, "skip": window[0], "depth": sum(window), "pick": pick, "shortage": shortage}
+        asked = {"negatives": negatives, "skip": window[0], "depth": sum(window), "pick": pick, "shortage": shortage, **margins}
         s = MineSettings(output="x", run="x", corpus="x", queries="x", qrels="x", **asked)
         expected = slowly(texts, qrels, run, s)
         if not expected:
@@ -98,6 +117,17 @@ def digest(artifact: Artifact) -> list[str]:
 TEXTS = ["gold", "silver", "gold", "lead", "tin", "lead", "iron", "zinc"]
 QRELS = [("q", "p1", 1), ("q", "p0", 2), ("q", "p3", 0)]
 RUN: Run = {"q": [("p2", 3.0), ("p1", 2.0), ("p5", 0.0), ("p3", 0.0), ("p6", -1.5), ("p4", -2.0), ("p0", -9.0)]}
+
+
+def test_margins_leave_out_what_is_too_near_to_the_positive_and_count_it(tmp_path: Path):
+    run: Run = {"q": [("p6", 9.0), ("p2", 8.0), ("p1", 7.9), ("p5", 7.7), ("p3", 7.5), ("p0", 7.0), ("p4", 5.0)], "r": [("p4", 1.0)]}
+    texts = ["gold", "silver", "copper", "lead", "tin", "brass", "iron"]
+    write_world(tmp_path, texts, [("q", "p1", 1), ("r", "p0", 1)], run)
+    artifact = mine_world(tmp_path, max_score=8.5, absolute_margin=0.2, relative_margin=0.1, pick="top")
+    assert examples_of(artifact)["q"]["negatives"] == [0, 4]
+    assert examples_of(artifact)["r"]["negatives"] == []  # its positive is not in the run: all of it ranks higher
+    removed = artifact.summary["removed"]
+    assert [removed[name] for name in ("positive", "max score", "absolute margin", "relative margin")] == [1, 1, 2, 2]
 
 
 def test_all_positives_and_their_texts_are_left_out_and_counted(tmp_path: Path):

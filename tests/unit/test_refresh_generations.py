@@ -108,6 +108,8 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
         ({"refresh": {"every": 5, "s_neg": 0.2}}, "without reranker does not use s_neg"),
         ({"refresh": {"every": 5}, "objective": "reranker"}, "objective reranker does not use refresh"),
         ({"refresh": {"every": 5, "only_changed": True, "fraction": 0.5}}, "compares the ranks of all queries, does not use"),
+        ({"refresh": {"every": 5, "only_changed": True, "max_score": 1}}, "whose hits lack the positives, does not use max_score"),
+        ({"refresh": {"every": 5, "reranker": "r", "relative_margin": 0.1}}, "refresh with reranker does not use relative_margin"),
     ],
 )
 def test_refused(given: dict[str, Any], words: str) -> None:

@@ -1,0 +1,56 @@
+"""Margins: a candidate whose score is too near to that of its query's positive, or too high, is left out of the hard negatives.
+
+It may be relevant although nobody judged it. The rules are those of `mine_hard_negatives` of sentence-transformers and of NV-Retriever
+(Moreira et al. 2024, section 3.2): TopK-Abs is `max_score`, TopK-MarginPos is `absolute_margin`, and TopK-PercPos at 95% is
+`relative_margin` 0.05.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydense.settings import BaseSettings, setting
+
+Scores = NDArray[np.float32]
+MARGINS = ("max_score", "absolute_margin", "relative_margin")
+
+
+class Margins(BaseSettings):
+    """Which candidates are left out of the hard negatives because of their score; by default none."""
+
+    max_score: float | None = setting(None, "leave out negatives with a higher score in the run")
+    absolute_margin: float | None = setting(
+        None,
+        "leave out negatives whose score is not this much below that of the query's positive, the lowest of several; "
+        "a positive that the run lacks counts as lower than all",
+        ge=0,
+    )
+    relative_margin: float | None = setting(
+        None, "the same by a share of the positive's score: 0.05 keeps negatives with at most 95% of it", ge=0, lt=1
+    )
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """Those that are given."""
+        return {name: value for name in MARGINS if (value := getattr(self, name)) is not None}
+
+
+def too_near(margins: dict[str, float], score: Scores, positive: Scores) -> dict[str, NDArray[np.bool_]]:
+    """By margin, which candidates it leaves out and those before it do not; bool [n].
+
+    `score` is that of each candidate, and `positive` that of the positive of its query, both float32 [n]; -inf if it is not known.
+    """
+    left, found = np.ones(len(score), dtype=bool), {}
+    for name, value in margins.items():
+        found[name] = left & (score > _most(name, value, positive.astype(np.float64)))
+        left &= ~found[name]
+    return found
+
+
+def _most(name: str, value: float, positive: NDArray[np.float64]) -> float | NDArray[np.float64]:
+    """The highest score that a margin allows."""
+    if name == "max_score":
+        return value
+    away = value if name == "absolute_margin" else np.abs(np.where(np.isfinite(positive), positive, 0.0)) * value
+    return positive - away
