@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from raydense.data.store import PassageStore
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
-    from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
+    from raydense.evaluation.fuse import fuse
+    from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
     from raydense.inference.generate import generate
     from raydense.inference.rerank import rerank
@@ -48,7 +49,8 @@ _HOMES = {
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
-    "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings"],
+    "raydense.evaluation.fuse": ["fuse"],
+    "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
     "raydense.inference.generate": ["generate"],
     "raydense.inference.rerank": ["rerank"],
@@ -84,6 +86,7 @@ __all__ = [
     "EvaluateSettings",
     "ExportSettings",
     "FilterSettings",
+    "FuseSettings",
     "GenerateSettings",
     "Generator",
     "HybridSettings",
@@ -106,6 +109,7 @@ __all__ = [
     "evaluate",
     "export",
     "filter",
+    "fuse",
     "generate",
     "import_corpus",
     "import_dataset",

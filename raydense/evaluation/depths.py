@@ -40,7 +40,7 @@ def _rows(depths: list[int], reranked: MeasuredRun, candidates: MeasuredRun, jud
     """The row of each depth; both runs are read once, in blocks of the same queries."""
     measuring = [[Measuring(judgements, reranked.artifact) for _ in range(2)] for _ in depths]
     for queries in candidates.in_blocks():
-        retrieved, again = candidates.rows_of(queries), reranked.rows_of(queries).select([*_PAIR, "score"])
+        retrieved, again = candidates.places.rows_of(queries), reranked.places.rows_of(queries).select([*_PAIR, "score"])
         for depth, (by_rank, by_score) in zip(depths, measuring, strict=True):
             first = retrieved.filter(pc.less_equal(retrieved["rank"], depth))
             by_rank.add(_by_rank(first))

@@ -82,9 +82,9 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     artifact = Artifact.open(folder, "run")
     metrics = asked.judgements and Measuring(asked.judgements, folder)
     answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, settings.answers)
-    places = Places(asked, folder)
+    places = Places(asked.lookup, artifact)
     with Progress("evaluate", artifact.rows, "hits") as progress:
-        for block in places.blocks(artifact, progress):
+        for block in places.blocks(progress):
             for part in (metrics, answers):
                 if part:
                     part.add(block)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import BLOCK_ROWS, RunReader, not_adjacent, query_blocks
@@ -38,31 +39,54 @@ class Asked:
 
 
 class Places:
-    """Where the hits of each query that is measured are in a run: its first row and how many rows it has, int64 [queries]."""
+    """Where the hits of each of some queries are in a run: the first row and how many, int64 [queries]; and these hits, read when they are wanted."""
 
-    def __init__(self, asked: Asked, run: str) -> None:
-        self._lookup, self._run = asked.lookup, run
-        self.first, self.count = (np.zeros(len(asked.query_ids), dtype=np.int64) for _ in range(2))
+    def __init__(self, lookup: IdLookup, artifact: Artifact) -> None:
+        self._lookup, self.artifact = lookup, artifact
+        self.first, self.count = (np.zeros(len(lookup), dtype=np.int64) for _ in range(2))
+        self._offset = 0
 
-    def blocks(self, artifact: Artifact, progress: Progress) -> Iterator[pa.Table]:
-        """The hits of the queries that are measured, in blocks of complete queries; their places are noted."""
-        offset = 0
-        for block in query_blocks(artifact.parts(".parquet"), BLOCK_ROWS):
-            starts = query_starts(block["query_id"])
-            numbers = self._lookup.positions(block["query_id"].take(pa.array(starts[:-1])))
-            known = numbers >= 0
-            self._refuse_torn(numbers[known])
-            self.first[numbers[known]] = offset + starts[:-1][known]
-            self.count[numbers[known]] = np.diff(starts)[known]
-            offset += block.num_rows
+    def blocks(self, progress: Progress) -> Iterator[pa.Table]:
+        """The hits of the queries, in blocks of complete queries; their places are noted."""
+        for block in query_blocks(self.artifact.parts(".parquet"), BLOCK_ROWS):
+            known, sizes = self._note(block["query_id"])
             progress.add(block.num_rows)
-            yield block if known.all() else block.filter(pa.array(np.repeat(known, np.diff(starts))))
+            yield block if known.all() else block.filter(pa.array(np.repeat(known, sizes)))
+
+    def find(self) -> None:
+        """Note the places of the queries; reads their ids alone."""
+        for block in query_blocks(self.artifact.parts(".parquet"), BLOCK_ROWS, ["query_id"]):
+            self._note(block["query_id"])
+
+    def _note(self, query_ids: pa.ChunkedArray) -> tuple[NDArray[np.bool_], Rows]:
+        """Note the places of a block's queries; returns whether each is one of those asked, and how many rows it has."""
+        starts = query_starts(query_ids)
+        sizes, numbers = np.diff(starts), self._lookup.positions(query_ids.take(pa.array(starts[:-1])))
+        known = numbers >= 0
+        self._refuse_torn(numbers[known])
+        self.first[numbers[known]] = self._offset + starts[:-1][known]
+        self.count[numbers[known]] = sizes[known]
+        self._offset += len(query_ids)
+        return known, sizes
 
     def _refuse_torn(self, numbers: Rows) -> None:
         _, place = np.unique(numbers, return_index=True)
         again = np.append(np.setdiff1d(np.arange(len(numbers)), place), np.flatnonzero(self.count[numbers] > 0))
         if again.size:
-            raise not_adjacent(self._lookup.ids[int(numbers[again.min()])].as_py(), self._run)
+            raise not_adjacent(self._lookup.ids[int(numbers[again.min()])].as_py(), self.artifact.located)
+
+    @cached_property
+    def _reader(self) -> RunReader:
+        return RunReader(self.artifact.located, self.artifact.fingerprint)
+
+    def rows_of(self, queries: Rows) -> pa.Table:
+        """The hits of some queries, in the order of the run."""
+        there = queries[self.count[queries] > 0]
+        there = there[np.argsort(self.first[there])]
+        first, end = self.first[there], self.first[there] + self.count[there]
+        cuts = np.flatnonzero(np.append(True, first[1:] != end[:-1])) if len(there) else there
+        pieces = [self._reader.read(int(first[a]), int(end[b - 1])) for a, b in pairwise([*cuts.tolist(), len(there)])]
+        return pa.concat_tables([self._reader.empty, *pieces])
 
 
 @dataclass(frozen=True)
@@ -75,13 +99,9 @@ class MeasuredRun:
     answers: dict[str, Any] | None
     places: Places
 
-    @cached_property
-    def _reader(self) -> RunReader:
-        return RunReader(self.artifact.located, self.artifact.fingerprint)
-
     def hits(self, query: int) -> pa.Table:
         """The hits of query number `query`, in trec_eval's order."""
-        found = self.rows_of(np.array([query]))
+        found = self.places.rows_of(np.array([query]))
         return trec_order(found, np.zeros(len(found), dtype=np.int64))[0]
 
     def in_blocks(self) -> Iterator[Rows]:
@@ -90,12 +110,3 @@ class MeasuredRun:
         there = there[np.argsort(self.places.first[there])]
         block = np.cumsum(self.places.count[there]) // BLOCK_ROWS
         yield from np.split(there, np.flatnonzero(np.diff(block)) + 1)
-
-    def rows_of(self, queries: Rows) -> pa.Table:
-        """The hits of some queries, in the order of the run."""
-        there = queries[self.places.count[queries] > 0]
-        there = there[np.argsort(self.places.first[there])]
-        first, end = self.places.first[there], self.places.first[there] + self.places.count[there]
-        cuts = np.flatnonzero(np.append(True, first[1:] != end[:-1])) if len(there) else there
-        pieces = [self._reader.read(int(first[a]), int(end[b - 1])) for a, b in pairwise([*cuts.tolist(), len(there)])]
-        return pa.concat_tables([self._reader.empty, *pieces])

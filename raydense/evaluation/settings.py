@@ -10,6 +10,8 @@ from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named
 
+MOST_TUNED = 4  # runs: 286 combinations of weights in steps of a tenth
+
 
 class AnswerSettings(BaseSettings):
     """Answer accuracy: the share of the queries of which one of the first k passages holds an answer."""
@@ -95,3 +97,58 @@ class SuiteSettings(Settings):
         if not self.reranker:
             self._refuse_given(["depth"], "a suite without a reranker")
         return self
+
+
+class FuseSettings(Settings):
+    """Fuse runs of the same queries into one, for example BM25 with a retriever: by reciprocal ranks, or by a weighted sum of scores.
+
+    With the judgements of dev queries the weights are tuned; `weights_of` uses those of another fused run.
+    """
+
+    run: Folders = artifact("run", "the runs, each a folder or NAME=folder", min_length=2)
+    method: Literal["reciprocal", "sum"] | None = setting(
+        None,
+        "reciprocal: weight / (60 + rank), which needs no tuning; sum: weight x score; by default sum if qrels are given, else reciprocal",
+    )
+    scale: bool = setting(True, "sum: scores from 0 to 1 in the list of each query and run; false takes them as they are, as DPR's hybrid")
+    weights: Annotated[list[Annotated[float, Field(ge=0)]], BeforeValidator(words)] = setting(
+        [], "the weight of each run, as 0.3 0.7; by default equal"
+    )
+    qrels: FolderOrNone = artifact("qrels", "judgements of dev queries: the weights with the best `metric` on them are taken", None)
+    metric: str = setting("nDCG@10", "what the weights are tuned for, as ir-measures names it")
+    weights_of: FolderOrNone = artifact("run", "a fused run of the same number of runs: its method, scale and weights are used", None)
+    k: int = setting(1_000, "passages of each query", ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        given = [name for name in ("weights", "qrels", "weights_of") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both give the weights: leave one out")
+        if self.weights_of:
+            self._refuse_given(["method", "scale"], "a fusion with weights_of")
+        if self.weights and len(self.weights) != len(self.run):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.run)} runs: give one for each")
+        if self.weights and not sum(self.weights):
+            raise ValueError("all weights are 0")
+        if not self.qrels:
+            self._refuse_given(["metric"], "a fusion without qrels")
+        elif not self.scale:
+            raise ValueError("qrels tune the weights of scores from 0 to 1: leave out scale")
+        elif len(self.run) > MOST_TUNED:
+            raise ValueError(f"qrels tune the weights of at most {MOST_TUNED} runs: fuse some first, or give weights")
+        if self.method is None:
+            self.__dict__["method"] = "sum" if self.qrels else "reciprocal"
+        if self.method == "reciprocal":
+            self._refuse_given(["scale"], "method reciprocal")
+        return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits of all runs."""
+        runs = [held for run in self.run if (held := known.of(named(run)[1]))]
+        if len(runs) < len(self.run):
+            return Forecast()
+        each = min(float(self.k), sum(run.each for run in runs))
+        rows = max(run.rows for run in runs)
+        made = Holds(rows, "at most", each, rows * each * 8.0)
+        hits = {"hits": sum(run.rows * run.each for run in runs)}
+        return Forecast(f"{len(runs)} runs over {made} queries", {self.output: made}, "fuse", hits, 2 * PROCESS_BYTES)

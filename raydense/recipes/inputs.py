@@ -26,6 +26,7 @@ _MAKES = {
     "compare": "report",
     "search": "run",
     "rerank": "run",
+    "fuse": "run",
     "mine": "examples",
     "label": "examples",
     "evaluate": "report",

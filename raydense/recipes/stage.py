@@ -8,7 +8,7 @@ from typing import Any
 
 from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
-from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
@@ -46,6 +46,7 @@ VERBS: dict[str, Verb] = {
     "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
     "compare": Verb(CompareSettings, "raydense.retrieval.compare:compare"),
     "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
+    "fuse": Verb(FuseSettings, "raydense.evaluation.fuse:fuse"),
     "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),
     "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
     "label": Verb(LabelSettings, "raydense.mining.label:label"),

@@ -83,8 +83,10 @@ class TrainSettings(LoopSettings):
 
     verb = "train"
     chosen_by = "objective"
-    newer = ("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience")
-    newer += tuple(f"refresh.{name}" for name in MARGINS)
+    newer = (
+        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience"),
+        *(f"refresh.{name}" for name in MARGINS),
+    )
     renamed = LoopSettings.renamed | _RENAMED
 
     objective: str = setting(..., f"the method: {_listed('train')}", examples=built_in("train"))

@@ -1,0 +1,168 @@
+"""The stage `fuse`: one run of several, block by block; its weights are given, equal, or tuned on dev queries (tuning.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.data.lookup import IdLookup
+from raydense.data.runs import BLOCK_ROWS, query_blocks
+from raydense.data.store import Rows
+from raydense.data.tables import SCHEMAS, commit_table, query_starts, read_table
+from raydense.errors import InputError
+from raydense.evaluation.metrics import Judgements
+from raydense.evaluation.runs import Places
+from raydense.evaluation.settings import FuseSettings
+from raydense.evaluation.tuning import tuned
+from raydense.retrieval.fusion import Hits, Pooled, by_rank, by_score
+from raydense.runtime.progress import Progress, say
+from raydense.storage import Artifact, Draft, named_folders, provenance
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How hits are fused: the method, whether scores are scaled, and the weight of each run."""
+
+    method: str
+    scale: bool
+    weights: list[float]
+
+    def pooled(self, runs: list[Hits]) -> Pooled:
+        """What each run says of the passages of all."""
+        return by_rank(runs) if self.method == "reciprocal" else by_score(runs, self.scale)
+
+
+class Block:
+    """The hits of some queries in all runs: the ids of the queries and of the passages, to which the numbers of the hits point."""
+
+    def __init__(self, places: list[Places], query_ids: pa.Array, numbers: Rows) -> None:
+        self.query_ids = query_ids.take(pa.array(numbers))
+        lookup, tables = IdLookup(self.query_ids), [each.rows_of(numbers) for each in places]
+        words = pa.chunked_array([table["passage_id"].combine_chunks() for table in tables]).combine_chunks().dictionary_encode()
+        order = pc.sort_indices(words.dictionary).to_numpy()
+        self.passage_ids = words.dictionary.take(pa.array(order))
+        passage, start, self.runs = np.argsort(order)[words.indices.to_numpy()], 0, []
+        for each, table in zip(places, tables, strict=True):
+            query = lookup.positions_of_rows(table["query_id"])
+            hits = Hits(query, passage[start : start + len(table)], table["rank"].to_numpy(), table["score"].to_numpy())
+            self._refuse_twice(hits, each.artifact.located)
+            self.runs.append(hits)
+            start += len(table)
+
+    def _refuse_twice(self, hits: Hits, where: str) -> None:
+        pairs = np.sort(hits.query * max(1, len(self.passage_ids)) + hits.passage)
+        again = pairs[1:][pairs[1:] == pairs[:-1]]
+        if len(again):
+            query, passage = divmod(int(again[0]), len(self.passage_ids))
+            what = f"names passage {self.passage_ids[passage].as_py()!r} twice for query {self.query_ids[query].as_py()!r}"
+            raise InputError(what, where, "keep one")
+
+    def table(self, hits: Hits) -> pa.Table:
+        """Fused hits as rows of a run."""
+        ids = self.query_ids.take(pa.array(hits.query)), self.passage_ids.take(pa.array(hits.passage))
+        return pa.table([*ids, hits.rank, hits.score], schema=SCHEMAS["run"])
+
+
+def fuse(settings: FuseSettings) -> Artifact:
+    """Make one run of several: the queries of all, in the order of the first run that has them, each with at most `k` passages.
+
+    Hits are in trec_eval's order: score falling, equal ones by passage id falling. A run that lacks a query adds nothing to it. Of one query the
+    same hits come out whatever other queries the runs have. The summary has the weights, and with `qrels` the metric of each run
+    and of the fused one on the dev queries. InputError where a run names a passage twice for a query, the runs are of different corpora,
+    none has a judged query, or `weights_of` is no fusion of as many runs.
+    """
+    draft = Draft.open(settings.output, "run", provenance("fuse", settings))
+    if draft.done:
+        return draft.done
+    runs = {name: Artifact.open(folder, "run") for name, folder in named_folders(settings.run)}
+    if len(runs) < len(settings.run):
+        raise InputError("two runs have the same name", "run", "write NAME=folder, each with another name")
+    corpus = _corpus_of(runs)
+    query_ids = _query_ids(list(runs.values()))
+    places = [Places(IdLookup(query_ids), run) for run in runs.values()]
+    for each in places:
+        each.find()
+    rule, found = _rule(settings, list(runs), places, query_ids)
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, rule.weights, strict=True))
+    say(f"fuse: {rule.method}, weights {weights}")
+    done, rows = draft.committed(), 0
+    with Progress("fuse", len(query_ids), "queries") as progress:
+        for number, numbers in enumerate(_blocks(places)):
+            name = f"run-{number:05d}.parquet"
+            if name not in done:
+                block = Block(places, query_ids, numbers)
+                commit_table(draft, name, block.table(rule.pooled(block.runs).fused(rule.weights, settings.k)))
+            progress.add(len(numbers))
+    rows = sum(file.rows for file in draft.committed().values())
+    summary = {"kind": "fused", "queries": len(query_ids), "k": settings.k, "method": rule.method, "scale": rule.scale}
+    return draft.finish(
+        rows, **summary, weights=dict(zip(runs, rule.weights, strict=True)), **found, **({"corpus": corpus} if corpus else {})
+    )
+
+
+def _corpus_of(runs: dict[str, Artifact]) -> str | None:
+    """The corpus that all runs name, if they do; InputError where they name different ones."""
+    named = {name: str(run.summary["corpus"]) for name, run in runs.items() if run.summary.get("corpus")}
+    if len(set(named.values())) > 1:
+        raise InputError(f"{' and '.join(named)} are of different corpora", "run", "give runs of the same corpus")
+    return next(iter(named.values()), None)
+
+
+def _query_ids(runs: list[Artifact]) -> pa.Array:
+    """The queries of all runs, each once."""
+    heads = [SCHEMAS["run"].empty_table()["query_id"].combine_chunks()]
+    for run in runs:
+        for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS, ["query_id"]):
+            ids = block["query_id"].combine_chunks()
+            heads.append(ids.take(pa.array(query_starts(block["query_id"])[:-1])))
+    return pc.unique(pa.chunked_array(heads))
+
+
+def _blocks(places: list[Places]) -> Iterator[Rows]:
+    """The numbers of all queries in blocks of about `BLOCK_ROWS` hits."""
+    hits = np.cumsum(np.sum([each.count for each in places], axis=0))
+    if len(hits):
+        yield from np.split(np.arange(len(hits)), np.flatnonzero(np.diff(hits // BLOCK_ROWS)) + 1)
+
+
+def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_ids: pa.Array) -> tuple[Rule, dict[str, Any]]:
+    """The rule, and what the summary says of how its weights were found."""
+    equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
+    if settings.weights_of:
+        return _rule_of(settings.weights_of, len(names)), {}
+    rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
+    if not settings.qrels:
+        return rule, {}
+    judgements = Judgements(read_table(settings.qrels, "qrels"), [settings.metric], settings.qrels)
+    numbers = IdLookup(query_ids).positions(judgements.query_ids)
+    numbers = np.sort(numbers[numbers >= 0])
+    if not len(numbers):
+        raise InputError("no run has a query that is judged here", settings.qrels, "give judgements of queries that the runs have")
+    blocks = (Block(places, query_ids, part) for part in _pieces(numbers, places))
+    weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), len(names))
+    alone = dict(zip(names, values["alone"], strict=True))
+    measured = ", ".join(f"{name} {value:.4f}" for name, value in alone.items())
+    say(f"fuse: {settings.metric} on {len(numbers):,} dev queries: {measured}, fused {values['fused']:.4f}")
+    return Rule(rule.method, rule.scale, weights), {"dev": {"metric": settings.metric, **alone, "fused": values["fused"]}}
+
+
+def _pieces(numbers: Rows, places: list[Places]) -> list[Rows]:
+    """Some queries in parts of about `BLOCK_ROWS` hits."""
+    hits = np.cumsum(np.sum([each.count[numbers] for each in places], axis=0))
+    return np.split(numbers, np.flatnonzero(np.diff(hits // BLOCK_ROWS)) + 1)
+
+
+def _rule_of(folder: str, runs: int) -> Rule:
+    """The rule of another fused run."""
+    summary = Artifact.open(folder, "run").summary
+    if summary.get("kind") != "fused":
+        raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
+    weights = list(summary["weights"].values())
+    if len(weights) != runs:
+        raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many runs, in the same order")
+    return Rule(summary["method"], summary["scale"], weights)

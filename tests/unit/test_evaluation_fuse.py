@@ -1,0 +1,189 @@
+"""fuse(): against a slow reading of reciprocal rank fusion and of weighted sums, one passage at a time; and weights tuned on dev queries."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raydense.evaluation.fuse as fusing
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.evaluation.evaluate import evaluate
+from raydense.evaluation.fuse import fuse
+from raydense.evaluation.settings import EvaluateSettings, FuseSettings
+from raydense.evaluation.tuning import combinations
+from raydense.storage import Artifact
+from tests.mining_world import Run, write_table
+
+PASSAGES = [f"p{i}" for i in range(12)]
+
+
+def write_run(folder: Path, run: Run, **summary: object) -> str:
+    rows = [(q, p, rank, score) for q, hits in run.items() for rank, (p, score) in enumerate(hits, 1)]
+    columns = list(map(list, zip(*rows, strict=True))) or [[], [], [], []]
+    write_table(folder, "run", [pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))], **summary)
+    return str(folder)
+
+
+def hits_of(made: Artifact) -> dict[str, list[tuple[str, float]]]:
+    found: dict[str, list[tuple[str, float]]] = {}
+    for row in read_table(made.path, "run").to_pylist():
+        hits = found.setdefault(row["query_id"], [])
+        hits.append((row["passage_id"], row["score"]))
+        assert row["rank"] == len(hits)
+    return found
+
+
+def slowly(runs: list[Run], s: FuseSettings) -> dict[str, list[tuple[str, float]]]:
+    """The first k passages of each query, by the words of the papers."""
+    equal = 1.0 if s.method == "reciprocal" or not s.scale else 1 / len(runs)
+    weights = s.weights or [equal] * len(runs)
+    fused = {}
+    for query in dict.fromkeys(q for run in runs for q in run):
+        total = dict.fromkeys((p for run in runs for p, _ in run.get(query, [])), 0.0)
+        for run, weight in zip(runs, weights, strict=True):
+            scores = dict(run.get(query, []))
+            if not scores:
+                continue
+            low, high = min(scores.values()), max(scores.values())
+            for passage in total:
+                if s.method == "reciprocal":
+                    part = 1 / (60 + list(scores).index(passage) + 1) if passage in scores else 0.0
+                elif not s.scale:
+                    part = scores.get(passage, low)
+                elif passage not in scores:
+                    part = 0.0
+                else:
+                    part = (scores[passage] - low) / (high - low) if high > low else 1.0
+                total[passage] += weight * part
+        order = sorted(total, key=lambda p: (np.float32(total[p]), p), reverse=True)
+        fused[query] = [(p, total[p]) for p in order[: s.k]]
+    return fused
+
+
+@st.composite
+def run_lists(pick):
+    queries = [f"q{i}" for i in range(pick(st.integers(1, 5)))]
+    runs = []
+    for _ in range(pick(st.integers(2, 4))):
+        run = {}
+        for query in pick(st.permutations(queries)):
+            hits = pick(st.lists(st.sampled_from(PASSAGES), max_size=8, unique=True))
+            scores = sorted(pick(st.lists(st.integers(-8, 8), min_size=len(hits), max_size=len(hits))), reverse=True)
+            if hits:
+                run[query] = [(p, score / 4) for p, score in zip(hits, scores, strict=True)]
+        runs.append(run)
+    return runs
+
+
+@given(
+    runs=run_lists(),
+    rule=st.sampled_from([{}, {"method": "reciprocal"}, {"method": "sum"}, {"method": "sum", "scale": False}]),
+    weighted=st.booleans(),
+    k=st.sampled_from([3, 1_000]),
+    block=st.integers(1, 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_equals_the_slow_reading(runs, rule, weighted, k, block):
+    given_weights = [0.25, 1.0, 0.5, 0.0][: len(runs)] if weighted else []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fusing, "BLOCK_ROWS", block)
+        root = Path(folder)
+        folders = [write_run(root / f"run-{number}", run) for number, run in enumerate(runs)]
+        s = FuseSettings.read({"output": str(root / "fused"), "run": folders, "weights": given_weights, "k": k, **rule})
+        found, expected = hits_of(fuse(s)), slowly(runs, s)
+        assert list(found) == list(expected)
+        for query, hits in expected.items():
+            assert [p for p, _ in found[query]] == [p for p, _ in hits]
+            assert [score for _, score in found[query]] == pytest.approx([score for _, score in hits], rel=1e-6, abs=1e-7)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Two runs that find different positives, and judgements of half of the queries."""
+    root, rng = tmp_path_factory.mktemp("fuse"), np.random.default_rng(2)
+    queries = [f"q{i}" for i in range(30)]
+    qrels = [(query, str(rng.choice(PASSAGES)), 1) for query in queries[:15]]
+    wanted = {query: passage for query, passage, _ in qrels}
+    runs = []
+    for strength in (2.0, 1.0):
+        run = {}
+        for query in queries:
+            score = {p: float(rng.normal() + strength * (p == wanted.get(query))) for p in rng.permutation(PASSAGES)[:9]}
+            run[query] = sorted(score.items(), key=lambda pair: -pair[1])
+        runs.append(write_run(root / f"run-{strength:g}", run, corpus="c"))
+    names = ["query_id", "passage_id", "relevance"]
+    write_table(root / "qrels", "qrels", [pa.table(dict(zip(names, map(list, zip(*qrels, strict=True)), strict=True)))])
+    return root, runs
+
+
+def measured(root: Path, run: str, where: Path) -> float:
+    made = evaluate(EvaluateSettings(output=str(where), run=[run], qrels=str(root / "qrels"), metrics=["RR@5"]))
+    return made.summary["result"]["metrics"]["RR@5"]
+
+
+def test_the_weights_are_those_with_the_best_metric_of_all_that_are_tried(world: tuple[Path, list[str]], tmp_path: Path):
+    root, runs = world
+    tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), run=runs, qrels=str(root / "qrels"), metric="RR@5"))
+    values = {}
+    for number, weights in enumerate(combinations(2)):
+        made = fuse(FuseSettings(output=str(tmp_path / f"w{number}"), run=runs, method="sum", weights=weights))
+        values[tuple(weights)] = measured(root, str(made.path), tmp_path / f"r{number}")
+    assert values[tuple(tuned.summary["weights"].values())] == max(values.values()) == pytest.approx(tuned.summary["dev"]["fused"])
+    assert max(values.values()) > max(values[1.0, 0.0], values[0.0, 1.0])
+    assert tuned.summary["corpus"] == "c"
+    again = fuse(FuseSettings(output=str(tmp_path / "again"), run=runs, weights_of=str(tuned.path)))
+    assert [hashlib.sha256(part.read_bytes()).digest() for part in again.parts(".parquet")] == [
+        hashlib.sha256(part.read_bytes()).digest() for part in tuned.parts(".parquet")
+    ]
+
+
+def test_combinations_sum_to_one():
+    assert [len(combinations(runs)) for runs in (2, 3, 4)] == [21, 66, 286]
+    assert all(sum(weights) == pytest.approx(1) for runs in (2, 3, 4) for weights in combinations(runs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": ["a"]}, "run"),
+        ({"weights": [1.0]}, "1 weights for 2 runs"),
+        ({"weights": [0.0, 0.0]}, "all weights are 0"),
+        ({"weights": [1.0, 2.0], "qrels": "q"}, "weights and qrels both give the weights"),
+        ({"weights_of": "f", "method": "sum"}, "with weights_of does not use method"),
+        ({"metric": "RR@10"}, "without qrels does not use metric"),
+        ({"method": "reciprocal", "scale": False}, "method reciprocal does not use scale"),
+        ({"qrels": "q", "scale": False}, "leave out scale"),
+        ({"run": list("abcde"), "qrels": "q"}, "at most 4 runs"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, object], words: str):
+    with pytest.raises(InputError, match=words):
+        FuseSettings.read({"output": "o", "run": ["a", "b"], **changes})
+
+
+def test_runs_that_do_not_fit_are_refused(world: tuple[Path, list[str]], tmp_path: Path):
+    _, runs = world
+    twice = write_run(tmp_path / "twice", {"q1": [("p1", 2.0), ("p2", 1.0), ("p1", 0.0)]})
+    other = write_run(tmp_path / "other", {"q1": [("p1", 2.0)]}, corpus="d")
+    torn = write_run(tmp_path / "torn", {"q1": [("p1", 2.0)]})
+    write_table(
+        tmp_path / "strange", "qrels", [pa.table({"query_id": ["x"], "passage_id": ["p1"], "relevance": pa.array([1], pa.int32())})]
+    )
+    for asked, words in (
+        ({"run": [runs[0], twice]}, "names passage 'p1' twice for query 'q1'"),
+        ({"run": [runs[0], other]}, "different corpora"),
+        ({"run": [f"a={runs[0]}", f"a={runs[1]}"]}, "same name"),
+        ({"run": runs, "weights_of": torn}, "is no fused run"),
+        ({"run": runs, "qrels": str(tmp_path / "strange")}, "no run has a query that is judged here"),
+    ):
+        with pytest.raises(InputError, match=words):
+            fuse(FuseSettings(output=str(tmp_path / "out"), **asked))
+        assert not (tmp_path / "out/manifest.json").exists()
