@@ -1,8 +1,9 @@
 """Measures the rates of a recipe's stages on the cluster at hand: every stage, as it is, on slices of several sizes.
 
-The whole recipe runs four times at small size in a folder next to its output, which is removed: once tiny, then with a third of the
-queries, with a third of the passages, and with all of what the time allows. What the stages took gives their rates (`fit`), and what they made
-corrects the sizes that were foreseen.
+The whole recipe runs four times at small size in a folder next to its output, which is removed: twice tiny, then with a third of the
+queries, and with a third of the passages, of what the time allows. What the stages took gives their rates (`fit`), and what they made
+corrects the sizes that were foreseen. The first time also imports libraries and fills caches, as a run does: what it takes longer than its
+work belongs to the start.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from raydense.storage import Place
 from raydense.training.loop_settings import LoopSettings
 
 _FOLDER = ".calibration-"
-_FIRST_PASSAGES, _FIRST_QUERIES, _FIRST_STEPS = 2_000, 400, 3
-_FIRST_NOISE_S = 1.5  # the first slice also imports libraries and fills caches
+_FIRST_PASSAGES, _FIRST_QUERIES, _FIRST_STEPS = 500, 100, 3
+_FIRST_NOISE_S = 1.5
 _TRAINING_S = 6.0  # of steps, in each slice
 _LARGEST = 0.5  # of the whole, in a slice
 _PRODUCTS = "products"  # of queries and passages: they grow with both
@@ -62,10 +63,20 @@ class Calibration:
     refused: dict[str, str] = field(default_factory=dict)
 
     def rate(self, name: str) -> Rate:
-        """The rate of a stage by what has been measured of it, else the stored one."""
+        """The rate of a stage by what has been measured of it, else the stored one; its start is that of the first time in a process."""
+        rate, points = self.warm_rate(name), self.points.get(name, [])
+        if len(points) < 2 or START not in rate.each:
+            return rate
+        first = points[0].seconds - sum(rate.each.get(key, 0.0) * amount for key, amount in points[0].work.items())
+        return replace(rate, each=rate.each | {START: rate.each[START] + max(0.0, first)})
+
+    def warm_rate(self, name: str) -> Rate:
+        """The rate of a stage that the process has run before."""
         forecast, points = self.full[name], self.points.get(name)
         stored = self.stored.get(forecast.kind) or Rate({START: 1.0}, "", "", self.here.cpus, self.here.gpus)
-        return fitted(points, stored, amounts_of(forecast, self.here.cpus), self.here) if points and forecast.kind else stored
+        if not points or not forecast.kind:
+            return stored
+        return fitted(points[1:] or points, stored, amounts_of(forecast, self.here.cpus), self.here)
 
 
 def calibrate(recipe: Recipe, seconds: float) -> Measured:
@@ -158,18 +169,17 @@ def _files(calibration: Calibration) -> int:
 
 
 def _shares(calibration: Calibration, end: float) -> Iterator[Shares]:
-    """A tiny slice; then, by what it took, three that end in time."""
+    """A tiny slice, twice; then, by what it took, two larger ones that end in time."""
     passages, queries = _most(calibration, "corpus"), _most(calibration, "queries")
     first = Shares(min(_LARGEST, _FIRST_PASSAGES / passages), min(_LARGEST, _FIRST_QUERIES / queries), {})
     trainings = [stage.name for stage in calibration.stages if isinstance(stage.settings, LoopSettings)]
-    yield Shares(first.passages, first.queries, dict.fromkeys(trainings, _FIRST_STEPS))
+    for _ in range(2):
+        yield Shares(first.passages, first.queries, dict.fromkeys(trainings, _FIRST_STEPS))
     steps = {name: _steps(calibration, name) for name in trainings}
     growth = _growth(calibration, end - time.monotonic(), _LARGEST / min(first.passages, first.queries))
     most = Shares(min(_LARGEST, growth * first.passages), min(_LARGEST, growth * first.queries), steps)
-    third = {name: max(2, count // 3) for name, count in steps.items()}
-    yield Shares(most.passages, most.queries / 3, third)
-    yield Shares(most.passages / 3, most.queries, third)
-    yield most
+    yield Shares(most.passages, most.queries / 3, {name: max(2, count // 3) for name, count in steps.items()})
+    yield Shares(most.passages / 3, most.queries, steps)
 
 
 def _most(calibration: Calibration, kind: str) -> int:
@@ -188,24 +198,24 @@ def _steps(calibration: Calibration, name: str) -> int:
     points, full = calibration.points.get(name), calibration.full[name].work.get("steps", 4.0)
     if not points:
         return _FIRST_STEPS
-    amounts, rate = points[0].work, calibration.rate(name)
+    amounts, rate = points[0].work, calibration.warm_rate(name)
     a_step = sum(rate.each.get(key, 0.0) * amount for key, amount in amounts.items() if key != START) / max(1.0, amounts["steps"])
     return int(max(2, min(full * _LARGEST, _TRAINING_S / max(a_step, 1e-6))))
 
 
 def _growth(calibration: Calibration, left: float, most: float) -> float:
-    """How much larger than the first the other slices are, so that together they take the time that is left."""
+    """How much larger than the first the two larger slices are, so that together they take the time that is left."""
 
     def seconds(growth: float) -> float:
         total = 0.0
         for name, points in calibration.points.items():
-            rate, amounts = calibration.rate(name), points[0].work
+            rate, amounts = calibration.warm_rate(name), points[0].work
             each = {key: rate.each.get(key, 0.0) * amount for key, amount in amounts.items()}
+            total += 2 * each.pop(START)
             if "steps" in amounts:
-                total += 3 * each[START] + 2 * _TRAINING_S
+                total += 4 / 3 * _TRAINING_S
                 continue
-            work = sum(amount * (growth**2 if key == _PRODUCTS else growth) for key, amount in each.items() if key != START)
-            total += 3 * each[START] + 2.1 * work
+            total += sum(amount * (2 / 3 * growth**2 if key == _PRODUCTS else 4 / 3 * growth) for key, amount in each.items())
         return total
 
     low, high = 1.0, max(1.0, most)
