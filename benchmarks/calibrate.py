@@ -1,6 +1,6 @@
 """How well `raydense plan --calibrate` foresees a run: predicted and real seconds and bytes of each stage of `calibrate.yaml`.
 
-    python benchmarks/calibrate.py --passages 1000000 --work FOLDER [--seconds 120] [--lists 1024] [--queries 20000]
+    python benchmarks/calibrate.py --passages 1000000 --work FOLDER [--seconds 180] [--lists 1024] [--queries 20000]
 
 The plan is made first, then the recipe runs; both are commands of their own, as a user gives them. Stages that are done are kept.
 FOLDER/predicted.json and FOLDER/real.json have the figures.
@@ -27,12 +27,12 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=20_000, help="that negatives are mined for")
     parser.add_argument("--lists", type=int, default=1_024, help="inverted lists of the second index")
-    parser.add_argument("--seconds", type=float, default=120, help="of the calibration")
+    parser.add_argument("--seconds", type=float, default=180, help="of the calibration")
     parser.add_argument("--work", type=Path, required=True)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     _encoder(given.work)
-    words = [str(RECIPE), "--output", str(given.work / "out"), "--json"]
+    words = [str(RECIPE), "--json"]
     for change in (
         f"encoder={given.work / 'encoder'}",
         f"data.passages={given.passages}",
@@ -41,8 +41,11 @@ def main() -> None:
         f"lists.factory=IVF{given.lists},SQfp16",
     ):
         words += ["--set", change]
-    predicted = _kept(given.work / "predicted.json", ["plan", *words, "--calibrate", "--calibrate-seconds", str(given.seconds)])
-    real = _kept(given.work / "real.json", ["run", *words])
+    predicted = _kept(
+        given.work / "predicted.json",
+        ["plan", *words, "--output", str(given.work / "planned"), "--calibrate", "--calibrate-seconds", str(given.seconds)],
+    )
+    real = _kept(given.work / "real.json", ["run", *words, "--output", str(given.work / "out")])
     print(_table(predicted, real, given.work / "out"))
 
 

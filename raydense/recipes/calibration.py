@@ -1,7 +1,7 @@
 """Measures the rates of a recipe's stages on the cluster at hand: every stage, as it is, on slices of several sizes.
 
-The whole recipe runs four times at small size in a folder next to its output, which is removed: twice tiny, then with a third of the
-queries, and with a third of the passages, of what the time allows. What the stages took gives their rates (`fit`), and what they made
+The whole recipe runs four times at small size in a folder next to its output, which is removed: twice tiny, then with many queries and few
+passages, and with many passages and few queries, as the time allows. What the stages took gives their rates (`fit`), and what they made
 corrects the sizes that were foreseen. The first time also imports libraries and fills caches, as a run does: what it takes longer than its
 work belongs to the start.
 """
@@ -169,17 +169,19 @@ def _files(calibration: Calibration) -> int:
 
 
 def _shares(calibration: Calibration, end: float) -> Iterator[Shares]:
-    """A tiny slice, twice; then, by what it took, two larger ones that end in time."""
+    """A tiny slice, twice; then, by what was measured so far, one of more queries and one of more passages that end in time."""
     passages, queries = _most(calibration, "corpus"), _most(calibration, "queries")
     first = Shares(min(_LARGEST, _FIRST_PASSAGES / passages), min(_LARGEST, _FIRST_QUERIES / queries), {})
     trainings = [stage.name for stage in calibration.stages if isinstance(stage.settings, LoopSettings)]
     for _ in range(2):
         yield Shares(first.passages, first.queries, dict.fromkeys(trainings, _FIRST_STEPS))
     steps = {name: _steps(calibration, name) for name in trainings}
-    growth = _growth(calibration, end - time.monotonic(), _LARGEST / min(first.passages, first.queries))
-    most = Shares(min(_LARGEST, growth * first.passages), min(_LARGEST, growth * first.queries), steps)
-    yield Shares(most.passages, most.queries / 3, {name: max(2, count // 3) for name, count in steps.items()})
-    yield Shares(most.passages / 3, most.queries, steps)
+    for number, of_passages, of_queries in ((1, 1 / 3, 1.0), (2, 1.0, 1 / 3)):
+        left = (end - time.monotonic()) / (3 - number)
+        growth = _growth(calibration, left, _LARGEST / min(first.passages, first.queries))
+        passages, queries = (min(_LARGEST, growth * share) for share in (first.passages, first.queries))
+        taken = {name: max(2, count // 3) if number == 1 else count for name, count in steps.items()}
+        yield Shares(passages * of_passages, queries * of_queries, taken)
 
 
 def _most(calibration: Calibration, kind: str) -> int:
@@ -204,18 +206,18 @@ def _steps(calibration: Calibration, name: str) -> int:
 
 
 def _growth(calibration: Calibration, left: float, most: float) -> float:
-    """How much larger than the first the two larger slices are, so that together they take the time that is left."""
+    """How much larger than the first a slice may be to take the time that is left; a third of its passages or queries is left out."""
 
     def seconds(growth: float) -> float:
         total = 0.0
         for name, points in calibration.points.items():
             rate, amounts = calibration.warm_rate(name), points[0].work
             each = {key: rate.each.get(key, 0.0) * amount for key, amount in amounts.items()}
-            total += 2 * each.pop(START)
+            total += each.pop(START)
             if "steps" in amounts:
-                total += 4 / 3 * _TRAINING_S
+                total += _TRAINING_S
                 continue
-            total += sum(amount * (2 / 3 * growth**2 if key == _PRODUCTS else 4 / 3 * growth) for key, amount in each.items())
+            total += sum(amount * (growth**2 / 3 if key == _PRODUCTS else growth) for key, amount in each.items())
         return total
 
     low, high = 1.0, max(1.0, most)
