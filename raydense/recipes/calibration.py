@@ -179,9 +179,9 @@ def _shares(calibration: Calibration, end: float) -> Iterator[Shares]:
     for number, of_passages, of_queries in ((1, 1 / 3, 1.0), (2, 1.0, 1 / 3)):
         left = (end - time.monotonic()) / (3 - number)
         growth = _growth(calibration, left, _LARGEST / min(first.passages, first.queries))
-        passages, queries = (min(_LARGEST, growth * share) for share in (first.passages, first.queries))
+        most = [min(_LARGEST, growth * share) for share in (first.passages, first.queries)]
         taken = {name: max(2, count // 3) if number == 1 else count for name, count in steps.items()}
-        yield Shares(passages * of_passages, queries * of_queries, taken)
+        yield Shares(most[0] * of_passages, most[1] * of_queries, taken)
 
 
 def _most(calibration: Calibration, kind: str) -> int:
