@@ -31,7 +31,7 @@ _LISTED = "checkpoint_manager_snapshot.json"
 class State:
     """The state of a training: `step` steps are done, with this number of `workers`; `best_step` has the best dev metric, `best`.
 
-    `precision` is the one used for the steps, never auto. The last `skipped` steps in a row did not update the weights.
+    `start` is the dev metric before the first step.     `precision` is the one used for the steps, never auto. The last `skipped` steps in a row did not update the weights.
     """
 
     precision: Precision
@@ -40,6 +40,7 @@ class State:
     best_step: int = 0
     best: float | None = None
     skipped: int = 0
+    start: float | None = None
 
 
 def save_checkpoint(engine: Engine, state: State, rank: int) -> None:

@@ -120,7 +120,21 @@ def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilde
             if result["ended"]:
                 if done < job.steps:
                     say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
+                _say_gain(result)
                 return {**result, "seconds": seconds, "steps": steps, "waited": waited}
+
+
+def _say_gain(result: dict[str, Any]) -> None:
+    """Say what the training gained on the dev queries, or that it gained nothing."""
+    start, best = result["start"], result["best"]
+    if start is None:
+        return
+    if result["best_step"]:
+        say(f"train: {METRIC} {best:.4f} after step {result['best_step']:,}, {start:.4f} before the first")
+    else:
+        say(
+            f"train: {METRIC} was never above the {start:.4f} before the first step, so the model is what it was: lower --lr, or give other negatives"
+        )
 
 
 class _Followed:
@@ -300,6 +314,7 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
         steps=len(lines),
         best_step=result["best_step"],
         dev={} if result["best"] is None else {METRIC: result["best"]},
+        **({} if result["start"] is None else {"dev_start": {METRIC: result["start"]}}),
         loss_last=next(line["loss"] for line in reversed(lines) if "loss" in line),
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),

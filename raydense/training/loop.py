@@ -126,6 +126,9 @@ class Loop:
         state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
         log = Log(self.job.shared, state.step, self.place)
         status = Status(self.job.shared) if self.place.rank == 0 else None
+        if self.dev and state.step == 0:
+            state, values = self._measured(state)
+            state = replace(state, start=values[METRIC])
         started, first = time.monotonic(), state.step
         while state.step < self.job.until and not self._stalled(state):
             self._take_generation(self.job.generations.at(state.step))
@@ -148,7 +151,7 @@ class Loop:
         seconds = time.monotonic() - started - self.waited
         done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
         ended = state.step == self.job.steps or self._stalled(state)
-        return {"best_step": state.best_step, "best": state.best, "ended": ended, **done}
+        return {"best_step": state.best_step, "best": state.best, "start": state.start, "ended": ended, **done}
 
     def _stalled(self, state: State) -> bool:
         """Whether as many dev measurements in a row as the settings allow were no better than the best."""
@@ -202,15 +205,8 @@ class Loop:
             raise InputError(what, "train", _FIX)
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
-            values = {
-                f"{name.removesuffix(METRIC)}{metric}": value
-                for name, dev in self.dev.items()
-                for metric, value in dev.measure(self.engine).items()
-            }
+            state, values = self._measured(state)
             log.flush(values)
-            if state.best is None or values[METRIC] > state.best:
-                state = replace(state, best=values[METRIC], best_step=state.step)
-                self._save_weights(state.step)
         elif state.step % self.settings.log_every == 0:
             log.flush()
         if self.job.generations.boundary(state.step):
@@ -221,6 +217,18 @@ class Loop:
             save_checkpoint(self.engine, state, self.place.rank)
             self.saved = time.monotonic()
         return state
+
+    def _measured(self, state: State) -> tuple[State, dict[str, float]]:
+        """The dev metrics; the weights are kept where the first of them is the best so far."""
+        values = {
+            f"{name.removesuffix(METRIC)}{metric}": value
+            for name, dev in self.dev.items()
+            for metric, value in dev.measure(self.engine).items()
+        }
+        if state.best is None or values[METRIC] > state.best:
+            state = replace(state, best=values[METRIC], best_step=state.step)
+            self._save_weights(state.step)
+        return state, values
 
     def _late(self, step: int) -> bool:
         """Whether the last checkpoint is too many minutes ago, by the clock of worker 0; asked with each log line."""

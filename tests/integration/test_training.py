@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+import torch
 from inference_world import make_reranker
 from ray.train import WorkerGroupError
 from search_versions import until
@@ -133,8 +134,8 @@ def test_zero_2_and_3_with_a_dev_metric(data: TrainingData, curve: Curve, tmp_pa
     model = train(steady(data, tmp_path / "model", engine={"name": "deepspeed", "zero": zero}, workers=2, max_steps=8, warmup=0.0, **dev))
     history = read_history(model.path / "history.jsonl")
     assert losses(history)[0] == pytest.approx(losses(curve("ddp", 1))[0], abs=1e-5)
-    measured = {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
-    assert set(measured) == {4, 8}
+    measured = {0: model.summary["dev_start"]["mrr@10"]} | {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
+    assert set(measured) == {0, 4, 8}
     assert model.summary["dev"] == {"mrr@10": max(measured.values())}
     assert model.summary["best_step"] == max(measured, key=lambda step: (measured[step], -step))
     assert all(np.isfinite(p.detach().numpy()).all() and p.numel() for p in DualEncoder.load(model.path).parameters())
@@ -254,10 +255,24 @@ def test_it_ends_where_the_dev_metric_no_longer_rises(data: TrainingData, tmp_pa
     dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 2, "patience": 2}
     model = train(data.settings(tmp_path / "model", max_steps=40, lr=1e-12, dev=dev))
     history = read_history(model.path / "history.jsonl")
-    assert [line["step"] for line in history if "mrr@10" in line] == [2, 4, 6]
+    assert [line["step"] for line in history if "mrr@10" in line] == [2, 4]
     assert {"mrr@10", "ndcg@10", "recall@100"} <= history[-1].keys()
-    assert (model.summary["steps"], model.summary["best_step"]) == (6, 2)
-    assert "train: ended after 6 steps: the dev metric was best at step 2" in capfd.readouterr().err
+    assert (model.summary["steps"], model.summary["best_step"]) == (4, 0)
+    assert "train: ended after 4 steps: the dev metric was best at step 0" in capfd.readouterr().err
+
+
+def test_a_training_that_only_harms_keeps_the_model_that_it_began_with(
+    data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 5}
+    good = train(data.settings(tmp_path / "good", max_steps=20, normalize=True))
+    harmed = train(data.settings(tmp_path / "harmed", model=str(good.path), max_steps=5, lr=0.1, warmup=0.0, dev=dev))
+    assert "the model is what it was" in capfd.readouterr().err
+    assert harmed.summary["best_step"] == 0
+    assert harmed.summary["dev"] == harmed.summary["dev_start"]
+    assert max(line["mrr@10"] for line in read_history(harmed.path / "history.jsonl") if "mrr@10" in line) < harmed.summary["dev"]["mrr@10"]
+    weights, kept = (DualEncoder.load(made.path).state_dict() for made in (good, harmed))
+    assert all(torch.equal(value, kept[name]) for name, value in weights.items())
 
 
 def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:
@@ -301,6 +316,6 @@ def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_
     history = read_history(model.path / "history.jsonl")
     assert [line["step"] for line in history] == list(range(1, STEPS + 1))
     np.testing.assert_allclose(losses(history), losses(curve("ddp", 1)), rtol=1e-5)
-    measured = {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
-    assert list(measured) == [10, 20, 30, 40, 50]
+    measured = {0: model.summary["dev_start"]["mrr@10"]} | {line["step"]: line["mrr@10"] for line in history if "mrr@10" in line}
+    assert list(measured) == [0, 10, 20, 30, 40, 50]
     assert model.summary["best_step"] == max(measured, key=lambda step: (measured[step], -step))
