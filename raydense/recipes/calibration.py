@@ -34,7 +34,7 @@ _FIRST_PASSAGES, _FIRST_QUERIES, _FIRST_STEPS = 500, 100, 3
 _FIRST_NOISE_S = 1.5
 _TRAINING_S = 6.0  # of steps, in each slice
 _LARGEST = 0.5  # of the whole, in a slice
-_PRODUCTS = "products"  # of queries and passages: they grow with both
+_OF_QUERIES, _OF_BOTH = ("queries", "hits", "pairs"), "products"  # work that grows with the queries, and with queries and passages
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _shares(calibration: Calibration, end: float) -> Iterator[Shares]:
     steps = {name: _steps(calibration, name) for name in trainings}
     for number, of_passages, of_queries in ((1, 1 / 3, 1.0), (2, 1.0, 1 / 3)):
         left = (end - time.monotonic()) / (3 - number)
-        growth = _growth(calibration, left, _LARGEST / min(first.passages, first.queries))
+        growth = _growth(calibration, left, _LARGEST / first.passages, _LARGEST / first.queries)
         most = [min(_LARGEST, growth * share) for share in (first.passages, first.queries)]
         taken = {name: max(2, count // 3) if number == 1 else count for name, count in steps.items()}
         yield Shares(most[0] * of_passages, most[1] * of_queries, taken)
@@ -205,8 +205,11 @@ def _steps(calibration: Calibration, name: str) -> int:
     return int(max(2, min(full * _LARGEST, _TRAINING_S / max(a_step, 1e-6))))
 
 
-def _growth(calibration: Calibration, left: float, most: float) -> float:
-    """How much larger than the first a slice may be to take the time that is left; a third of its passages or queries is left out."""
+def _growth(calibration: Calibration, left: float, passages: float, queries: float) -> float:
+    """How much larger than the first a slice may be to take the time that is left; at most `passages` and `queries` times.
+
+    That a third of the one or the other is taken counts for the products alone.
+    """
 
     def seconds(growth: float) -> float:
         total = 0.0
@@ -217,10 +220,12 @@ def _growth(calibration: Calibration, left: float, most: float) -> float:
             if "steps" in amounts:
                 total += _TRAINING_S
                 continue
-            total += sum(amount * (growth**2 / 3 if key == _PRODUCTS else growth) for key, amount in each.items())
+            of_passages, of_queries = min(growth, passages), min(growth, queries)
+            grown = {_OF_BOTH: of_passages * of_queries / 3} | dict.fromkeys(_OF_QUERIES, of_queries)
+            total += sum(amount * grown.get(key, of_passages) for key, amount in each.items())
         return total
 
-    low, high = 1.0, max(1.0, most)
+    low, high = 1.0, max(1.0, passages, queries)
     if seconds(high) <= left:
         return high
     for _ in range(30):
