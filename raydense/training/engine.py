@@ -27,6 +27,7 @@ from raydense.training.loop_settings import LoopSettings
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_LOSS_SCALE = 2.0**14
+_BUCKET = 50_000_000  # weights: 200 MB in float32
 
 
 def choose_precision(asked: str, device: torch.device) -> Precision:
@@ -207,7 +208,8 @@ class DeepSpeedEngine(Engine):
         self._clip = settings.clip
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
-        config = deepspeed_config(settings, precision, dist.get_world_size(), pieces)
+        weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        config = deepspeed_config(settings, precision, dist.get_world_size(), pieces, weights)
         with redirect_stdout(io.StringIO()):  # it prints what memory is in use
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
         self.module = self._engine.module
@@ -259,18 +261,21 @@ class DeepSpeedEngine(Engine):
         return {name: value.detach().cpu() for name, value in state.items()}
 
 
-def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1) -> dict[str, Any]:
+def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1, weights: int = 0) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
+    Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
+    2 GB, whatever the model.
     Gradients of parts and pieces are summed in float32, since half precision would lose small ones; ZeRO 0 cannot do that.
     """
+    bucket = min(weights or _BUCKET, _BUCKET)
     adds_in_float32 = settings.engine.zero > 0 and precision != "fp32"
     return {
         **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
         "gradient_clipping": 0.0 if _plain(settings.engine.zero, precision) else settings.clip,
-        "zero_optimization": {"stage": settings.engine.zero},
+        "zero_optimization": {"stage": settings.engine.zero, "reduce_bucket_size": bucket, "allgather_bucket_size": _BUCKET},
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16", "initial_scale_power": 14, "loss_scale_window": 1000, "hysteresis": 2},

@@ -57,7 +57,8 @@ class Method(ABC):
     `Settings` is the method's own settings class. `needs_scores`: the examples must have a teacher's scores; see `Part`.
     `couples`: the loss compares texts of different queries; a part of a step then runs in pieces by gradient caching.
     If it is False, the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
-    the queries, and a part runs in pieces by plain accumulation.
+    the queries, and a part runs in pieces by plain accumulation. `adds`: the loss is instead a sum over queries, divided by totals of
+    the part, which are tensors without dimension in the batch; so are the metrics.
     """
 
     name: ClassVar[str] = ""
@@ -65,6 +66,7 @@ class Method(ABC):
     artifact: ClassVar[str] = "model"
     needs_scores: ClassVar[bool] = False
     couples: ClassVar[bool] = True
+    adds: ClassVar[bool] = False
 
     def __init__(self, settings: Any, model: Any, texts: Any, rank: int, workers: int) -> None:
         self.settings, self.model, self.texts, self.rank, self.workers = settings, model, texts, rank, workers

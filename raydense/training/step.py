@@ -76,32 +76,42 @@ def _at_once(engine: Engine, method: Method, texts: Texts, rest: Batch, share: f
 
 
 def _accumulated(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
-    """Plain accumulation: one piece after another, each weighted by its share of the queries."""
+    """Plain accumulation: one piece after another, each weighted by its share of the queries, or by 1 if the method adds.
+
+    A piece has the queries whose texts have about one length, so that little of it is padding.
+    """
     queries = method.queries_of(method.settings)
+    longest = sum(batch["attention_mask"].sum(dim=1).view(queries, -1).amax(dim=1) for batch in texts.values())
+    assert isinstance(longest, Tensor)
+    order = longest.argsort(descending=True, stable=True)
     summed: Metrics = {}
     for i in range(pieces):
-        rows = _rows(queries, i, pieces)
-        cut = {name: _cut(one, _of_queries(rows, len(one["attention_mask"]) // queries)) for name, one in texts.items()}
-        of_piece = {name: value[_of_queries(rows, len(value) // queries)] for name, value in rest.items()}
-        share = (rows.stop - rows.start) / queries
+        taken = order[_rows(queries, i, pieces)]
+        cut = {name: _cut(one, _of_queries(taken, len(one["attention_mask"]), queries)) for name, one in texts.items()}
+        of_piece = {name: value[_of_queries(taken, len(value), queries)] if value.dim() else value for name, value in rest.items()}
+        share = 1.0 if method.adds else len(taken) / queries
         for name, value in _at_once(engine, method, cut, of_piece, share, seeds[i]).items():
             summed[name] = summed.get(name, torch.zeros_like(value)) + share * value
     return summed
 
 
-def _of_queries(rows: slice, each: int) -> slice:
-    return slice(rows.start * each, rows.stop * each)
+def _of_queries(taken: Tensor, rows: int, queries: int) -> Tensor:
+    """The rows of some queries, of `rows` with equally many for each."""
+    each = rows // queries
+    return (taken[:, None] * each + torch.arange(each)).flatten()
 
 
 def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: int, seeds: list[int]) -> Metrics:
     """Gradient caching (Gao et al. 2021): the gradients of the whole part, with the graph of one piece at a time.
 
     Run all pieces without a graph; compute the gradient of the loss with respect to each output; run the pieces again, each with its
-    graph, and backpropagate these gradients. A piece's seed makes dropout the same in both runs.
+    graph, and backpropagate these gradients. A piece's seed makes dropout the same in both runs. A piece has texts of about one
+    length, so that little of it is padding; the loss sees the outputs in the order of the batch.
     """
+    texts, places = by_length(texts)
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
     outputs = _outputs_of_all(engine, texts, cut, seeds)
-    loss, metrics = loss_of(method, outputs, rest)
+    loss, metrics = loss_of(method, tuple(o[place.to(o.device)] for o, place in zip(outputs, places, strict=True)), rest)
     loss.backward()
     gradients = [[o.grad[_rows(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
     for i, piece in enumerate(cut):
@@ -132,6 +142,21 @@ def run(engine: Engine, texts: Texts) -> Outputs:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
+def by_length(texts: Texts) -> tuple[Texts, list[Tensor]]:
+    """The rows of each kind of texts, longest first, and the place where each row is now, int64 [n] for each kind.
+
+    Kinds with as many rows are ordered together, by the sum of their lengths: the rows may be pairs, as a generator's are.
+    """
+    lengths: dict[int, Tensor] = {}
+    for batch in texts.values():
+        of_rows = batch["attention_mask"].sum(dim=1)
+        lengths[len(of_rows)] = lengths.get(len(of_rows), torch.zeros_like(of_rows)) + of_rows
+    orders = {rows: total.argsort(descending=True, stable=True) for rows, total in lengths.items()}
+    order_of = {name: orders[len(batch["attention_mask"])] for name, batch in texts.items()}
+    ordered = {name: {key: value[order_of[name]] for key, value in batch.items()} for name, batch in texts.items()}
+    return ordered, [order_of[name].argsort() for name in texts]
+
+
 def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
     """The rows of each kind of texts in a piece, with minimal padding.
 
@@ -145,7 +170,7 @@ def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
     return cut
 
 
-def _cut(batch: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
+def _cut(batch: dict[str, Tensor], rows: slice | Tensor) -> dict[str, Tensor]:
     longest = int(batch["attention_mask"][rows].sum(dim=1).max())
     return {key: value[rows, :longest] for key, value in batch.items()}
 

@@ -26,7 +26,7 @@ from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, piece_of, pieces_of, run
+from raydense.training.step import by_length, checkpoint_activations, forward_and_backward, loss_of, piece_of, pieces_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
 CPU = torch.device("cpu")
@@ -136,12 +136,13 @@ def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: 
 
 
 def all_graphs_at_once(engine: Any, method: Any, batch: Any, pieces: int, seeds: list[int]) -> dict[str, torch.Tensor]:
-    texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
+    texts, places = by_length({name: value for name, value in batch.items() if isinstance(value, dict)})
     outputs = []
     for i, seed in enumerate(seeds):
         torch.manual_seed(seed)
         outputs.append(run(engine, piece_of(texts, i, pieces)))
-    loss, _ = method.loss(tuple(map(torch.cat, zip(*outputs, strict=True))), {k: v for k, v in batch.items() if k not in texts})
+    whole = tuple(torch.cat(pieces)[place] for pieces, place in zip(zip(*outputs, strict=True), places, strict=True))
+    loss, _ = method.loss(whole, {k: v for k, v in batch.items() if k not in texts})
     engine.backward(loss)
     return {"loss": loss.detach()}
 
@@ -170,6 +171,16 @@ def test_a_piece_has_a_row_of_every_kind() -> None:
     cut = [piece_of({"pairs": tokens(7), "passages": tokens(2)}, i, 5) for i in range(5)]
     assert [piece["pairs"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [1], [2, 3], [4], [5, 6]]
     assert [piece["passages"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [0], [0], [0], [1]]
+
+
+def test_a_piece_has_texts_of_about_one_length() -> None:
+    lengths = np.random.default_rng(3).integers(1, 40, 64)
+    mask = torch.from_numpy((np.arange(40) < lengths[:, None]).astype(np.int64))
+    texts = {"passages": {"input_ids": torch.arange(64)[:, None] * mask, "attention_mask": mask}}
+    ordered, (place,) = by_length(texts)
+    assert torch.equal(ordered["passages"]["input_ids"][place], texts["passages"]["input_ids"])
+    padded = [sum(piece_of(one, i, 8)["passages"]["attention_mask"].numel() for i in range(8)) for one in (texts, ordered)]
+    assert padded[1] == 8 * np.sort(lengths)[7::8].sum() < 0.8 * padded[0]
 
 
 def again(given: dict[str, Any], workers: int) -> LoopSettings:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class QueryGenerator(Method):
     """L = -1/|tokens| sum log P(q | p) over the queries of the batch, each with one of its positives, by teacher forcing.
 
-    Its mean over all workers' tokens couples the queries.
+    The mean is over the tokens of all workers.
     """
+
+    couples, adds = False, True
 
     model: Generator
 
@@ -64,21 +66,22 @@ class QueryGenerator(Method):
         return {"queries": model.config.query_length, "passages": model.config.passage_length}
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; row i of both batches is a pair."""
+        """As `Method.prepare`; row i of both batches is a pair, and `tokens`, float32 without dimension, are those of all queries."""
         from raydense.training.tensors import pad
 
         mine = part.slice_of(self.rank, self.workers)
+        queries = pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query)))
         return {
-            "queries": pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query))),
+            "queries": queries,
             "passages": pad(self.model, self.model.tokenize_passages(self.texts.passages(mine.positives[:, 0]))),
+            "tokens": queries["attention_mask"].sum().float(),
         }
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; the metric `surprise` is the mean of -log P(q | p) over queries."""
         import torch.distributed as dist
 
-        surprise, tokens = outputs
-        count = tokens.detach().sum()
+        surprise, count = outputs[0], batch["tokens"].clone()
         if self.workers > 1:
             dist.all_reduce(count)  # the mean over workers is then the mean over all tokens, however they are distributed
-        return surprise.sum() / (count / self.workers), {"surprise": surprise.detach().mean()}
+        return surprise.sum() / (count / self.workers), {"surprise": surprise.detach().sum() / self.queries_of(self.settings)}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class CoCondenser(Condenser):
     """L = L_mlm + L_aux + L_co (eq. 7): the [CLS] of a passage and of its context, against all other texts of the batch."""
 
+    couples, adds = True, False
+
     class Settings(Condenser.Settings, ContextSettings):
         """Pre-train an encoder by Condenser and the contrast of passages and their contexts."""
 

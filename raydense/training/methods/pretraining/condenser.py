@@ -36,5 +36,5 @@ class Condenser(Mlm):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Mlm.loss`; `aux` is L_aux."""
-        found, again = self.masked_loss(outputs, 1), self.masked_loss(outputs, 2)
+        found, again = self.masked_loss(outputs, 1, batch), self.masked_loss(outputs, 2, batch)
         return found + again, {"mlm": found.detach(), "aux": again.detach()}

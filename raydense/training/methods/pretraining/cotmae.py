@@ -38,5 +38,5 @@ class CotMae(Mlm):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Mlm.loss`; `context` is L_ctx."""
-        passages, contexts = (self.masked_loss((o,), 1) for o in outputs)
+        passages, contexts = (self.masked_loss((o,), 1, batch, [kind]) for o, kind in zip(outputs, ("passages", "contexts"), strict=True))
         return passages + contexts, {"mlm": passages.detach(), "context": contexts.detach()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
@@ -26,6 +27,7 @@ class Mlm(Method):
     A method whose settings have a `context` reads one with each passage.
     """
 
+    couples, adds = False, True
     model: PretrainModel
     texts: Contexts
 
@@ -84,12 +86,16 @@ class Mlm(Method):
         return dict.fromkeys(("passages", "contexts"), model.retriever.config.passage_length)
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; masks and contexts are drawn for the whole part, so they are the same for any number of workers."""
+        """As `Method.prepare`; masks and contexts are drawn for the whole part, so they are the same for any number of workers.
+
+        `masked_passages` and `masked_contexts`, float32 without dimension, are the masked tokens of each kind.
+        """
         import numpy as np
         import pyarrow as pa
         import torch
 
         from raydense.data.store import hash_strings
+        from raydense.models.masking import NOT_MASKED
 
         share = len(part) // self.workers
         mine = slice(self.rank * share, (self.rank + 1) * share)
@@ -99,8 +105,9 @@ class Mlm(Method):
         if "contexts" in shares:
             contexts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine])
             batch["contexts"] = self._masked_batch(contexts, shares["contexts"], rng.random(self._shape(part)), mine)
-            batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
-        return batch
+            if self.couples:
+                batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
+        return batch | {f"masked_{name}": (batch[name]["labels"] != NOT_MASKED).sum().float() for name in shares}
 
     def _shape(self, part: Part) -> tuple[int, int]:
         return len(part), self.settings.passage_length
@@ -115,22 +122,20 @@ class Mlm(Method):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`: the mean over the masked tokens of all workers."""
-        found = self.masked_loss(outputs, 1)
+        found = self.masked_loss(outputs, 1, batch)
         return found, {"mlm": found.detach()}
 
-    def masked_loss(self, outputs: Outputs, column: int) -> Tensor:
-        """The mean of -log p of the masked tokens, by the outputs' `column`, over those of all kinds of texts."""
+    def masked_loss(self, outputs: Outputs, column: int, batch: Batch, kinds: Iterable[str] = ()) -> Tensor:
+        """The mean of -log p of the masked tokens, by the outputs' `column`, over those of `kinds` of texts, by default all, of all workers.
+
+        Where a piece of a batch is given, its share of this mean.
+        """
         import torch
+        import torch.distributed as dist
 
         from raydense.models import losses
 
-        of_all = torch.cat(outputs)
-        return losses.masked_tokens(of_all[:, column], self._over_workers(of_all[:, 0].detach().sum()))
-
-    def _over_workers(self, count: Tensor) -> Tensor:
-        """The masked tokens of all workers divided by the number of workers, since gradients are averaged over workers."""
-        import torch.distributed as dist
-
+        count = torch.stack([batch[f"masked_{name}"] for name in kinds or self.masked(self.settings)]).sum()
         if self.workers > 1:
             dist.all_reduce(count)
-        return count / self.workers
+        return losses.masked_tokens(torch.cat(outputs)[:, column], count / self.workers)  # as gradients are averaged over workers
