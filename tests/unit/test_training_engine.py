@@ -128,6 +128,13 @@ def test_no_setting_is_left_to_deepspeeds_defaults() -> None:
     assert (config["fp16"]["enabled"], config["bf16"]["enabled"]) == (True, False)
 
 
+def test_deepspeeds_buckets_are_no_larger_than_the_model() -> None:
+    sizes = [
+        deepspeed_config(settings(), "fp32", 2, weights=weights)["zero_optimization"]["reduce_bucket_size"] for weights in (4_160, 10**9)
+    ]
+    assert sizes == [4_160, 50_000_000]
+
+
 def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:
     assert not tied(settings(engine={"name": "ddp"}))
     assert [tied(settings(engine={"name": "deepspeed", "zero": zero})) for zero in range(4)] == [False, False, False, True]
