@@ -45,7 +45,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             by_name = isinstance(stage.settings, ImportSettings) and stage.settings.by_name
             if path is None or (kind == "model" and path == "tiny") or by_name:
                 continue
-            fault = _fault(str(path), kind, earlier)
+            fault = _fault(str(path), kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
             if fault:
                 return f"{key}: {fault}"
     try:
@@ -56,12 +56,13 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     return ""
 
 
-def _fault(path: str, kind: str, earlier: list[Stage]) -> str:
+def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
+    """What is wrong with one input; of a model of which only the `curves` are read, both that were trained together count as one."""
     producer = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
     if producer is None or read_manifest(producer.settings.output) is not None:
         return _not_there(path, kind, earlier)
     part, makes = _below(path, producer.settings.output) or "", _makes(producer)
-    if not part and makes and makes not in kind.split(" or "):
+    if not part and makes and makes not in kind.split(" or ") and not (curves and makes == "joint"):
         of = f"; name one of its parts, as ${producer.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
         return f"${producer.name} is {makes}, not {kind}{of}"
     if makes == "dataset" and part and part.split("/")[0] not in kind.split(" or "):

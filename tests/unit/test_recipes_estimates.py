@@ -40,13 +40,13 @@ def test_a_plan_of_ms_marco_has_figures_for_every_stage(
     draft = Draft.open(tmp_path / "unlabelled", "queries", {"test": 1})
     commit_table(draft, "queries.parquet", pa.table({"query_id": [f"u{i}" for i in range(QUERIES)], "text": ["a query"] * QUERIES}))
     draft.finish(QUERIES)
-    given = (f"source={msmarco}", f"encoder={tiny_folder}", f"unlabelled={tmp_path / 'unlabelled'}")
+    given = (f"source={msmarco}", f"encoder={tiny_folder}", f"large={tiny_folder}", f"unlabelled={tmp_path / 'unlabelled'}")
     rows = plan(Recipe.read(recipe_file("pair-msmarco"), tmp_path / "out", given), prices=Prices(2, 1))
     needs = {row["stage"]: row["needs"] for row in rows}
     assert needs["data"] == "about 3,000 passages and 5,050 queries to read".replace(" and", ",")
     assert needs["words"] == "about 3,000 passages to count words of"
     assert needs["bm25"] == "at most 5,000 queries x 200"
-    assert needs["stage-2"] == "at most 10 steps of 4,096 queries, 8 worker(s)"
+    assert needs["stage-2"] == "at most 40 steps of 4,096 queries, 8 worker(s)"
     assert needs["found"] == "at most 50 queries x 1000"
     total = total_of(rows)
     assert total["unknown"] == []

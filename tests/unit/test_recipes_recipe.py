@@ -249,6 +249,13 @@ def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path
     assert recipe.description
 
 
+@pytest.mark.parametrize("file", sorted({RECIPES / "quickstart.yaml", *RECIPES.glob("*-sample.yaml")}), ids=lambda file: file.stem)
+def test_nothing_is_wrong_with_a_recipe_that_needs_no_data(file: Path, tmp_path: Path) -> None:
+    """A report may draw the curves of a joint training, which no other stage reads as a model."""
+    rows = plan(Recipe.read(file, tmp_path))
+    assert [(row["stage"], row["note"]) for row in rows if row["state"] == "wrong"] == []
+
+
 def test_a_training_that_leaves_its_temperature_to_the_model_stays_done(tmp_path):
     for kind in ("corpus", "queries", "examples"):
         Draft.open(tmp_path / kind, kind, {}).finish(1)
