@@ -66,9 +66,10 @@ def main(folder: Path) -> None:
         )
     )  # fmt: skip
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
+    fused = rd.fuse(rd.FuseSettings(run=[found, by_vectors], qrels=qrels / "dev", output=folder / "fused"))
     report = rd.evaluate(
         rd.EvaluateSettings(
-            run=[by_vectors, f"reranked={reranked.path}"], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
+            run=[by_vectors, f"reranked={reranked.path}", fused], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
             answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
         )
     )  # fmt: skip

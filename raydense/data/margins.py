@@ -7,12 +7,8 @@ It may be relevant although nobody judged it. The rules are those of `mine_hard_
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raydense.settings import BaseSettings, setting
 
-Scores = NDArray[np.float32]
 MARGINS = ("max_score", "absolute_margin", "relative_margin")
 
 
@@ -34,23 +30,3 @@ class Margins(BaseSettings):
     def margins(self) -> dict[str, float]:
         """Those that are given."""
         return {name: value for name in MARGINS if (value := getattr(self, name)) is not None}
-
-
-def too_near(margins: dict[str, float], score: Scores, positive: Scores) -> dict[str, NDArray[np.bool_]]:
-    """By margin, which candidates it leaves out and those before it do not; bool [n].
-
-    `score` is that of each candidate, and `positive` that of the positive of its query, both float32 [n]; -inf if it is not known.
-    """
-    left, found = np.ones(len(score), dtype=bool), {}
-    for name, value in margins.items():
-        found[name] = left & (score > _most(name, value, positive.astype(np.float64)))
-        left &= ~found[name]
-    return found
-
-
-def _most(name: str, value: float, positive: NDArray[np.float64]) -> float | NDArray[np.float64]:
-    """The highest score that a margin allows."""
-    if name == "max_score":
-        return value
-    away = value if name == "absolute_margin" else np.abs(np.where(np.isfinite(positive), positive, 0.0)) * value
-    return positive - away

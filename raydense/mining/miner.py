@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.margins import too_near
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
 from raydense.mining.lists import Listed, examples_table
-from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats, scores_of
+from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats, scores_of, too_near
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 

@@ -131,6 +131,26 @@ def scores_of(query: Rows, row: Rows, scored: Candidates) -> NDArray[np.float32]
     return np.where(pairs[at] == query * width + row, scored.score[at], np.nan).astype(np.float32)
 
 
+def too_near(margins: dict[str, float], score: NDArray[np.float32], positive: NDArray[np.float32]) -> dict[str, Flags]:
+    """By margin of `Margins`, which candidates it leaves out and those before it do not; bool [n].
+
+    `score` is that of each candidate, and `positive` that of the positive of its query, both float32 [n]; -inf if it is not known.
+    """
+    left, found = np.ones(len(score), dtype=bool), {}
+    for name, value in margins.items():
+        found[name] = left & (score > _most(name, value, positive.astype(np.float64)))
+        left &= ~found[name]
+    return found
+
+
+def _most(name: str, value: float, positive: NDArray[np.float64]) -> float | NDArray[np.float64]:
+    """The highest score that a margin allows."""
+    if name == "max_score":
+        return value
+    away = value if name == "absolute_margin" else np.abs(np.where(np.isfinite(positive), positive, 0.0)) * value
+    return positive - away
+
+
 def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) -> NDArray[np.uint64]:
     """The random number of each candidate, uint64 [n]: a function of seed, query and passage only, not of the rest of the run.
 

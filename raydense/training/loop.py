@@ -126,15 +126,15 @@ class Loop:
         state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
         log = Log(self.job.shared, state.step, self.place)
         status = Status(self.job.shared) if self.place.rank == 0 else None
-        if self.dev and state.step == 0:
-            state, values = self._measured(state)
-            state = replace(state, start=values[METRIC])
         started, first = time.monotonic(), state.step
         while state.step < self.job.until and not self._stalled(state):
             self._take_generation(self.job.generations.at(state.step))
             for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
                 if status and step == first:
                     status.start(self._described(parts))
+                if self.dev and step == 0:
+                    state, values = self._measured(state)
+                    state = replace(state, start=values[METRIC])
                 updated = self._train_step(step, parts, log)
                 if status:
                     status.at(step + 1)
