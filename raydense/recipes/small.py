@@ -114,7 +114,7 @@ class Small:
         return found[0], found[1]
 
     def _source(self, path: str, stage: Stage) -> str:
-        """The first lines of the files of a data set."""
+        """The first lines of the corpus of a data set; queries and judgements are whole, since a line of the one names one of the other."""
         settings: Any = stage.settings
         if settings.by_name or settings.format not in formats_that("files") or not Path(path).is_dir():
             raise NoSlice(f"reads {path}, of which no first part can be taken")
@@ -123,11 +123,9 @@ class Small:
         made = Path(str(self.folder)) / "sources" / stage.name
         for part, files in load_format(settings.format).files(Path(path)).items():
             for file in files:
-                share = self.passages if part == "corpus" else self.queries
-                least = _LEAST_PASSAGES if part == "corpus" else _LEAST_QUERIES
                 there = made / plain(file).relative_to(path)
                 there.parent.mkdir(parents=True, exist_ok=True)
-                _first_lines(file, there, share, least)
+                _first_lines(file, there, self.passages if part == "corpus" else 1.0)
         return str(made)
 
     def rows(self, corpus: Holds) -> int:
@@ -188,12 +186,12 @@ def _rows(folder: str) -> int:
     return int(manifest["rows"])
 
 
-def _first_lines(file: Path, there: Path, share: float, least: int) -> None:
-    """Copy that share of the bytes of a file, in whole lines, and at least so many lines."""
+def _first_lines(file: Path, there: Path, share: float) -> None:
+    """Copy that share of the bytes of a file, in whole lines, and at least `_LEAST_PASSAGES` lines; all with a share of 1."""
     size = file.stat().st_size * (1 if plain(file) == file else 3)
     with opened(file) as source, open(there, "wb") as target:
         written = 0
         for number, line in enumerate(source):
-            if number > least and written >= share * size:
+            if share < 1 and number > _LEAST_PASSAGES and written >= share * size:
                 break
             written += target.write(line)

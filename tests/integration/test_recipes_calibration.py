@@ -77,3 +77,21 @@ def test_an_interrupted_calibration_removes_its_folder_and_what_a_killed_one_lef
     assert seen == [f".calibration-{os.getpid()}"]
     assert os.listdir(tmp_path / "out") == []
     assert not (tmp_path / "cache" / "rates.json").exists()
+
+
+def test_a_folder_whose_judgements_are_in_another_order_than_its_queries_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:
+    folder, many = tmp_path / "beir", 2_000
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": f"p{i}", "title": "", "text": f"passage {i} of the sea"} for i in range(many)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{i}", "text": f"which passage is {i}"}) + "\n" for i in range(many))
+    )
+    lines = [f"q{i}\tp{i}\t1\n" for i in reversed(range(many))]
+    (folder / "qrels" / "train.tsv").write_text("".join(["query-id\tcorpus-id\tscore\n", *lines]))
+    (tmp_path / "own.yaml").write_text(
+        f"stages:\n  data: {{do: import, format: beir, input: {folder}}}\n  words: {{do: index, kind: bm25, corpus: $data/corpus}}\n"
+        "  found: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/train, k: 5}\n"
+    )
+    own = Recipe.read(tmp_path / "own.yaml", tmp_path / "out")
+    assert [row["estimate"]["error"] is not None for row in plan(own, calibrate(own, 60.0))] == [True, True, True]
