@@ -25,12 +25,12 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, provenance("import", settings))
     if dataset.done:
         return dataset.done
-    intake = Intake(dataset, settings.shard_rows, settings.corpus, settings.strict)
+    intake = Intake(dataset, settings.shard_rows, settings.corpus, settings.strict, settings.fill_splits)
     with _gone_if_refused(dataset.draft):
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
-        return dataset.finish()
+        return intake.finish()
 
 
 def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.PathLike[str], shard_rows: int = 25_000) -> Artifact:

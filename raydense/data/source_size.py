@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.files import opened, plain
+from raydense.data.missing_splits import SHARES, divided
 from raydense.forecast import Holds
 
 if TYPE_CHECKING:
@@ -27,7 +29,16 @@ def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
     files: dict[str, list[Path]] = load_format(settings.format).files(source)
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
     texts = {part: found for part, found in files.items() if not part.startswith(_LISTS)}
-    return {part: _held(settings, part, found, sizes) for part, found in texts.items()}, sum(sizes.values())
+    parts = {part: _held(settings, part, found, sizes) for part, found in texts.items()}
+    return {**parts, **(_filled(parts) if settings.fill_splits else {})}, sum(sizes.values())
+
+
+def _filled(parts: dict[str, Holds]) -> dict[str, Holds]:
+    """The judgements of the split that is divided, and of those drawn from it."""
+    names = divided([part.removeprefix("qrels/") for part in parts if part.startswith("qrels/")])
+    whole, all_shares = parts.get(f"qrels/{names[0]}" if names else "", Holds(0)), sum(SHARES[name] for name in names)
+    shares = {f"qrels/{name}": SHARES[name] / all_shares for name in names}
+    return {part: replace(whole, rows=round(share * whole.rows), bytes=share * whole.bytes) for part, share in shares.items()}
 
 
 def _held(settings: ImportSettings, part: str, files: list[Path], sizes: dict[Path, float]) -> Holds:

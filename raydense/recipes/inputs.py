@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from raydense.data.formats import formats_that, load_format
+from raydense.data.missing_splits import SHARES
 from raydense.data.settings import ImportSettings, SampleSettings
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
@@ -77,7 +78,8 @@ def _parts(settings: Settings) -> set[str]:
     if isinstance(settings, SampleSettings):
         return _SAMPLE
     if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
-        return set(load_format(settings.format).files(Path(settings.input)))
+        parts = set(load_format(settings.format).files(Path(settings.input)))
+        return parts | ({f"qrels/{split}" for split in SHARES} if settings.fill_splits else set())
     return set()
 
 

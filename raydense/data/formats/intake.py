@@ -13,6 +13,7 @@ from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.formats.ranking import Tables, Where, write_run
 from raydense.data.lookup import IdLookup
+from raydense.data.missing_splits import fill_splits
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
@@ -42,13 +43,18 @@ class Intake:
 
     `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
+    With `fill` the judgements are held until `finish`, which draws the splits that are missing.
     """
 
-    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True) -> None:
+    def __init__(
+        self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True, fill: bool = False
+    ) -> None:
         self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
         self.store = PassageStore(corpus) if corpus else None
         self.query_ids: IdLookup | None = None
         self.parts = 0
+        self._held: dict[str, pa.Table] | None = {} if fill else None
+        self._queries: pa.Table | None = None
 
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""
@@ -67,6 +73,7 @@ class Intake:
             earlier = at(int(fresh[np.searchsorted(seen, first[row])]))
             raise InputError(f"query_id {ids[row].as_py()!r} is repeated (first at {earlier})", at(row), "make ids unique")
         self.query_ids = IdLookup(ids)
+        self._queries = table if self._held is not None else None
         self._table("queries", "queries", table)
 
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
@@ -84,7 +91,21 @@ class Intake:
             raise InputError(
                 f"judges query {query!r} and passage {passage!r} twice, differently", at(int(np.flatnonzero(both)[1])), "keep one of them"
             )
-        self._table(f"qrels/{split}", "qrels", first_of_each(table, ["query_id", "passage_id"]))
+        distinct = first_of_each(table, ["query_id", "passage_id"])
+        if self._held is None:
+            self._table(f"qrels/{split}", "qrels", distinct)
+        else:
+            self._held[split] = distinct
+            self.parts += 1
+
+    def finish(self) -> Artifact:
+        """Finish the data set, with the splits of judgements that were held and those drawn from them."""
+        if self._held is not None:
+            for split, table in fill_splits(self._held, self._queries).items():
+                if split not in self._held:
+                    say(f"import qrels/{split}: {pc.count_distinct(table['query_id']).as_py():,} queries, drawn from another split")
+                self._table(f"qrels/{split}", "qrels", table)
+        return self.dataset.finish()
 
     def run(self, name: str, tables: Tables, at: Where) -> None:
         """Write a run: each query's passages in order. `tables()` reads its lines in blocks, and reads them again when called again.

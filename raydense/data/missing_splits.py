@@ -1,0 +1,53 @@
+"""Draws the splits of judgements that a data set lacks from those that it has, so that every data set has train, dev and test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.errors import InputError
+
+SHARES = {"train": 7, "dev": 1, "test": 2}
+_SEED = 0
+
+
+def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[str, pa.Table]:
+    """The judgements with all of train, dev and test; `judged` has those of each split there is, with `query_id`.
+
+    The queries of the first split that is there are divided between it and those that are missing, 7 : 1 : 2, at random but always in
+    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`) come into the same split.
+    InputError if none of the three is there, or has too few queries.
+    """
+    parts = divided(list(judged))
+    if not parts:
+        has = f"only {', '.join(sorted(judged))}" if judged else "none"
+        raise InputError(f"there are no judgements of {', '.join(SHARES)} to draw from: {has}", "fill_splits", "name one of them so")
+    giver = parts[0]
+    of_row = _questions(judged[giver]["query_id"], queries)
+    questions, place = np.unique(of_row, return_inverse=True)
+    shares = np.cumsum([SHARES[part] for part in parts])
+    ends = shares * len(questions) // shares[-1]
+    if min(np.diff(ends, prepend=0)) == 0:
+        what = f"the {len(questions)} judged queries of {giver} are too few to draw {' and '.join(parts[1:])} from them"
+        raise InputError(what, "fill_splits", "judge more queries")
+    piece = np.empty(len(questions), np.int64)
+    piece[np.random.default_rng(_SEED).permutation(len(questions))] = np.searchsorted(ends, np.arange(len(questions)), side="right")
+    drawn = {part: judged[giver].filter(pa.array(piece[place] == number)) for number, part in enumerate(parts)}
+    return {**judged, **drawn}
+
+
+def divided(there: list[str]) -> list[str]:
+    """The split whose queries are divided, and those that are drawn from it; nothing if none of train, dev and test is there."""
+    giver = next((split for split in SHARES if split in there), None)
+    return [giver, *(split for split in SHARES if split not in there)] if giver else []
+
+
+def _questions(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:
+    """A number of the question that each row is about; the number of its id where there are no texts."""
+    ids = query_ids.combine_chunks().dictionary_encode()
+    if queries is None:
+        return ids.indices.to_numpy()
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(queries["text"].combine_chunks())).dictionary_encode().indices
+    row = pc.index_in(ids.dictionary, value_set=queries["query_id"].combine_chunks())
+    return texts.take(row).to_numpy()[ids.indices.to_numpy()]

@@ -1,0 +1,86 @@
+"""The splits that judgements lack: which queries they get, and that no query is in two of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydense.data.importing import import_dataset
+from raydense.data.missing_splits import SHARES, fill_splits
+from raydense.data.settings import ImportSettings
+from raydense.data.source_size import parts_held
+from raydense.data.tables import read_table
+from raydense.errors import InputError
+from raydense.storage import read_manifest
+
+
+def judged(first: int, count: int, each: int = 2) -> pa.Table:
+    """Judgements of `each` passages for each of the queries from number `first` on."""
+    rows = [(f"q{first + n}", f"d{n}-{m}", 1) for n in range(count) for m in range(each)]
+    return pa.table(dict(zip(("query_id", "passage_id", "relevance"), map(list, zip(*rows, strict=True)), strict=True)))
+
+
+def ids(table: pa.Table) -> set[str]:
+    return set(table["query_id"].to_pylist())
+
+
+@given(there=st.sets(st.sampled_from(sorted(SHARES)), min_size=1), count=st.integers(10, 60), each=st.integers(1, 3))
+def test_each_query_comes_into_one_split_with_all_its_passages(there: set[str], count: int, each: int) -> None:
+    given_ = {split: judged(1_000 * number, count, each) for number, split in enumerate(sorted(there))}
+    made = fill_splits(given_, None)
+    assert set(made) == set(SHARES)
+    whole = {(row["query_id"], row["passage_id"]) for table in given_.values() for row in table.to_pylist()}
+    rows = [(row["query_id"], row["passage_id"]) for table in made.values() for row in table.to_pylist()]
+    assert len(rows) == len(whole) and set(rows) == whole
+    assert not any(ids(made[a]) & ids(made[b]) for a in SHARES for b in SHARES if a < b)
+    assert fill_splits(given_, None) == made
+
+
+@pytest.mark.parametrize(
+    ("there", "sizes"),
+    [
+        (["test"], {"train": 70, "dev": 10, "test": 20}),
+        (["train", "test"], {"train": 88, "dev": 12, "test": 100}),
+        (["dev", "test"], {"train": 88, "dev": 12, "test": 100}),
+        (["train", "dev"], {"train": 78, "dev": 100, "test": 22}),
+        (["train"], {"train": 70, "dev": 10, "test": 20}),
+        (["train", "dev", "test"], {"train": 100, "dev": 100, "test": 100}),
+    ],
+)
+def test_the_first_split_that_is_there_is_divided(there: list[str], sizes: dict[str, int]) -> None:
+    made = fill_splits({split: judged(1_000 * number, 100) for number, split in enumerate(there)}, None)
+    assert {split: len(ids(table)) for split, table in made.items()} == pytest.approx(sizes, abs=1)
+
+
+def test_queries_of_one_text_stay_together() -> None:
+    queries = pa.table({"query_id": [f"q{n}" for n in range(100)], "text": [f"{' ' * (n // 20)}Question {n % 20}" for n in range(100)]})
+    made = fill_splits({"test": judged(0, 100)}, queries)
+    of = {split: {int(name[1:]) % 20 for name in ids(table)} for split, table in made.items()}
+    assert not any(of[a] & of[b] for a in SHARES for b in SHARES if a < b)
+
+
+@pytest.mark.parametrize(("given_", "what"), [({}, "none"), ({"all": judged(0, 9)}, "only all"), ({"test": judged(0, 3)}, "too few")])
+def test_what_cannot_be_filled_is_refused(given_: dict[str, pa.Table], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        fill_splits(given_, None)
+
+
+def test_an_import_draws_them_and_a_plan_foresees_them(tmp_path: Path) -> None:
+    (source := tmp_path / "in" / "qrels").mkdir(parents=True)
+    (tmp_path / "in" / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{n}", "text": f"text {n}"}) + "\n" for n in range(50)))
+    (tmp_path / "in" / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{n}", "text": f"query {n}"}) + "\n" for n in range(50)))
+    (source / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(50)))
+    settings = ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "out"), fill_splits=True)
+    expected = {name: holds.rows for name, holds in parts_held(settings)[0].items()}
+    import_dataset(settings)
+    made = {f"qrels/{split}": len(read_table(tmp_path / "out" / "qrels" / split, "qrels")) for split in SHARES}
+    assert made == {"qrels/train": 35, "qrels/dev": 5, "qrels/test": 10}
+    assert {name: expected[name] for name in made} == pytest.approx(made, abs=1)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    assert set(manifest["summary"]["parts"]) == {"corpus", "queries", *made}
