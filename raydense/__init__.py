@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
+    from raydense.data.mixing import mix
     from raydense.data.sample import sample
-    from raydense.data.settings import ExportSettings, ImportSettings, SampleSettings
+    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, SampleSettings
     from raydense.data.store import PassageStore
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
@@ -44,8 +45,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
+    "raydense.data.mixing": ["mix"],
     "raydense.data.sample": ["sample"],
-    "raydense.data.settings": ["ExportSettings", "ImportSettings", "SampleSettings"],
+    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "SampleSettings"],
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
@@ -95,6 +97,7 @@ __all__ = [
     "InputError",
     "LabelSettings",
     "MineSettings",
+    "MixSettings",
     "PassageStore",
     "PretrainSettings",
     "RerankSettings",
@@ -116,6 +119,7 @@ __all__ = [
     "index",
     "label",
     "mine",
+    "mix",
     "pretrain",
     "rerank",
     "sample",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
 from raydense.errors import did_you_mean
-from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below
-from raydense.settings import Folder, FolderOrNone, Settings, artifact, setting
+from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below, total
+from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, setting, words
+from raydense.storage import named
 
 
 def _format_that(function: str) -> AfterValidator:
@@ -89,6 +91,44 @@ class ImportSettings(Settings):
         passages = parts.get("corpus", Holds(0))
         what = ", ".join(f"{parts[part]} {word}" for part, word in (("corpus", "passages"), ("queries", "queries")) if part in parts)
         return Forecast(f"{what} to read", makes, "import", {"bytes": source}, PROCESS_BYTES + 30 * passages.rows)
+
+
+class MixSettings(Settings):
+    """Mix the queries and examples of several sources into one data set, to train on all of them: labelled with pseudo-labelled, or several sets.
+
+    Its parts are queries, examples, qrels (if some are given) and corpus (if several are given).
+    """
+
+    examples: Folders = artifact("examples", "the examples of each source, as NAME=folder", min_length=2)
+    queries: Folders = artifact("queries", "the queries that they name: NAME=folder of each source, or one folder for all", min_length=1)
+    corpus: Folders = artifact("corpus", "the corpus of each source, as NAME=folder, or one for all", min_length=1)
+    qrels: Folders = artifact("qrels", "judgements to measure the training with, as NAME=folder, of some or all sources", [])
+    weights: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(words)] = setting(
+        [], "how often an epoch has the examples of each source: 2 for twice, 0.5 for half of them, drawn anew each epoch; by default once"
+    )
+    prefixes: list[str] = setting([], "text put before the queries of each source, in their order")
+
+    @model_validator(mode="after")
+    def _fits_sources(self) -> Self:
+        for key in ("weights", "prefixes"):
+            if (given := len(getattr(self, key))) not in (0, len(self.examples)):
+                raise ValueError(f"{given} {key} for {len(self.examples)} sources: give one for each")
+        return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the examples."""
+        examples = total(known.of(named(folder)[1]) for folder in self.examples)
+        queries = total(known.of(named(folder)[1]) for folder in self.queries)
+        if not examples or not queries:
+            return Forecast()
+        if len(self.queries) == 1:
+            queries = replace(queries, rows=queries.rows * len(self.examples))
+        makes = {below(self.output, "examples"): examples, below(self.output, "queries"): queries}
+        corpora = [known.of(named(folder)[1]) for folder in self.corpus]
+        if len(corpora) > 1 and (corpus := total(corpora)):
+            makes[below(self.output, "corpus")] = replace(corpus, word="at most")
+        needs = f"{examples} examples of {len(self.examples)} sources"
+        return Forecast(needs, makes, "mix", {"examples": float(examples.rows)}, 2 * PROCESS_BYTES)
 
 
 class ExportSettings(Settings):

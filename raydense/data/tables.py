@@ -16,7 +16,7 @@ from raydense.errors import InputError
 from raydense.storage import Artifact, Draft, File
 
 SCHEMAS: dict[str, pa.Schema] = {
-    "queries": pa.schema([("query_id", pa.string()), ("text", pa.string()), ("answers", pa.list_(pa.string()))]),
+    "queries": pa.schema([("query_id", pa.string()), ("text", pa.string()), ("answers", pa.list_(pa.string())), ("source", pa.string())]),
     "qrels": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("relevance", pa.int32())]),
     "examples": pa.schema(
         [
@@ -31,7 +31,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     "run": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("rank", pa.int32()), ("score", pa.float32())]),
 }
-_OPTIONAL = {"answers", "positive_scores", "negative_scores", "positive_sources", "negative_sources"}
+_OPTIONAL = {"answers", "source", "positive_scores", "negative_scores", "positive_sources", "negative_sources"}
 
 
 def commit_table(draft: Draft, name: str, table: pa.Table, **note: Any) -> File:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raydense.data.formats import formats_that, load_format
 from raydense.data.missing_splits import SHARES
-from raydense.data.settings import ImportSettings, SampleSettings
+from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings
@@ -30,6 +30,7 @@ _MAKES = {
     "fuse": "run",
     "mine": "examples",
     "label": "examples",
+    "mix": "dataset",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
@@ -77,6 +78,8 @@ def _parts(settings: Settings) -> set[str]:
     """The parts of a data set that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, SampleSettings):
         return _SAMPLE
+    if isinstance(settings, MixSettings):
+        return {"queries", "examples", *(["qrels"] if settings.qrels else []), *(["corpus"] if len(settings.corpus) > 1 else [])}
     if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
         parts = set(load_format(settings.format).files(Path(settings.input)))
         return parts | ({f"qrels/{split}" for split in SHARES} if settings.fill_splits else set())

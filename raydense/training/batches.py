@@ -12,11 +12,11 @@ from functools import lru_cache
 import numpy as np
 
 from raydense.errors import InputError
+from raydense.training.epochs import Epochs
 from raydense.training.examples import Examples
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.part import Part
-from raydense.training.ragged import Ints
 
 
 class Sampler:
@@ -25,8 +25,9 @@ class Sampler:
     def __init__(self, examples: Examples, settings: LoopSettings) -> None:
         self.examples, self.batch_size, self.accumulation = examples, settings.batch_size, settings.accumulation
         self.draws, self.seed = method_of(settings).draws(settings), settings.seed
-        self.steps_per_epoch = len(examples) // self.batch_size
-        self._order = lru_cache(maxsize=1)(self._shuffled)
+        epochs = Epochs(examples, self.batch_size, getattr(settings, "one_source", False), self.seed)
+        self.steps_per_epoch = epochs.steps
+        self._order = lru_cache(maxsize=1)(epochs.order)
         if not self.steps_per_epoch:
             raise InputError(
                 f"{len(examples):,} examples are fewer than one batch of {self.batch_size:,}",
@@ -37,9 +38,6 @@ class Sampler:
     def steps(self, epochs: float, max_steps: int) -> int:
         """Steps of a training of so many epochs; `max_steps`, if not 0, is the number itself."""
         return max_steps or max(1, int(epochs * self.steps_per_epoch))
-
-    def _shuffled(self, epoch: int) -> Ints:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
 
     def step(self, step: int) -> list[Part]:
         """The global batch of `step` (counted over the whole run, from 0), in its parts."""

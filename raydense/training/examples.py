@@ -25,13 +25,16 @@ from raydense.training.texts import Texts
 class Examples:
     """Training examples, as arrays: the query's position [n], its positives and its hard negatives.
 
-    `judged` are all judged positives, if some of them are never drawn as positives.
+    `judged` are all judged positives, if some of them are never drawn as positives. Of mixed queries, `source` [n] is the number of
+    the source of each, and `weights` has that of each source.
     """
 
     query: Ints
     positives: Ragged
     negatives: Ragged
     judged: Ragged | None = None
+    source: Ints | None = None
+    weights: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.query)
@@ -54,12 +57,12 @@ class Examples:
 
     def scored(self, negatives: int) -> Examples:
         """The examples with a scored positive and at least `negatives` scored negatives; only scored passages are kept."""
-        of_query = Examples(self.query, self.positives.scored(), self.negatives.scored(), self.positives)
-        kept = np.flatnonzero((of_query.positives.lengths > 0) & (of_query.negatives.lengths >= negatives))
-        return Examples(*(getattr(of_query, name)[kept] if name == "query" else getattr(of_query, name).take(kept) for name in _LISTS))
+        positives, given = self.positives.scored(), self.negatives.scored()
+        kept = np.flatnonzero((positives.lengths > 0) & (given.lengths >= negatives))
+        source = None if self.source is None else self.source[kept]
+        return Examples(self.query[kept], positives.take(kept), given.take(kept), self.positives.take(kept), source, self.weights)
 
 
-_LISTS = ("query", "positives", "negatives", "judged")
 _SCORES = ("positive_scores", "negative_scores")
 _SCORED = "give examples of `raydense label`, of `raydense mine --teacher` of a run of `rerank`, or imported ones with scores"
 _COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
@@ -72,14 +75,26 @@ def read_training_data(
 
     InputError if a method needs scores and the examples have none.
     """
-    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    queries = read_table(settings.queries, "queries")
     examples = read_examples(settings.examples, queries, store, negatives)
     if settings.more_examples:
         examples = examples.and_then(read_examples(settings.more_examples, queries, store, negatives))
+    examples = _of_sources(examples, queries, settings)
     examples = replace(examples, query=_first_of_text(queries["text"])[examples.query])
     if needs_scores:
         examples = _scored(examples, negatives, settings, log)
     return examples, Texts(queries, store)
+
+
+def _of_sources(examples: Examples, queries: pa.Table, settings: TrainSettings) -> Examples:
+    """The examples with the sources of their queries, if the queries are those of `mix`."""
+    weights: dict[str, float] = Artifact.open(settings.queries).summary.get("weights", {})
+    if not weights:
+        if settings.one_source:
+            raise InputError("has no sources to make batches of one", settings.queries, "give queries of `raydense mix`")
+        return examples
+    number = pc.index_in(queries["source"], value_set=pa.array(list(weights))).to_numpy().astype(np.int64)
+    return replace(examples, source=number[examples.query], weights=tuple(weights.values()))
 
 
 def _first_of_text(texts: pa.ChunkedArray) -> Ints:

@@ -84,7 +84,7 @@ class TrainSettings(LoopSettings):
     verb = "train"
     chosen_by = "objective"
     newer = (
-        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience"),
+        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "one_source"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED
@@ -107,6 +107,10 @@ class TrainSettings(LoopSettings):
     draw_positives: bool = setting(
         True,
         "if a query has several positives, draw at random each epoch; false takes the first: DPR's files list the gold passage first",
+    )
+
+    one_source: bool = setting(
+        False, "with queries of `mix`: each batch is of one source, so that in-batch negatives are; otherwise batches are mixed"
     )
 
 

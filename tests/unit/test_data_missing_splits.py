@@ -36,7 +36,8 @@ def test_each_query_comes_into_one_split_with_all_its_passages(there: set[str], 
     assert set(made) == set(SHARES)
     whole = {(row["query_id"], row["passage_id"]) for table in given_.values() for row in table.to_pylist()}
     rows = [(row["query_id"], row["passage_id"]) for table in made.values() for row in table.to_pylist()]
-    assert len(rows) == len(whole) and set(rows) == whole
+    assert len(rows) == len(whole)
+    assert set(rows) == whole
     assert not any(ids(made[a]) & ids(made[b]) for a in SHARES for b in SHARES if a < b)
     assert fill_splits(given_, None) == made
 

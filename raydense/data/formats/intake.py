@@ -46,9 +46,7 @@ class Intake:
     With `fill` the judgements are held until `finish`, which draws the splits that are missing.
     """
 
-    def __init__(
-        self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True, fill: bool = False
-    ) -> None:
+    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True, fill: bool = False) -> None:
         self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
         self.store = PassageStore(corpus) if corpus else None
         self.query_ids: IdLookup | None = None

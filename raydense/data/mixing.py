@@ -1,0 +1,173 @@
+"""Mix: the queries and examples of several sources become one data set, on which a training draws from all of them.
+
+A query `7` of the source `nq` becomes `nq:7`. With one corpus for all, passages stay as they are. Of several, the passages that examples
+and judgements name are copied into one, with such ids too: it is what a training reads of them, but nothing to search in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.data.dataset import DatasetDraft
+from raydense.data.settings import MixSettings
+from raydense.data.store import CorpusWriter, PassageStore, Rows
+from raydense.data.tables import query_positions, read_table
+from raydense.errors import InputError
+from raydense.runtime.progress import Progress
+from raydense.storage import Artifact, Draft, named_folders, provenance
+
+_BLOCK, _FILE_ROWS = 8_192, 25_000
+_LISTS = ("positives", "negatives")
+_SCORES = ("positive_scores", "negative_scores")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What one source brings: its tables, checked against each other, and the number of its corpus."""
+
+    name: str
+    queries: pa.Table
+    examples: pa.Table
+    qrels: pa.Table | None
+    corpus: int
+
+
+def mix(settings: MixSettings) -> Artifact:
+    """Make one data set of several: an artifact of kind `dataset` with `queries` (whose column `source` names where each is from),
+    `examples`, `qrels` if some are given, and `corpus` if the settings name several.
+
+    InputError where a name has no counterpart, a query or a passage is unknown, or examples were made with another corpus.
+    """
+    _refuse_names(settings)
+    dataset = DatasetDraft(settings.output, provenance("mix", settings))
+    if dataset.done:
+        return dataset.done
+    stores, sources = _read(settings)
+    kept = [_rows_named(store, [one for one in sources if one.corpus == number]) for number, store in enumerate(stores)]
+    names = [next(one.name for one in sources if one.corpus == number) for number in range(len(stores))]
+    joined = None
+    if len(settings.corpus) > 1:
+        joined = dataset.keep("corpus", _write_corpus(dataset.part("corpus", "corpus"), names, stores, kept))
+    weights = settings.weights or [1.0] * len(sources)
+    of_source = {one.name: weight for one, weight in zip(sources, weights, strict=True)}
+    prefixes = settings.prefixes or [""] * len(sources)
+    texts = pa.concat_tables([_queries_of(one, prefix) for one, prefix in zip(sources, prefixes, strict=True)], promote_options="default")
+    dataset.table("queries", "queries", texts, weights=of_source)
+    first = np.append(0, np.cumsum([len(rows) for rows in kept]))[:-1] if joined else None
+    examples = pa.concat_tables([_examples_of(one, kept[one.corpus], None if first is None else int(first[one.corpus])) for one in sources])
+    if all(examples[key].null_count == len(examples) for key in _SCORES):
+        examples = examples.drop_columns(list(_SCORES))
+    dataset.table("examples", "examples", examples, corpus=(joined or stores[0].artifact).fingerprint)
+    judged = [_qrels_of(one, names[one.corpus] if joined else None) for one in sources if one.qrels is not None]
+    if judged:
+        dataset.table("qrels", "qrels", pa.concat_tables(judged))
+    return dataset.finish()
+
+
+def _refuse_names(settings: MixSettings) -> None:
+    """InputError unless each source has queries and a corpus, and each judgement a source."""
+    names = [name for name, _ in named_folders(settings.examples)]
+    if len(set(names)) < len(names):
+        raise InputError(f"two sources are called {max(names, key=names.count)!r}", "examples", "write them as NAME=folder")
+    for key in ("queries", "corpus", "qrels"):
+        folders = getattr(settings, key)
+        given = [name for name, _ in named_folders(folders)]
+        if key != "qrels" and len(given) == 1:
+            continue
+        missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
+        if unknown or (missing and key != "qrels"):
+            what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
+            raise InputError(what, key, "name each as in examples, NAME=folder; one folder is for all of them")
+
+
+def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
+    """The different corpora, and the sources."""
+    stores: list[PassageStore] = []
+    sources = []
+    qrels = dict(named_folders(settings.qrels))
+    for name, folder in named_folders(settings.examples):
+        store = PassageStore(_of(settings.corpus, name))
+        number = next((n for n, other in enumerate(stores) if other.fingerprint == store.fingerprint), len(stores))
+        stores += [store] if number == len(stores) else []
+        queries, examples = read_table(_of(settings.queries, name), "queries"), read_table(folder, "examples")
+        store.refuse_rows_of_another(Artifact.open(folder, "examples"))
+        query_positions(examples["query_id"], queries, folder)
+        judged = read_table(qrels[name], "qrels") if name in qrels else None
+        if judged is not None:
+            query_positions(judged["query_id"], queries, qrels[name])
+        sources.append(_Source(name, queries, examples, judged, number))
+    return stores, sources
+
+
+def _of(folders: list[str], name: str) -> str:
+    """The folder of a source, or the one for all."""
+    pairs = named_folders(folders)
+    return pairs[0][1] if len(pairs) == 1 else dict(pairs)[name]
+
+
+def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:
+    """The rows of a corpus that the examples and judgements of its sources name, rising."""
+    found = [_flat(one.examples[key]) for one in sources for key in _LISTS]
+    found += [store.known_rows(one.qrels["passage_id"], "qrels") for one in sources if one.qrels is not None]
+    return np.unique(np.concatenate(found))
+
+
+def _flat(lists: pa.ChunkedArray) -> Rows:
+    return pc.list_flatten(lists).to_numpy()
+
+
+def _write_corpus(draft: Draft, names: list[str], stores: list[PassageStore], kept: list[Rows]) -> Artifact:
+    """The named passages of all corpora, one corpus after another."""
+    if draft.done:
+        return draft.done
+    writer = CorpusWriter(draft, _FILE_ROWS, strict=False)
+    with Progress("mix corpus", sum(map(len, kept)), "passages") as progress:
+        for name, store, rows in zip(names, stores, kept, strict=True):
+            for at in range(0, len(rows), _BLOCK):
+                table = store.take(rows[at : at + _BLOCK], ["passage_id", "title", "text"])
+                writer.add(table.set_column(0, "passage_id", _prefixed(name, table["passage_id"])))
+                progress.add(table.num_rows)
+    return writer.finish()
+
+
+def _queries_of(source: _Source, prefix: str) -> pa.Table:
+    """The queries of a source, with its prefix and its name."""
+    table = source.queries.set_column(0, "query_id", _prefixed(source.name, source.queries["query_id"]))
+    text = pc.binary_join_element_wise(pa.scalar(prefix), table["text"], "")
+    table = table.set_column(table.column_names.index("text"), "text", text)
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(table.num_rows, np.int32)), [source.name]).cast(pa.string())
+    if "source" in table.column_names:
+        table = table.drop_columns(["source"])
+    return table.append_column("source", names)
+
+
+def _examples_of(source: _Source, kept: Rows, first: int | None) -> pa.Table:
+    """The examples of a source; `first` is the row of its corpus's first passage in the joined corpus, whose passages are the `kept` ones."""
+    table: dict[str, Any] = {"query_id": _prefixed(source.name, source.examples["query_id"])}
+    for key in _LISTS:
+        lists = source.examples[key].combine_chunks()
+        if first is not None:
+            rows = pa.array(np.searchsorted(kept, _flat(source.examples[key])) + first)
+            ends = np.append(0, np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False)))
+            lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), rows)
+        table[key] = lists
+    for key in _SCORES:
+        there = key in source.examples.column_names
+        table[key] = source.examples[key] if there else pa.nulls(len(source.examples), pa.list_(pa.float32()))
+    return pa.table(table)
+
+
+def _qrels_of(source: _Source, corpus: str | None) -> pa.Table:
+    """The judgements of a source; `corpus` is the name that its passages have in the joined corpus."""
+    assert source.qrels is not None
+    table = source.qrels.set_column(0, "query_id", _prefixed(source.name, source.qrels["query_id"]))
+    return table.set_column(1, "passage_id", _prefixed(corpus, table["passage_id"])) if corpus else table
+
+
+def _prefixed(name: str, ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(pa.scalar(name), ids, ":")

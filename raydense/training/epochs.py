@@ -1,0 +1,43 @@
+"""Which examples an epoch has, and in which order: all once, or of several sources each as often as its weight says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raydense.training.examples import Examples
+from raydense.training.ragged import Ints
+
+
+class Epochs:
+    """The order of the examples of each epoch, a pure function of (seed, epoch); `steps` is how many batches it has.
+
+    Without sources an epoch has every example once. With `one_source` each batch has examples of one source; the batches of all
+    sources are in random order, and each source's last, incomplete one is dropped.
+    """
+
+    def __init__(self, examples: Examples, batch_size: int, one_source: bool, seed: int) -> None:
+        self._batch_size, self._one_source, self._seed = batch_size, one_source, seed
+        self._sources: list[tuple[Ints, int]] = []
+        if examples.source is not None and (one_source or len(set(examples.weights)) > 1 or examples.weights[0] != 1):
+            members = [np.flatnonzero(examples.source == number) for number in range(len(examples.weights))]
+            self._sources = [(one, round(weight * len(one))) for one, weight in zip(members, examples.weights, strict=True)]
+        self._examples = len(examples)
+        counts = [count for _, count in self._sources] or [self._examples]
+        self.steps = sum(count // batch_size for count in counts) if one_source else sum(counts) // batch_size
+
+    def order(self, epoch: int) -> Ints:
+        """The positions of the epoch's examples, int64 [n]: batch b has those from b * batch_size on."""
+        rng = np.random.default_rng([self._seed, epoch])
+        if not self._sources:
+            return rng.permutation(self._examples)
+        drawn = [_drawn(members, count, rng) for members, count in self._sources]
+        if not self._one_source:
+            return rng.permutation(np.concatenate(drawn))
+        shuffled = [rng.permutation(of_source)[: len(of_source) // self._batch_size * self._batch_size] for of_source in drawn]
+        return rng.permutation(np.concatenate(shuffled).reshape(-1, self._batch_size)).ravel()
+
+
+def _drawn(members: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """`count` of the members: each equally often, and some once more that are drawn at random."""
+    times, more = divmod(count, max(1, len(members)))
+    return np.concatenate([np.tile(members, times), rng.choice(members, more, replace=False)])

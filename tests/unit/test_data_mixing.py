@@ -1,0 +1,135 @@
+"""mix(): ids, rows, texts and judgements of several sources in one data set, over one corpus or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raydense.data.mixing import mix
+from raydense.data.settings import MixSettings
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.storage import Artifact, Draft
+
+
+def corpus(folder: Path, word: str, count: int) -> PassageStore:
+    writer = CorpusWriter(Draft.open(folder, "corpus", {}), 7)
+    numbers = range(count)
+    columns = {"passage_id": [f"p{n}" for n in numbers], "title": [f"{word} {n % 3}" for n in numbers]}
+    writer.add(pa.table({**columns, "text": [f"{word} text {n}" for n in numbers]}))
+    writer.finish()
+    return PassageStore(folder)
+
+
+def table(folder: Path, kind: str, columns: dict[str, Any], **summary: Any) -> str:
+    draft = Draft.open(folder, kind, {})
+    made = pa.table(columns)
+    commit_table(draft, f"{kind}.parquet", made)
+    draft.finish(made.num_rows, **summary)
+    return str(folder)
+
+
+def source(folder: Path, word: str, store: PassageStore, count: int, scored: bool = False) -> dict[str, str]:
+    rng, numbers = np.random.default_rng(len(word)), range(count)
+    lists = [rng.choice(len(store), 4, replace=False) for _ in numbers]
+    examples = {"query_id": [f"q{n}" for n in numbers], "positives": [row[:1] for row in lists], "negatives": [row[1:] for row in lists]}
+    if scored:
+        examples |= {"positive_scores": [[1.0]] * count, "negative_scores": [[0.1, 0.2, 0.3]] * count}
+    judged = {
+        "query_id": [f"q{n}" for n in numbers],
+        "passage_id": store.ids(np.array([row[0] for row in lists])),
+        "relevance": [1] * count,
+    }
+    return {
+        "queries": table(
+            folder / "queries", "queries", {"query_id": [f"q{n}" for n in numbers], "text": [f"{word} query {n}" for n in numbers]}
+        ),
+        "examples": table(folder / "examples", "examples", examples, corpus=store.fingerprint),
+        "qrels": table(folder / "qrels", "qrels", judged),
+    }
+
+
+def texts_named(folder: Path | str, queries: str, store: PassageStore) -> dict[str, tuple[list[str], list[str]]]:
+    """The texts of positives and negatives by the text of the query."""
+    text = dict(zip(*(read_table(queries, "queries")[name].to_pylist() for name in ("query_id", "text")), strict=True))
+    rows = read_table(folder, "examples").to_pylist()
+    return {text[row["query_id"]]: tuple(store.passages(np.array(row[name])) for name in ("positives", "negatives")) for row in rows}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> dict[str, Any]:
+    stores = [corpus(tmp_path / "sea", "sea", 40), corpus(tmp_path / "land", "land", 30)]
+    parts = [source(tmp_path / name, name, store, 9, name == "b") for name, store in zip("ab", stores, strict=True)]
+    return {"stores": stores, "parts": parts}
+
+
+def mixed(two: dict[str, Any], output: Path, **more: Any) -> Artifact:
+    named = {
+        kind: [f"{name}={part[kind]}" for name, part in zip("ab", two["parts"], strict=True)] for kind in ("queries", "examples", "qrels")
+    }
+    folders = [f"{name}={store.path}" for name, store in zip("ab", two["stores"], strict=True)]
+    return mix(MixSettings(output=str(output), corpus=folders, **{**named, **more}))
+
+
+def test_sources_of_different_corpora_keep_their_texts(two: dict[str, Any], tmp_path: Path) -> None:
+    made = mixed(two, tmp_path / "out", prefixes=["", "land: "], weights="1 0.5")
+    store = PassageStore(tmp_path / "out" / "corpus")
+    found = texts_named(tmp_path / "out" / "examples", str(tmp_path / "out" / "queries"), store)
+    expected: dict[str, Any] = {}
+    for part, of, prefix in zip(two["parts"], two["stores"], ("", "land: "), strict=True):
+        expected |= {f"{prefix}{text}": lists for text, lists in texts_named(part["examples"], part["queries"], of).items()}
+    assert found == expected
+    queries = read_table(tmp_path / "out" / "queries", "queries")
+    assert queries["query_id"].to_pylist() == [f"{name}:q{n}" for name in "ab" for n in range(9)]
+    assert queries["source"].to_pylist() == ["a"] * 9 + ["b"] * 9
+    assert Artifact.open(tmp_path / "out" / "queries").summary["weights"] == {"a": 1.0, "b": 0.5}
+    rows = read_table(tmp_path / "out" / "examples", "examples")
+    positive = dict(
+        zip(rows["query_id"].to_pylist(), (store.ids(np.array(r))[0].as_py() for r in rows["positives"].to_pylist()), strict=True)
+    )
+    judged = read_table(tmp_path / "out" / "qrels", "qrels").to_pylist()
+    assert {row["query_id"]: row["passage_id"] for row in judged} == positive
+    named = {row for lists in (rows["positives"], rows["negatives"]) for one in lists.to_pylist() for row in one}
+    assert named == set(range(len(store)))
+    assert rows["positive_scores"].to_pylist() == [None] * 9 + [[1.0]] * 9
+    assert set(made.summary["parts"]) == {"queries", "examples", "qrels", "corpus"}
+
+
+def test_sources_of_one_corpus_keep_it(tmp_path: Path) -> None:
+    store = corpus(tmp_path / "corpus", "sea", 40)
+    parts = {name: source(tmp_path / name, name, store, 9) for name in ("gold", "pseudo")}
+    named = {kind: [f"{name}={part[kind]}" for name, part in parts.items()] for kind in ("queries", "examples")}
+    made = mix(MixSettings(output=str(tmp_path / "out"), corpus=str(store.path), **named))
+    assert set(made.summary["parts"]) == {"queries", "examples"}
+    examples = Artifact.open(tmp_path / "out" / "examples")
+    assert examples.summary["corpus"] == store.fingerprint
+    assert read_table(examples.path, "examples").column_names == ["query_id", "positives", "negatives"]
+    whole = [read_table(part["examples"], "examples")["positives"].to_pylist() for part in parts.values()]
+    assert read_table(examples.path, "examples")["positives"].to_pylist() == whole[0] + whole[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"queries": ["a=x", "c=x"]}, "'c' is no source"),
+        ({"queries": ["a=x", "a=x"]}, "nothing called 'b'"),
+        ({"examples": ["a=x", "a=y"]}, "two sources are called 'a'"),
+        ({"weights": "1 2 3"}, "3 weights for 2 sources"),
+        ({"prefixes": ["x"]}, "1 prefixes for 2 sources"),
+        ({"weights": "0 1"}, "greater than 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], what: str, two: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=what):
+        mixed(two, tmp_path / "out", **change)
+
+
+def test_examples_of_another_corpus_are_refused(two: dict[str, Any], tmp_path: Path) -> None:
+    two["stores"].reverse()
+    with pytest.raises(InputError, match="another corpus"):
+        mixed(two, tmp_path / "out")
