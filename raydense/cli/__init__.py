@@ -1,6 +1,7 @@
 """The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, with flags made from its settings.
 
-Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted.
+Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM while it
+trained.
 """
 
 from __future__ import annotations

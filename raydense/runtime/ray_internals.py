@@ -39,6 +39,16 @@ def is_started(actor: Any) -> bool:
     return actors(actor._actor_id.hex()).get("State") == "ALIVE"
 
 
+def node_leaves() -> bool:
+    """Whether Ray told this worker of a training that a node of its workers is going to be taken away.
+
+    Ray's public call is a meeting of all workers, through an actor, each time.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    return get_train_context().preemption_context.preemption_info is not None
+
+
 def autoscaler_state() -> Any:
     """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public."""
     import ray

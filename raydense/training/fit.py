@@ -35,6 +35,7 @@ from raydense.training.checkpoints import (
     refuse_other_workers,
 )
 from raydense.training.dev import METRIC
+from raydense.training.ending import Ending
 from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, Follower, read_history
@@ -43,6 +44,7 @@ from raydense.training.loop import FOUND, Job, train_worker
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
+from raydense.training.notice import withdraw
 from raydense.training.status import forget, start_line, steps_done
 from raydense.training.tracking import Send, tracking
 
@@ -67,14 +69,14 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     started = time.monotonic()
     settings = settings.located()
     if not (shared / _RESULT).exists():
-        (shared / _RESULT).write_text(json.dumps(_run(settings, draft, shared, make)))
+        _run(settings, draft, shared, make)
     made = _finish(settings, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
     shared.forget()
     return made
 
 
-def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> dict[str, Any]:
-    """Check the inputs, train, and return what worker 0 reports."""
+def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> None:
+    """Check the inputs, train, and keep what worker 0 reports."""
     store = PassageStore(settings.corpus)
     method = method_of(settings)
     examples, _ = method.read(settings, store, log=True)
@@ -91,23 +93,24 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         refuse_other_workers(draft.place, state, settings)
         if state.workers != settings.workers:
             say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
-    with tracking(settings) as send:
+    with tracking(settings) as send, Ending(shared, steps) as ending:
         start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
         job = Job(settings, start, shared, steps, dev, generations, steps, opened)
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
-            return _train(job, gpu, state.step if state else 0, send, builder)
+            result = _train(job, gpu, state.step if state else 0, _Followed(job, send, ending), builder)
+            (shared / _RESULT).write_text(json.dumps(result))
 
 
-def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilder) -> dict[str, Any]:
+def _train(job: Job, gpu: bool, done: int, followed: _Followed, builder: GenerationBuilder) -> dict[str, Any]:
     """Train to the last step, or until the dev metric no longer rises, and return what worker 0 reports.
 
-    In mode sync the workers end at each boundary, so that their GPUs are free for finding the new negatives.
+    In mode sync the workers end at each boundary, so that their GPUs are free for finding the new negatives. They also end before a node
+    of theirs is taken away.
     """
     lends = job.generations.last > 0 and not job.generations.behind
-    followed = _Followed(job, send)
     seconds, steps, waited = 0.0, 0, 0.0
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
@@ -122,6 +125,8 @@ def _train(job: Job, gpu: bool, done: int, send: Send, builder: GenerationBuilde
                     say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
                 _say_gain(result)
                 return {**result, "seconds": seconds, "steps": steps, "waited": waited}
+            if done < job.until:
+                say(f"train: a node of its workers is going to be taken away; it continues from step {done:,}")
 
 
 def _say_gain(result: dict[str, Any]) -> None:
@@ -140,8 +145,8 @@ def _say_gain(result: dict[str, Any]) -> None:
 class _Followed:
     """Starts workers, shows their progress, and sends their history to trackers."""
 
-    def __init__(self, job: Job, send: Send) -> None:
-        self._shared, self._send, self._sent = job.shared, send, 0
+    def __init__(self, job: Job, send: Send, ending: Ending) -> None:
+        self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
         self._follower = Follower(job.shared / HISTORY)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
@@ -159,8 +164,12 @@ class _Followed:
         lost, at = 0, _checkpointed(job)
         while True:
             try:
-                return self._once(_Fit(job, gpu), builder, progress)
+                result = self._once(_Fit(job, gpu), builder, progress)
+                if not result["ended"]:
+                    self._ending.check(result["step"])
+                return result
             except (ActorDiedError, TrainingFailedError) as error:
+                self._ending.check()
                 before, at = at, _checkpointed(job)
                 lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
                 lost = lost if at == before else 0
@@ -173,13 +182,15 @@ class _Followed:
 
         (self._shared / FOUND).delete()
         forget(self._shared)
+        withdraw(self._shared)
         self._at = 0
         fix_registered(self._shared)
         fit.start()
         job = ray.get_runtime_context().get_job_id()
-        with Waiting("train", lambda: workers_wait(job)):
+        with Waiting("train", lambda: workers_wait(job)), self._ending.following():
             while fit.is_alive():
                 fit.join(self._shared.look_every_s)
+                self._ending.look()
                 builder.check()
                 keep_registered(self._shared)
                 with suppress(StorageError):  # the workers may still reach the store

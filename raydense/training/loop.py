@@ -26,6 +26,7 @@ from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
+from raydense.training.notice import Asked, Notice
 from raydense.training.prefetch import prefetched
 from raydense.training.status import Status, tokens_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
@@ -103,7 +104,7 @@ class Loop:
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
-        self.saved = time.monotonic()
+        self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
 
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
@@ -127,7 +128,8 @@ class Loop:
         log = Log(self.job.shared, state.step, self.place)
         status = Status(self.job.shared) if self.place.rank == 0 else None
         started, first = time.monotonic(), state.step
-        while state.step < self.job.until and not self._stalled(state):
+        self.notice.watch()
+        while state.step < self.job.until and not (self.told or self._stalled(state)):
             self._take_generation(self.job.generations.at(state.step))
             for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
                 if status and step == first:
@@ -139,8 +141,9 @@ class Loop:
                 if status:
                     status.at(step + 1)
                 state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1), log)
-                if self._stalled(state):
+                if self.told or self._stalled(state):
                     break
+        self.notice.close()
         log.flush()
         if state.best is None and state.step == self.job.steps:
             state = replace(state, best_step=state.step)
@@ -211,11 +214,13 @@ class Loop:
             log.flush()
         if self.job.generations.boundary(state.step):
             self._hand_over(state.step)
-        if not last and (state.step % self.settings.checkpoint_every == 0 or state.step == self.job.until or self._late(state.step)):
+        asked = self.notice.asked()
+        self.told = asked == Asked.END
+        if not last and (asked or self._is_due(state.step)):
             log.flush()
             log.send()
             save_checkpoint(self.engine, state, self.place.rank)
-            self.saved = time.monotonic()
+            self.notice.saved()
         return state
 
     def _measured(self, state: State) -> tuple[State, dict[str, float]]:
@@ -230,16 +235,9 @@ class Loop:
             self._save_weights(state.step)
         return state, values
 
-    def _late(self, step: int) -> bool:
-        """Whether the last checkpoint is too many minutes ago, by the clock of worker 0; asked with each log line."""
-        if not self.settings.checkpoint_minutes or step % self.settings.log_every:
-            return False
-        late = torch.tensor(
-            [time.monotonic() - self.saved > 60 * self.settings.checkpoint_minutes], dtype=torch.int32, device=self.place.device
-        )
-        if self.place.workers > 1:
-            dist.broadcast(late, src=0)
-        return bool(late.item())
+    def _is_due(self, step: int) -> bool:
+        """Whether there is a checkpoint after `step` steps: also before a wait for other hard negatives."""
+        return step % self.settings.checkpoint_every == 0 or step == self.job.until or self.job.generations.at(step) != self.generation
 
     def _hand_over(self, step: int) -> None:
         weights = self.engine.weights()

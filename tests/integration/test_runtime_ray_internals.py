@@ -32,6 +32,15 @@ def test_nodes_and_actors() -> None:
     ray.kill(actor)
 
 
+def test_what_a_training_hears_of_its_nodes() -> None:
+    """`test_training_node_taken.py` drains one."""
+    from ray.train.v2._internal.execution import context, preemption
+
+    assert "preemption_context" in context.TrainContext.__dataclass_fields__
+    assert preemption.PreemptionContext().preemption_info is None
+    assert callable(context.get_train_context)
+
+
 def test_without_an_autoscaler_its_state_is_empty() -> None:
     state = ray_internals.autoscaler_state()
     assert state.autoscaler_state_version == 0

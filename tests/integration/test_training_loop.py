@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
+from raydense.training import notice
 from raydense.training.generations import Generations
 from raydense.training.loop import Job, Loop, Rank, refuse_weights_not_finite
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch
+from raydense.training.notice import Asked, Notice
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -71,16 +74,37 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     assert refused[0] == refused[1]
 
 
-def test_a_checkpoint_is_late_by_the_clock(tmp_path: Path) -> None:
-    data = make_training_data(tmp_path / "data")
-    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
-    asked = data.settings(Place.of(tmp_path / "o"), model=str(tmp_path / "tiny"), checkpoint_minutes=1.0, log_every=5)
-    shared = Place.of(tmp_path / "shared")
-    job = Job(asked, asked.model, shared, 20, {}, Generations(shared, steps=20, every=20), 20, provenance("train", asked)["inputs"])
-    loop = Loop(job, Rank(0, 1, 1, CPU))
-    assert not loop._late(5)
-    loop.saved -= 61
-    assert [loop._late(step) for step in (4, 5, 6, 10)] == [False, True, False, True]
+def test_a_checkpoint_is_late_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "node_leaves", lambda: False)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    by_minutes, by_steps = (Notice(Place.of(tmp_path), minutes, 0, 1, CPU) for minutes in (1.0, 0.0))
+    assert by_minutes.asked() == Asked.NOTHING
+    now = 161.0
+    assert [by_minutes.asked(), by_steps.asked()] == [Asked.SAVE, Asked.NOTHING]
+    by_minutes.saved()
+    assert by_minutes.asked() == Asked.NOTHING
+
+
+def ask_until_told(rank: int, folder: str) -> None:
+    """A worker of two, of which only the first looks for the file."""
+    notice.node_leaves = lambda: False
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    asks, rounds = Notice(Place.of(folder), 0.0, rank, 2, CPU), 0
+    asks.watch()
+    while asks.asked() == Asked.NOTHING:
+        rounds += 1
+        if rank and rounds == 100:
+            notice.tell(Place.of(folder))
+    Path(folder, f"rounds-{rank}").write_text(str(rounds))
+    dist.destroy_process_group()
+
+
+def test_workers_end_after_the_same_step(tmp_path: Path) -> None:
+    run_ranks(ask_until_told, (str(tmp_path),), 2)
+    first, second = ((tmp_path / f"rounds-{rank}").read_text() for rank in (0, 1))
+    assert first == second
+    assert int(first) >= 100
 
 
 @pytest.mark.parametrize("replaced", ["model", "queries", "examples"])

@@ -1,0 +1,104 @@
+"""SIGTERM and Ctrl-C in the middle of a training: it saves the step that it is in, and the same command continues from there."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import forked
+import pytest
+from training_data import TrainingData, make_training_data
+
+from raydense.cli.work import verb_work
+from raydense.refresh.train import train
+from raydense.storage import Artifact, Place
+from raydense.training.history import Follower
+from raydense.training.settings import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("data"))
+
+
+def settings_of(data: TrainingData, output: Path, **changes: object) -> TrainSettings:
+    """No checkpoint is due before the end."""
+    return data.settings(output, max_steps=STEPS, checkpoint_every=10_000, log_every=1, dropout=0.1, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(data: TrainingData, ray_cluster: None) -> Artifact:
+    return train(settings_of(data, data.root / "undisturbed"))
+
+
+def digests(artifact: Artifact) -> list[tuple[str, str]]:
+    return [(f.path, f.sha256) for f in artifact.files]
+
+
+def begin(settings: TrainSettings, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """The command line of the training."""
+    command = [sys.executable, "-m", "raydense", *verb_work("train", settings).words]
+    return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def until_step(process: subprocess.Popen[str], output: Path, least: int) -> None:
+    follower, step = Follower(Place.of(output / ".work/history.jsonl")), 0
+    while step < least:
+        assert process.poll() is None, process.communicate()
+        step = max([step, *(line["step"] for line in follower.new_lines())])
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "workers"),
+    [(signal.SIGTERM, 143, 1), (signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 1)],
+    ids=["term", "two workers", "int"],
+)
+def test_no_step_is_lost(
+    data: TrainingData,
+    whole: Artifact,
+    tmp_path: Path,
+    joining: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
+    workers: int,
+) -> None:
+    wanted = settings_of(data, tmp_path / "ended", workers=workers)
+    with begin(wanted, joining) as process:
+        until_step(process, tmp_path / "ended", 20)
+        process.send_signal(number)
+        _, printed = process.communicate()
+    assert process.returncode == code, printed
+    assert "train: saves after this step, and ends" in printed
+    (step,) = re.findall(rf"train: ended by {number.name}; the same command continues from step (\d+) of {STEPS}\n", printed)
+    done = [json.loads(line)["step"] for line in (tmp_path / "ended/.work/history.jsonl").read_text().splitlines()]
+    assert done == list(range(1, int(step) + 1)), "no step was done after the one that it continues from"
+    assert 20 <= int(step) < STEPS
+    assert not (tmp_path / "ended/manifest.json").exists()
+
+    if workers == 1:  # two draw another dropout
+        capfd.readouterr()
+        again = train(wanted)
+        assert f"train: continues after {step} of {STEPS} steps" in capfd.readouterr().err
+        assert digests(again) == digests(whole)
+        assert again.fingerprint == whole.fingerprint
+
+
+def test_before_the_first_step_it_ends_at_once(data: TrainingData, tmp_path: Path, joining: dict[str, str]) -> None:
+    with begin(settings_of(data, tmp_path / "ended"), joining) as process:
+        while not (tmp_path / "ended/.work/run").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == 143, printed
+    assert f"train: ended by SIGTERM; the same command continues from step 0 of {STEPS}\n" in printed
