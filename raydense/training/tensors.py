@@ -55,9 +55,10 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
-        summed = gradients[0].contiguous()
-        dist.all_reduce(summed)
-        return summed.chunk(dist.get_world_size())[dist.get_rank()]
+        given = gradients[0].contiguous()
+        mine = given.new_empty(len(given) // dist.get_world_size(), *given.shape[1:])
+        dist.reduce_scatter_single(mine, given)
+        return mine
 
 
 def gather(mine: Tensor) -> Tensor:
