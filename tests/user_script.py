@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
     rd.mix(
         rd.MixSettings(
-            examples=[f"mined={folder / 'hybrid'}", f"labelled={labels.path}"], queries=queries, corpus=corpus, weights=[1, 0.5], output=folder / "mixed",
+            examples=[f"mined={folder / 'hybrid'}", f"labelled={labels.path}"], queries=[queries], corpus=[corpus], weights=[1, 0.5], output=folder / "mixed",
         )
     )  # fmt: skip
     fused = rd.fuse(rd.FuseSettings(run=[found, by_vectors], qrels=qrels / "dev", output=folder / "fused"))

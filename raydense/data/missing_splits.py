@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.splits import SHARES, divided
 from raydense.errors import InputError
 
-SHARES = {"train": 7, "dev": 1, "test": 2}
 _SEED = 0
 
 
@@ -35,12 +35,6 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     piece[np.random.default_rng(_SEED).permutation(len(questions))] = np.searchsorted(ends, np.arange(len(questions)), side="right")
     drawn = {part: judged[giver].filter(pa.array(piece[place] == number)) for number, part in enumerate(parts)}
     return {**judged, **drawn}
-
-
-def divided(there: list[str]) -> list[str]:
-    """The split whose queries are divided, and those that are drawn from it; nothing if none of train, dev and test is there."""
-    giver = next((split for split in SHARES if split in there), None)
-    return [giver, *(split for split in SHARES if split not in there)] if giver else []
 
 
 def _questions(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.files import opened, plain
-from raydense.data.missing_splits import SHARES, divided
+from raydense.data.splits import SHARES, divided
 from raydense.forecast import Holds
 
 if TYPE_CHECKING:

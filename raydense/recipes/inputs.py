@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from raydense.data.formats import formats_that, load_format
-from raydense.data.missing_splits import SHARES
 from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
+from raydense.data.splits import SHARES
 from raydense.errors import InputError
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings

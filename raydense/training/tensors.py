@@ -44,6 +44,10 @@ def accuracy(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
     return (scores.gather(1, column).squeeze(1) > highest).float().mean()
 
 
+# PyTorch 2.13's name of what was `reduce_scatter_tensor`.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class _Gather(torch.autograd.Function):
     """The concatenated tensors of all workers; the gradient of each is summed over workers and returned to its worker."""
 
@@ -57,7 +61,7 @@ class _Gather(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         given = gradients[0].contiguous()
         mine = given.new_empty(len(given) // dist.get_world_size(), *given.shape[1:])
-        dist.reduce_scatter_single(mine, given)
+        _reduce_scatter(mine, given)
         return mine
 
 

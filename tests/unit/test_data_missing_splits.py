@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydense.data.importing import import_dataset
-from raydense.data.missing_splits import SHARES, fill_splits
+from raydense.data.missing_splits import fill_splits
 from raydense.data.settings import ImportSettings
 from raydense.data.source_size import parts_held
+from raydense.data.splits import SHARES
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.storage import read_manifest
