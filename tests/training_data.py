@@ -32,6 +32,7 @@ class TrainingData:
             "negatives": 2,
             "lr": 1e-3,
             "dropout": 0.0,
+            "precision": "fp32",  # also where the CPU gains by bf16: results are compared with readings in float32
             "engine": {"name": "ddp"},
             "max_steps": 10,
             "corpus": str(self.root / "sample/corpus"),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raydense.errors import InputError
 from raydense.inference.layout import Layout
+from raydense.runtime.processor import cpuinfo, gains_by_bf16
 from raydense.runtime.session import physical_cpus
 
 if TYPE_CHECKING:
@@ -22,21 +20,6 @@ if TYPE_CHECKING:
 
 # On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
 _CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
-
-
-def gains_by_bf16(cpuinfo: str) -> bool:
-    """Whether the CPU that /proc/cpuinfo describes multiplies matrices in bf16 faster than in fp32.
-
-    Those with AMX do, and AMD's with AVX-512 BF16. With that alone Intel's do not (docs/benchmarks/speed.md).
-    """
-    flags = set(re.findall(r"^flags\s*:(.*)$", cpuinfo, re.M)[0].split()) if "\nflags" in cpuinfo else set()
-    return "amx_bf16" in flags or ("avx512_bf16" in flags and "AuthenticAMD" in cpuinfo)
-
-
-@cache
-def _cpuinfo() -> str:
-    file = Path("/proc/cpuinfo")
-    return file.read_text() if file.exists() else ""
 
 
 class Device:
@@ -126,7 +109,7 @@ class Device:
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
-            has = sorted(["bf16", "fp32"], reverse=not gains_by_bf16(_cpuinfo())) if self._cpu_bf16 else ["fp32"]
+            has = sorted(["bf16", "fp32"], reverse=not gains_by_bf16(cpuinfo())) if self._cpu_bf16 else ["fp32"]
         else:
             has = ["bf16", "fp16", "fp32"] if torch.cuda.is_bf16_supported(including_emulation=False) else ["fp16", "fp32"]
         return self._begun if self._begun in has else has[0]

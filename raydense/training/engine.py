@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
+from raydense.runtime.processor import cpuinfo, gains_by_bf16
 from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
 from raydense.training.loop_settings import LoopSettings
@@ -30,19 +31,25 @@ _FIRST_LOSS_SCALE = 2.0**14
 _BUCKET = 50_000_000  # weights: 200 MB in float32
 
 
-def choose_precision(asked: str, device: torch.device) -> Precision:
-    """The number format of a training on `device`; InputError if the device, or this build of torch, does not support the requested one."""
+def choose_precision(asked: str, device: torch.device, begun: Precision | None = None) -> Precision:
+    """The number format of a training on `device`; InputError if the device, or this build of torch, does not support the requested one.
+
+    `auto` goes on in the format of the steps that are done, `begun`, where the device has it; otherwise it is the device's first: of a GPU
+    bf16 (from compute capability 8) or fp16, of a CPU bf16 where that is the faster one, else fp32.
+    """
     if device.type == "cpu":
         if asked == "fp16":
             raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-        return "fp32" if asked == "auto" else asked  # type: ignore[return-value]
-    major, minor = torch.cuda.get_device_capability(device)
-    _check_kernels(major, minor, torch.cuda.get_arch_list())
-    if asked == "bf16" and major < 8:
-        raise InputError(f"this GPU (sm_{major}{minor}) has no bf16", "precision", "use fp16 or auto")
-    if asked == "auto":
-        return "bf16" if major >= 8 else "fp16"
-    return asked  # type: ignore[return-value]
+        has: list[Precision] = ["bf16", "fp32"] if gains_by_bf16(cpuinfo()) else ["fp32", "bf16"]
+    else:
+        major, minor = torch.cuda.get_device_capability(device)
+        _check_kernels(major, minor, torch.cuda.get_arch_list())
+        if asked == "bf16" and major < 8:
+            raise InputError(f"this GPU (sm_{major}{minor}) has no bf16", "precision", "use fp16 or auto")
+        has = ["bf16", "fp16", "fp32"] if major >= 8 else ["fp16", "fp32"]
+    if asked != "auto":
+        return asked  # type: ignore[return-value]
+    return begun if begun in has else has[0]
 
 
 def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:

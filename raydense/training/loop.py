@@ -19,7 +19,7 @@ from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.dev import METRIC, Dev, DevSet
-from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
+from raydense.training.engine import Engine, Precision, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
@@ -41,7 +41,8 @@ class Job:
     """What the driver sends to each worker: the settings with absolute paths, the start model's folder, and
     the folder that driver and workers share.
 
-    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings.
+    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings; `begun` is
+    the precision of the steps that are done, if there are any.
     """
 
     settings: LoopSettings
@@ -52,6 +53,7 @@ class Job:
     generations: Generations
     until: int
     inputs: dict[str, str]
+    begun: Precision | None = None
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -100,11 +102,23 @@ class Loop:
         self.method = method(s, model, texts, place.rank, place.workers)
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
-        self.precision = choose_precision(s.precision, place.device)
+        self.precision = self._precision()
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
         self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
+
+    def _precision(self) -> Precision:
+        """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker."""
+        mine = choose_precision(self.settings.precision, self.place.device, self.job.begun)
+        if self.place.workers == 1 or self.settings.precision != "auto":
+            return mine
+        found = [mine] * self.place.workers
+        dist.all_gather_object(found, mine)
+        if len(set(found)) > 1:
+            what = f"the devices of the workers would train in {' and '.join(sorted(set(found)))}"
+            raise InputError(what, "precision", "give --precision fp32, or workers on devices of one kind")
+        return mine
 
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.

@@ -59,7 +59,9 @@ class LoopSettings(Settings):
     optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine.name ddp")
     weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "clip the norm of the gradient to this; 0 does not clip", ge=0)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", "auto: bf16 if the GPU has it, fp16 on older GPUs, fp32 on CPUs")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
+        "auto", "auto: bf16 on GPUs and CPUs that gain by it, fp16 on older GPUs, fp32 on other CPUs"
+    )
     seed: int = setting(42, "random seed of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
 
     engine: EngineSettings = group("the engine that runs forward, backward and step", EngineSettings)

@@ -109,20 +109,20 @@ OLD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2\nbugs\t\t: no_avx512_bf16\
 def test_auto_is_bf16_on_a_cpu_that_gains_by_it_where_the_model_multiplies(
     cpuinfo: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: cpuinfo)
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: cpuinfo)
     assert Device(CPU, 0, "auto", cpu_bf16=True).precision == chosen
     assert [Device(CPU, 0, "auto").precision, Device(CPU, 0, "fp32", cpu_bf16=True).precision] == ["fp32", "fp32"]
 
 
 def test_auto_continues_in_what_was_begun_if_the_device_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: AMX)
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
     chosen = {begun: Device(CPU, 0, "auto", begun, cpu_bf16=True).precision for begun in ("fp32", "bf16", "fp16", None)}
     assert chosen == {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", None: "bf16"}  # fp16 is refused by the actor
     assert Device(CPU, 0, "auto", "bf16").precision == "fp32"
 
 
 def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydense.inference.device._cpuinfo", lambda: AMX)
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
     draft, of_queries = begun(tmp_path / "x"), {key: INPUTS[key] for key in ("model", "queries", "output")}
     for given, found in (({}, "fp32"), ({"precision": "bf16"}, "bf16")):
         actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {}, CPU, None, cpu_bf16=True)

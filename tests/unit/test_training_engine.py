@@ -103,9 +103,12 @@ def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
 
 
-def test_precision_by_device() -> None:
-    assert choose_precision("auto", CPU) == "fp32"
-    assert choose_precision("bf16", CPU) == "bf16"
+@pytest.mark.parametrize(("gains", "first"), [(True, "bf16"), (False, "fp32")])
+def test_precision_by_device(gains: bool, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.training.engine.gains_by_bf16", lambda described: gains)
+    assert choose_precision("auto", CPU) == first
+    assert [choose_precision("auto", CPU, begun) for begun in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", first]
+    assert [choose_precision(asked, CPU, "fp32") for asked in ("fp32", "bf16")] == ["fp32", "bf16"]
     with pytest.raises(InputError, match="fp16 does not train on a CPU"):
         choose_precision("fp16", CPU)
 

@@ -70,7 +70,7 @@ def pretraining(data: TrainingData, method: str, **changes: Any) -> PretrainSett
         **PRETRAINING[method],
     }
     inputs = {"output": str(data.root / "o"), "corpus": str(data.root / "sample/corpus")}
-    return PretrainSettings(**{**inputs, **own, **changes}, method=method)
+    return PretrainSettings(**{"precision": "fp32", **inputs, **own, **changes}, method=method)
 
 
 def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> LoopSettings:
