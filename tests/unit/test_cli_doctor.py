@@ -1,8 +1,8 @@
-"""What `doctor` prints of an error, on one line."""
+"""What `doctor` prints of an error, on one line, and of the processor and the allocator of workers."""
 
 import pytest
 
-from raydense.cli.doctor import _in_a_line
+from raydense.cli.doctor import _in_a_line, _processor
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,16 @@ from raydense.cli.doctor import _in_a_line
 )
 def test_an_error_in_a_line_even_without_a_message(error, message):
     assert _in_a_line(error) == message
+
+
+@pytest.mark.parametrize(
+    ("preload", "named"), [(None, "core/libjemalloc.so"), ("/lib/libtcmalloc.so", "/lib/libtcmalloc.so"), ("", "that of the system")]
+)
+def test_the_processor_and_the_allocator_of_workers(preload, named, monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if preload is not None:
+        monkeypatch.setenv("LD_PRELOAD", preload)
+    processor, allocator = _processor()
+    assert processor.state == allocator.state == "ok"
+    assert processor.found.endswith(("bf16", "fp32"))
+    assert named in allocator.found
