@@ -106,17 +106,19 @@ def _cached(engine: Engine, method: Method, texts: Texts, rest: Batch, pieces: i
 
     Run all pieces without a graph; compute the gradient of the loss with respect to each output; run the pieces again, each with its
     graph, and backpropagate these gradients. A piece's seed makes dropout the same in both runs. A piece has texts of about one
-    length, so that little of it is padding; the loss sees the outputs in the order of the batch.
+    length, so that little of it is padding; the loss sees the outputs in the order of the batch. Texts that need no gradient are not
+    run again, on no worker.
     """
     texts, places = by_length(texts)
     cut = [piece_of(texts, i, pieces) for i in range(pieces)]
+    done = method_of(method.settings).without_gradient(method.settings)
     outputs = _outputs_of_all(engine, texts, cut, seeds)
     loss, metrics = loss_of(method, tuple(o[place.to(o.device)] for o, place in zip(outputs, places, strict=True)), rest)
     loss.backward()
     gradients = [[o.grad[_rows(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
     for i, piece in enumerate(cut):
         torch.manual_seed(seeds[i])
-        again = run(engine, piece)
+        again = run(engine, {name: one for name, one in piece.items() if name not in done})
         pulled = [(o[: len(g[i])] * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
         engine.backward(torch.stack(pulled).sum())
     return {"loss": loss.detach(), **metrics}

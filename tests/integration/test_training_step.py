@@ -129,6 +129,26 @@ def test_pieces_give_the_gradients_of_the_whole(data: TrainingData, steep: None,
         assert_same(one_step(settings(data, method, clip=0.0, **changes)), whole, start_of(data, method), str(changes))
 
 
+@pytest.mark.parametrize(("teacher", "times"), [("static", 1), ("dynamic", 2)])
+def test_a_frozen_teacher_reads_each_pair_once(data: TrainingData, teacher: str, times: int) -> None:
+    """And one that learns twice, where the step runs in pieces; both once where it runs at once."""
+    read: list[int] = []
+
+    def count(module: torch.nn.Module, given: Any, scores: Any) -> None:
+        if isinstance(module, CrossEncoder):
+            read.append(len(scores))
+
+    for micro_batch, expected in ((3, times), (0, 1)):
+        asked = settings(data, "joint", teacher=teacher, micro_batch=micro_batch)
+        read.clear()
+        hook = torch.nn.modules.module.register_module_forward_hook(count)
+        try:
+            one_step(asked)
+        finally:
+            hook.remove()
+        assert sum(read) == expected * asked.accumulation * method_of(asked).texts_of(asked)["pairs"]
+
+
 def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: None) -> None:
     """With dropout, the gradient of pieces is that of the loss it reports: of all pieces with their graphs at once."""
     asked = settings(data, "retriever", dropout=0.3, micro_batch=3, clip=0.0)
