@@ -33,3 +33,8 @@ def mask_tokens(
     masked = input_ids.masked_fill(chosen & (draws < _HIDDEN * share), mask_id)
     masked[replaced] = (left * vocabulary).long().clamp(0, vocabulary - 1)
     return masked, input_ids.masked_fill(~chosen, NOT_MASKED)
+
+
+def masked_places(labels: Tensor) -> Tensor:
+    """Where tokens are masked in `labels` [n, length]: int64 [m], places in the flattened labels, rising."""
+    return (labels != NOT_MASKED).flatten().nonzero().squeeze(1)

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from raydense.errors import InputError
 from raydense.models.dual_encoder import Batch, DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
-from raydense.models.masking import NOT_MASKED, mask_tokens
+from raydense.models.masking import NOT_MASKED, mask_tokens, masked_places
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
 from raydense.storage import model_place
 
@@ -76,22 +76,24 @@ class PretrainModel(nn.Module):
         """For each kind of texts given (`passages`, `contexts`) a tensor [n, columns], float32 or wider, with a row for each text.
 
         A batch is int64 [n, length] each: masked `input_ids`, `attention_mask`, `labels` (`NOT_MASKED` where nothing is predicted).
+        `masked` int64 [m] may name the places of the masked tokens (`masked_places`): a GPU that has to find them waits for the result.
         Columns: the number of masked tokens; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be
         summed over texts, and a row depends only on its text.
         """
-        return tuple(_row(b["labels"], self._log_likelihood(self._states(b)[-1], b["labels"])) for b in texts.values())
+        return tuple(_row(b["labels"], self._log_likelihood(self._states(b)[-1], b)) for b in texts.values())
 
     def _states(self, batch: Batch) -> tuple[Tensor, ...]:
         """h^0 (the embeddings) to h^L, each [n, length, d]."""
         found = self.retriever.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
         return found.hidden_states
 
-    def _log_likelihood(self, states: Tensor, labels: Tensor) -> Tensor:
+    def _log_likelihood(self, states: Tensor, batch: Batch) -> Tensor:
         """The sum over the masked tokens of each text, [n]; logits are made for masked tokens only, the vocabulary being wide."""
-        masked = labels != NOT_MASKED
-        logits = self.mlm_head(states[masked], input_embeddings(self.retriever.encoder))
-        each = -cross_entropy(_exact(logits), labels[masked], reduction="none")
-        return each.new_zeros(labels.shape).masked_scatter(masked, each).sum(dim=1)
+        labels = batch["labels"]
+        masked = batch["masked"] if "masked" in batch else masked_places(labels)
+        logits = self.mlm_head(states.flatten(0, 1)[masked], input_embeddings(self.retriever.encoder))
+        each = -cross_entropy(_exact(logits), labels.flatten()[masked], reduction="none")
+        return each.new_zeros(labels.numel()).scatter(0, masked, each).view(labels.shape).sum(dim=1)
 
 
 class Condenser(PretrainModel):
@@ -122,7 +124,7 @@ class Condenser(PretrainModel):
         states, labels = self._states(batch), batch["labels"]
         late, early = states[-1], states[self.skip_from]
         again = run_layers(self.head, late[:, 0], early, batch["attention_mask"])
-        return _row(labels, self._log_likelihood(late, labels), self._log_likelihood(again, labels), vectors=late[:, 0])
+        return _row(labels, self._log_likelihood(late, batch), self._log_likelihood(again, batch), vectors=late[:, 0])
 
 
 class CotMae(PretrainModel):
@@ -152,8 +154,8 @@ class CotMae(PretrainModel):
         embedded = encoder.embeddings(input_ids=contexts["input_ids"])
         decoded = run_layers(self.decoder, states[:, 0], embedded, contexts["attention_mask"])
         return (
-            _row(passages["labels"], self._log_likelihood(states, passages["labels"])),
-            _row(contexts["labels"], self._log_likelihood(decoded, contexts["labels"])),
+            _row(passages["labels"], self._log_likelihood(states, passages)),
+            _row(contexts["labels"], self._log_likelihood(decoded, contexts)),
         )
 
 

@@ -27,7 +27,7 @@ class Sampler:
         self.draws, self.seed = method_of(settings).draws(settings), settings.seed
         epochs = Epochs(examples, self.batch_size, getattr(settings, "one_source", False), self.seed)
         self.steps_per_epoch = epochs.steps
-        self._order = lru_cache(maxsize=1)(epochs.order)
+        self._order = lru_cache(maxsize=2)(epochs.order)  # two: threads make batches of the end of one and of the start of the next
         if not self.steps_per_epoch:
             raise InputError(
                 f"{len(examples):,} examples are fewer than one batch of {self.batch_size:,}",

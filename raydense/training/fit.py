@@ -111,7 +111,7 @@ def _train(job: Job, gpu: bool, done: int, followed: _Followed, builder: Generat
     of theirs is taken away.
     """
     lends = job.generations.last > 0 and not job.generations.behind
-    seconds, steps, waited = 0.0, 0, 0.0
+    seconds, steps, waited, input_wait = 0.0, 0, 0.0, 0.0
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
             if lends:
@@ -119,12 +119,12 @@ def _train(job: Job, gpu: bool, done: int, followed: _Followed, builder: Generat
                 job = replace(job, until=job.generations.end(done))
             result = followed.run(job, gpu, builder, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
-            waited += result["waited"]
+            waited, input_wait = waited + result["waited"], input_wait + result["input_wait"]
             if result["ended"]:
                 if done < job.steps:
                     say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
                 _say_gain(result)
-                return {**result, "seconds": seconds, "steps": steps, "waited": waited}
+                return {**result, "seconds": seconds, "steps": steps, "waited": waited, "input_wait": input_wait}
             if done < job.until:
                 say(f"train: a node of its workers is going to be taken away; it continues from step {done:,}")
 
@@ -329,6 +329,7 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
         loss_last=next(line["loss"] for line in reversed(lines) if "loss" in line),
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
+        input_wait=round(result["input_wait"], 2),
         corpus=inputs["corpus"],
         **({"steps_skipped": skipped} if skipped else {}),
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),

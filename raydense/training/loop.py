@@ -14,22 +14,24 @@ from torch import Tensor, nn
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.runtime.session import physical_cpus
 from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
+from raydense.training.cores import share_cores
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, Precision, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.method import Batch, load_model, method_of
+from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
-from raydense.training.prefetch import prefetched
-from raydense.training.status import Status, tokens_of
-from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
+from raydense.training.pieces import Cut, cut_up, pieces_of
+from raydense.training.prefetch import Prefetch
+from raydense.training.status import Status
+from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
+from raydense.training.transfer import Sent, Transfer
 
 FOUND = "micro_batch.txt"
 SKIPPED_AT_MOST = 20  # in a row: float16 halves its scale from 2^14 on until a gradient is finite
@@ -84,10 +86,9 @@ class Loop:
 
     def __init__(self, job: Job, place: Rank) -> None:
         self.job, self.place, self.settings = job, place, job.settings
-        if place.device.type == "cpu":
-            cores = physical_cpus() - job.generations.behind  # one core for making generations meanwhile
-            torch.set_num_threads(max(int(job.settings.cpus_per_worker), cores // place.on_machine, 1))
         s = self.settings
+        threads = share_cores(place.device, int(s.cpus_per_worker), place.on_machine, job.generations.behind)
+        self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(place.device)
         method = method_of(s)
         examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
@@ -145,7 +146,8 @@ class Loop:
         self.notice.watch()
         while state.step < self.job.until and not (self.told or self._stalled(state)):
             self._take_generation(self.job.generations.at(state.step))
-            for step, parts in prefetched(self._batches, state.step, self.job.generations.end(state.step)):
+            for step, sent in self.batches.range(state.step, self.job.generations.end(state.step)):
+                parts = self.transfer.receive(sent)
                 if status and step == first:
                     status.start(self._described(parts))
                 if self.dev and step == 0:
@@ -166,7 +168,13 @@ class Loop:
         if self.place.rank == 0:
             self.job.shared.forget()
         seconds = time.monotonic() - started - self.waited
-        done = {"step": state.step, "steps": state.step - first, "seconds": seconds, "waited": self.waited}
+        done = {
+            "step": state.step,
+            "steps": state.step - first,
+            "seconds": seconds,
+            "waited": self.waited,
+            "input_wait": self.batches.waited,
+        }
         ended = state.step == self.job.steps or self._stalled(state)
         return {"best_step": state.best_step, "best": state.best, "start": state.start, "ended": ended, **done}
 
@@ -175,12 +183,12 @@ class Loop:
         dev = getattr(self.settings, "dev", None)
         return bool(dev and dev.patience and state.best is not None and state.step - state.best_step >= dev.patience * self.dev_every)
 
-    def _described(self, parts: list[Batch]) -> str:
+    def _described(self, parts: list[Cut]) -> str:
         """One line about examples, steps, workers and tokens; the tokens are estimated from this worker's first step."""
         s, place = self.settings, self.place
         what = f"{len(self.sampler.examples):,} examples, {self.job.steps:,} step{'s' * (self.job.steps > 1)} of {s.batch_size:,}"
         on = f"{place.workers} worker{'s' * (place.workers > 1)} on {place.device.type} in {self.precision}"
-        return f"{what}, {on}, about {tokens_of(parts) * place.workers:,} tokens a step"
+        return f"{what}, {on}, about {sum(part.tokens for part in parts) * place.workers:,} tokens a step"
 
     def _take_generation(self, number: int) -> None:
         """Use generation `number` of the hard negatives from now on; waits until it is made."""
@@ -191,14 +199,14 @@ class Loop:
             refuse_replaced(self.settings, self.job.inputs)
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
-    def _batches(self, step: int) -> list[Batch]:
-        return [self.method.prepare(part) for part in self.sampler.step(step)]
+    def _batches(self, step: int) -> Sent:
+        return self.transfer.send([cut_up(self.settings, self.method.prepare(part), self.pieces) for part in self.sampler.step(step)])
 
-    def _train_step(self, step: int, parts: list[Batch], log: Log) -> bool:
+    def _train_step(self, step: int, parts: list[Cut], log: Log) -> bool:
         """Whether the weights were updated: they are not where the gradient is not finite."""
         seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
         measured = [
-            forward_and_backward(self.engine, self.method, part, self.pieces, of_part.tolist())
+            run_cut(self.engine, self.method, part, of_part.tolist())
             for part, of_part in zip(parts, seeds.reshape(len(parts), -1), strict=True)
         ]
         lr = learning_rate(step, self.job.steps, self.settings)

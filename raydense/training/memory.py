@@ -30,7 +30,8 @@ from raydense.models.weights import without_reading
 from raydense.training.engine import DTYPES, choose_precision
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.step import checkpoint_activations, largest_piece, pieces_of
+from raydense.training.pieces import largest_piece, pieces_of
+from raydense.training.step import checkpoint_activations
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux reports it.
 _PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
@@ -115,8 +116,7 @@ class Outline:
                 weight.grad = torch.empty_like(weight)
             held = [*self.model.parameters(), *self.model.buffers(), *(weight.grad for weight in self._trained)]
             batch = longest_batch(self.model, self.settings, pieces)
-            modes = (_KernelDropout(self._gpu), _MaskedPicked(_masked_share(self.settings)))
-            with _Tally(held) as tally, modes[0], modes[1], torch.autocast("cpu", mixed, enabled=mixed is not None):
+            with _Tally(held) as tally, _KernelDropout(self._gpu), torch.autocast("cpu", mixed, enabled=mixed is not None):
                 forward_and_back(self.model, batch)
         return tally.peak
 
@@ -159,15 +159,12 @@ def longest_batch(model: nn.Module, settings: LoopSettings, pieces: int, device:
         shape = (count, lengths[name])
         batch[name] = {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
         if share := masked.get(name):
+            first = round((1 - share) * shape[1])
             whole = torch.ones(shape, dtype=torch.int64, device=device)
-            batch[name]["labels"] = whole.index_fill(1, torch.arange(round((1 - share) * shape[1]), device=device), NOT_MASKED)
+            batch[name]["labels"] = whole.index_fill(1, torch.arange(first, device=device), NOT_MASKED)
+            starts, ends = torch.arange(count, device=device)[:, None] * shape[1], torch.arange(first, shape[1], device=device)
+            batch[name]["masked"] = (starts + ends).flatten()
     return batch
-
-
-def _masked_share(settings: LoopSettings) -> float:
-    """The share of masked tokens over all kinds of texts, which have equally many texts."""
-    shares = method_of(settings).masked(settings).values()
-    return sum(shares) / max(1, len(shares))
 
 
 def forward_and_back(model: nn.Module, batch: Batch) -> None:
@@ -250,19 +247,6 @@ class _KernelDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._on and func is scaled_dot_product_attention:
             kwargs = {**(kwargs or {}), "dropout_p": 0.0}
-        return func(*args, **(kwargs or {}))
-
-
-class _MaskedPicked(TorchFunctionMode):
-    """Selects masked tokens from tensors without values: as many as expected, for all kinds of texts."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self._share = share
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
-            return args[0].flatten(0, args[1].dim() - 1)[: round(self._share * args[1].numel())].clone()
         return func(*args, **(kwargs or {}))
 
 

@@ -108,6 +108,11 @@ class Method(ABC):
         return {}
 
     @classmethod
+    def without_gradient(cls, settings: Any) -> set[str]:
+        """The kinds of texts that only a frozen model reads, which draws nothing at random: gradient caching runs them once."""
+        return set()
+
+    @classmethod
     def starts_from(cls, settings: Any) -> list[str]:
         """The model folders that training starts from."""
         return [settings.model]

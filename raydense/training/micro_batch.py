@@ -17,7 +17,7 @@ from raydense.errors import InputError
 from raydense.training.engine import DTYPES
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
-from raydense.training.step import pieces_of, texts_of
+from raydense.training.pieces import pieces_of, texts_of
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8

@@ -1,42 +1,38 @@
-"""Makes batches ahead of the step, in a thread: tokenizers release Python's global lock, so the step is hardly slower."""
+"""Makes batches ahead of the step, in threads: tokenizers release Python's global lock, so the step is hardly slower."""
 
 from __future__ import annotations
 
-import queue
-import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_AHEAD = 3
+AHEAD = 3
 
 
-def prefetched(make: Callable[[int], Item], start: int, stop: int) -> Iterator[tuple[int, Item]]:
-    """Yields (step, make(step)) for start..stop-1, made up to three steps ahead; an error of `make` is raised here."""
-    made: queue.Queue[tuple[int, Item | None, BaseException | None]] = queue.Queue(_AHEAD)
-    left = threading.Event()
+class Prefetch(Generic[Item]):
+    """Makes `make(step)` up to three steps ahead; `waited` is how many seconds steps have waited for theirs, the first of each range apart.
 
-    def work() -> None:
-        for step in range(start, stop):
-            try:
-                result: tuple[int, Item | None, BaseException | None] = (step, make(step), None)
-            except BaseException as error:  # raised again in the caller's thread
-                result = (step, None, error)
-            while not left.is_set():
-                try:
-                    made.put(result, timeout=1)
-                    break
-                except queue.Full:
-                    continue
-            if left.is_set() or result[2] is not None:
-                return
+    Up to `threads` of them are made at the same time, which a step that waits has need of; they come in order all the same.
+    """
 
-    threading.Thread(target=work, name="batches", daemon=True).start()
-    try:
-        for _ in range(start, stop):
-            step, item, error = made.get()
-            if error is not None:
-                raise error
-            yield step, item  # type: ignore[misc]
-    finally:
-        left.set()
+    def __init__(self, make: Callable[[int], Item], threads: int = 1) -> None:
+        self._make, self._threads, self.waited = make, threads, 0.0
+
+    def range(self, start: int, stop: int) -> Iterator[tuple[int, Item]]:
+        """Yields (step, make(step)) for start..stop-1; an error of `make` is raised here, at its step."""
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="batches")
+        coming: deque[Future[Item]] = deque()
+        try:
+            coming.extend(pool.submit(self._make, step) for step in range(start, min(stop, start + AHEAD)))
+            for step in range(start, stop):
+                began = time.perf_counter()
+                item = coming.popleft().result()
+                self.waited += time.perf_counter() - began if step > start else 0.0
+                if step + AHEAD < stop:
+                    coming.append(pool.submit(self._make, step + AHEAD))
+                yield step, item
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from raydense.errors import StorageError
 from raydense.storage import Place
-from raydense.training.method import Batch
 
 _START, _STEP = "start.txt", "step.txt"
 _EVERY_S = 2.0
@@ -47,8 +46,3 @@ def steps_done(shared: Place) -> int | None:
     """The steps that worker 0 had done a few seconds ago; None if it has done none."""
     text = (shared / _STEP).read_text()
     return int(text) if text else None
-
-
-def tokens_of(parts: list[Batch]) -> int:
-    """The number of tokens in the texts of a step's parts, without padding."""
-    return sum(int(texts["attention_mask"].sum()) for part in parts for texts in part.values() if isinstance(texts, dict))

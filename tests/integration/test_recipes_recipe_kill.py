@@ -89,7 +89,7 @@ def manifests(folder: Path) -> dict[str, object]:
 def without_times(value: object) -> object:
     match value:
         case dict():
-            return {key: without_times(inner) for key, inner in value.items() if key not in ("seconds", "queries_per_second")}
+            return {key: without_times(inner) for key, inner in value.items() if key not in ("seconds", "queries_per_second", "input_wait")}
         case list():
             return [without_times(inner) for inner in value]
     return value

@@ -24,9 +24,12 @@ from raydense.storage import Draft
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
+from raydense.training.memory import Outline
 from raydense.training.method import load_model, method_of
+from raydense.training.pieces import by_length, cut_up, piece_of, pieces_of
+from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import by_length, checkpoint_activations, forward_and_backward, loss_of, piece_of, pieces_of, run
+from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
 CPU = torch.device("cpu")
@@ -127,6 +130,63 @@ def test_pieces_give_the_gradients_of_the_whole(data: TrainingData, steep: None,
     for changes in ({"micro_batch": 3}, {"micro_batch": 1}, {"micro_batch": 2, "activation_checkpointing": True}):
         assert pieces_of(settings(data, method, **changes)) > 1
         assert_same(one_step(settings(data, method, clip=0.0, **changes)), whole, start_of(data, method), str(changes))
+
+
+@pytest.mark.parametrize(("teacher", "times"), [("static", 1), ("dynamic", 2)])
+def test_a_frozen_teacher_reads_each_pair_once(data: TrainingData, teacher: str, times: int) -> None:
+    """And one that learns twice, where the step runs in pieces; both once where it runs at once."""
+    read: list[int] = []
+
+    def count(module: torch.nn.Module, given: Any, scores: Any) -> None:
+        if isinstance(module, CrossEncoder):
+            read.append(len(scores))
+
+    for micro_batch, expected in ((3, times), (0, 1)):
+        asked = settings(data, "joint", teacher=teacher, micro_batch=micro_batch)
+        read.clear()
+        hook = torch.nn.modules.module.register_module_forward_hook(count)
+        try:
+            one_step(asked)
+        finally:
+            hook.remove()
+        assert sum(read) == expected * asked.accumulation * method_of(asked).texts_of(asked)["pairs"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_forward_and_no_loss_asks_a_gpu_for_a_number(data: TrainingData, method: str) -> None:
+    """A tensor without values raises wherever a shape or a branch depends on one: there a GPU makes the step wait."""
+    asked = settings(data, method, dropout=None)
+    examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
+    prepared = method_of(asked)(asked, load_model(asked, asked.model), texts, 0, 1).prepare(Sampler(examples, asked).step(0)[0])
+    part = cut_up(asked, prepared, 1)
+    outline = Outline(asked, asked.model, CPU)
+    model = outline.model
+    with outline._fake as fake:
+        moved = part.moved(fake.from_tensor)
+        loss, _ = loss_of(method_of(asked)(asked, model, texts, 0, 1), run(OfModel(model), moved.texts[0]), moved.rest[0])
+        loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+
+
+class OfModel:
+    """As much of an engine as `run` uses."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.forward, self.device = model, CPU
+
+
+def test_several_threads_make_the_batches_of_one(data: TrainingData) -> None:
+    for method in ("joint", "cocondenser"):
+        asked = settings(data, method, micro_batch=3)
+        examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
+        of, sampler = method_of(asked)(asked, load_model(asked, asked.model), texts, 0, 1), Sampler(examples, asked)
+
+        def make(step: int) -> list[torch.Tensor]:
+            return [tensor for part in sampler.step(step) for tensor in cut_up(asked, of.prepare(part), pieces_of(asked)).tensors()]  # noqa: B023
+
+        for (_, one), (_, other) in zip(Prefetch(make, 1).range(0, 8), Prefetch(make, 3).range(0, 8), strict=True):
+            assert len(one) == len(other)
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: None) -> None:

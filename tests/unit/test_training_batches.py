@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_data import TrainingData, make_training_data, write_examples
@@ -21,10 +25,12 @@ from raydense.training.batches import Sampler
 from raydense.training.examples import Examples, read_examples, read_training_data
 from raydense.training.method import method_of
 from raydense.training.part import Part
-from raydense.training.prefetch import prefetched
+from raydense.training.pieces import Cut
+from raydense.training.prefetch import Prefetch
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
 from raydense.training.tensors import known_positives
+from raydense.training.transfer import Transfer
 
 
 def sampler_of(
@@ -229,13 +235,56 @@ def test_fewer_examples_than_a_batch() -> None:
         sampler_of(Examples(np.arange(3), ragged([[0]] * 3), ragged([[1]] * 3)), 4, 1, 1, 0)
 
 
-def test_prefetched_keeps_order_and_hands_errors_over() -> None:
-    assert list(prefetched(lambda step: step * step, 2, 9)) == [(s, s * s) for s in range(2, 9)]
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_come_in_order_and_errors_at_their_step(threads: int) -> None:
+    assert list(Prefetch(lambda step: step * step, threads).range(2, 9)) == [(s, s * s) for s in range(2, 9)]
 
-    made = prefetched(lambda step: 1 // (3 - step), 0, 9)
+    made = Prefetch(lambda step: 1 // (3 - step), threads).range(0, 9)
     assert [next(made)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
         next(made)
+
+
+def test_three_steps_are_made_ahead_and_no_more() -> None:
+    begun: queue.Queue[int] = queue.Queue()
+    made = Prefetch(begun.put).range(0, 9)
+    for step in range(3):
+        assert next(made)[0] == step
+    assert [begun.get(timeout=60) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    made.close()
+    assert begun.empty()
+
+
+def test_several_threads_make_several_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+    assert [step for step, _ in Prefetch(lambda step: together.wait(60), 3).range(0, 6)] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+)
+def test_batches_arrive_on_the_device_as_they_were(device: str) -> None:
+    there = Transfer(torch.device(device))
+
+    def part(step: int) -> Cut:
+        values = torch.full((1_000, 1_000), step)
+        return Cut([{"passages": {"input_ids": values}}], [{"positive": values[0]}], tokens=0)
+
+    for step, sent in Prefetch(lambda step: there.send([part(step)]), 3).range(0, 20):
+        (arrived,) = there.receive(sent)
+        assert all(one.device.type == device and bool((one == step).all()) for one in arrived.tensors())
+
+
+def test_what_a_step_waits_for_its_batch_is_counted_the_first_apart() -> None:
+    asked = threading.Event()
+    batches = Prefetch(lambda step: step == 0 or asked.wait(60))
+    made = batches.range(0, 2)
+    next(made)
+    assert batches.waited == 0
+    began = time.perf_counter()
+    asked.set()
+    next(made)
+    assert 0 < batches.waited < time.perf_counter() - began
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4))

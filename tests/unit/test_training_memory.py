@@ -25,8 +25,8 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, memory_for, refuse_too_little
+from raydense.training.pieces import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import pieces_of
 
 CPU = torch.device("cpu")
 LAYERS, DEEP = 2, 4

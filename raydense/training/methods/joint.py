@@ -68,6 +68,10 @@ class Joint(Method):
         return Held(vectors=sum(texts.values()), scores=texts["pairs"])
 
     @classmethod
+    def without_gradient(cls, settings: Any) -> set[str]:
+        return {"pairs"} if settings.teacher == "static" else set()
+
+    @classmethod
     def starts_from(cls, settings: Any) -> list[str]:
         return [settings.model, settings.reranker]
 

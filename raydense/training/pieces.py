@@ -1,0 +1,163 @@
+"""How a part of a step is cut into pieces: how many there are, and which rows each has. Done on the CPU, ahead of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydense.models.masking import masked_places
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.method import Batch, method_of
+
+Texts = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a step as it runs: the `texts` of each piece.
+
+    With `places` the pieces run by gradient caching: `places[k]` int64 [n] says where each row of the k-th kind of texts is now, and
+    `rest` has one dict, the tensors for the loss. Without, each piece has its own dict in `rest` and the share of its loss in `shares`.
+    `tokens` are those of the part, without padding.
+    """
+
+    texts: list[Texts]
+    rest: list[Batch]
+    tokens: int
+    shares: tuple[float, ...] = (1.0,)
+    places: tuple[Tensor, ...] = ()
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Cut:
+        """With each tensor moved, apart from `places`, which index outputs of any device."""
+        return replace(self, texts=[_moved(one, move) for one in self.texts], rest=[_moved(one, move) for one in self.rest])
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors apart from `places`."""
+        found: list[Tensor] = []
+        self.moved(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
+
+def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    return {name: _moved(one, move) for name, one in value.items()} if isinstance(value, dict) else move(value)
+
+
+def texts_of(settings: LoopSettings) -> dict[str, int]:
+    """How many texts of each kind a worker has in a part of a step, at most."""
+    return method_of(settings).texts_of(settings)
+
+
+def accumulates(settings: LoopSettings) -> bool:
+    """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and the texts of one query fit in a piece."""
+    if not settings.micro_batch or settings.micro_batch == "auto":
+        return False
+    return not method_of(settings).couples and settings.micro_batch >= _each(settings)
+
+
+def pieces_of(settings: LoopSettings) -> int:
+    """The number of pieces in which a worker runs each part of a step: no piece has more than `micro_batch` texts of a kind."""
+    if accumulates(settings):
+        assert isinstance(settings.micro_batch, int)
+        return math.ceil(method_of(settings).queries_of(settings) / (settings.micro_batch // _each(settings)))
+    assert isinstance(settings.micro_batch, int), "micro_batch auto is found first"
+    return math.ceil(max(texts_of(settings).values()) / settings.micro_batch) if settings.micro_batch else 1
+
+
+def _each(settings: LoopSettings) -> int:
+    """The most texts of a kind that one query has."""
+    return max(texts_of(settings).values()) // method_of(settings).queries_of(settings)
+
+
+def largest_piece(settings: LoopSettings, pieces: int) -> dict[str, int]:
+    """How many texts of each kind the largest piece has."""
+    texts, queries = texts_of(settings), method_of(settings).queries_of(settings)
+    if accumulates(settings):
+        return {name: -(-queries // pieces) * (count // queries) for name, count in texts.items()}
+    return {name: -(-count // pieces) for name, count in texts.items()}
+
+
+def cut_up(settings: LoopSettings, batch: Batch, pieces: int) -> Cut:
+    """A part of a step, as `Method.prepare` makes it, in pieces: by plain accumulation if no loss couples its queries, else by gradient caching."""
+    texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
+    rest = {name: value for name, value in batch.items() if name not in texts}
+    tokens = sum(int(one["attention_mask"].sum()) for one in texts.values())
+    if pieces == 1:
+        return Cut([_with_places(texts)], [rest], tokens)
+    if accumulates(settings):
+        return _of_queries(settings, texts, rest, pieces, tokens)
+    texts, places = by_length(texts)
+    return Cut([_with_places(piece_of(texts, i, pieces)) for i in range(pieces)], [rest], tokens, places=tuple(places))
+
+
+def _of_queries(settings: LoopSettings, texts: Texts, rest: Batch, pieces: int, tokens: int) -> Cut:
+    """Each piece has the queries whose texts have about one length, so that little of it is padding.
+
+    The loss of a piece counts by its share of the queries, or by 1 if the method adds.
+    """
+    method = method_of(settings)
+    queries = method.queries_of(settings)
+    longest = sum(batch["attention_mask"].sum(dim=1).view(queries, -1).amax(dim=1) for batch in texts.values())
+    assert isinstance(longest, Tensor)
+    order = longest.argsort(descending=True, stable=True)
+    taken = [order[rows_of(queries, i, pieces)] for i in range(pieces)]
+    cut = [{name: _cut(one, _rows_of_queries(some, len(one["attention_mask"]), queries)) for name, one in texts.items()} for some in taken]
+    of_pieces = [
+        {name: value[_rows_of_queries(some, len(value), queries)] if value.dim() else value for name, value in rest.items()}
+        for some in taken
+    ]
+    shares = tuple(1.0 if method.adds else len(some) / queries for some in taken)
+    return Cut([_with_places(one) for one in cut], of_pieces, tokens, shares)
+
+
+def _rows_of_queries(taken: Tensor, rows: int, queries: int) -> Tensor:
+    """The rows of some queries, of `rows` with equally many for each."""
+    each = rows // queries
+    return (taken[:, None] * each + torch.arange(each)).flatten()
+
+
+def _with_places(texts: Texts) -> Texts:
+    """With the places of masked tokens in each batch that has `labels`: a GPU that has to find them makes the step wait for it."""
+    return {name: {**one, "masked": masked_places(one["labels"])} if "labels" in one else one for name, one in texts.items()}
+
+
+def by_length(texts: Texts) -> tuple[Texts, list[Tensor]]:
+    """The rows of each kind of texts, longest first, and the place where each row is now, int64 [n] for each kind.
+
+    Kinds with as many rows are ordered together, by the sum of their lengths: the rows may be pairs, as a generator's are.
+    """
+    lengths: dict[int, Tensor] = {}
+    for batch in texts.values():
+        of_rows = batch["attention_mask"].sum(dim=1)
+        lengths[len(of_rows)] = lengths.get(len(of_rows), torch.zeros_like(of_rows)) + of_rows
+    orders = {rows: total.argsort(descending=True, stable=True) for rows, total in lengths.items()}
+    order_of = {name: orders[len(batch["attention_mask"])] for name, batch in texts.items()}
+    ordered = {name: {key: value[order_of[name]] for key, value in batch.items()} for name, batch in texts.items()}
+    return ordered, [order_of[name].argsort() for name in texts]
+
+
+def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
+    """The rows of each kind of texts in a piece, with minimal padding.
+
+    A kind without rows in the piece gets its first row, which does not count: with ZeRO the workers process each weight together,
+    so every piece must use every weight, on every worker.
+    """
+    cut = {}
+    for name, batch in texts.items():
+        rows = rows_of(len(batch["attention_mask"]), piece, pieces)
+        cut[name] = _cut(batch, rows if rows.start < rows.stop else slice(0, 1))
+    return cut
+
+
+def _cut(batch: dict[str, Tensor], rows: slice | Tensor) -> dict[str, Tensor]:
+    longest = int(batch["attention_mask"][rows].sum(dim=1).max())
+    return {key: value[rows, :longest] for key, value in batch.items()}
+
+
+def rows_of(n: int, piece: int, pieces: int) -> slice:
+    """The rows of a piece, of `n` in all."""
+    return slice(n * piece // pieces, n * (piece + 1) // pieces)
