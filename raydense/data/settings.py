@@ -8,9 +8,10 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
+from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below, total
-from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, setting, words
+from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
 from raydense.storage import named
 
 
@@ -57,7 +58,12 @@ class SampleSettings(Settings):
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
-    newer = ("strict", "fill_splits")  # what a strict import takes, the other takes as it is
+    newer = (
+        "strict",
+        "fill_splits",
+        "hard_negatives.per_system",
+        "hard_negatives.margin",
+    )  # what a strict import takes, the other takes as it is
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
@@ -74,6 +80,13 @@ class ImportSettings(Settings):
         False,
         "make all of qrels/train, dev and test: those that the source lacks are drawn from the queries of one that it has, 7 : 1 : 2",
     )
+    hard_negatives: HardNegatives | None = group("which negatives to take of a file that has those of several systems: sbert_negatives")
+
+    @model_validator(mode="after")
+    def _fits_format(self) -> Self:
+        if self.hard_negatives is not None and self.format not in formats_that("chosen"):
+            raise ValueError(f"hard_negatives is for the format {', '.join(formats_that('chosen'))}, not for {self.format}: leave it out")
+        return self
 
     @property
     def by_name(self) -> bool:

@@ -13,6 +13,7 @@ from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.formats.ranking import Tables, Where, write_run
 from raydense.data.lookup import IdLookup
+from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
@@ -44,10 +45,20 @@ class Intake:
     `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
     With `fill` the judgements are held until `finish`, which draws the splits that are missing.
+    `hard_negatives` is for formats whose files have more negatives than a training wants.
     """
 
-    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True, fill: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: DatasetDraft,
+        shard_rows: int,
+        corpus: str | None = None,
+        strict: bool = True,
+        fill: bool = False,
+        hard_negatives: HardNegatives | None = None,
+    ) -> None:
         self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
+        self.hard_negatives = hard_negatives or HardNegatives()
         self.store = PassageStore(corpus) if corpus else None
         self.query_ids: IdLookup | None = None
         self.parts = 0
@@ -134,10 +145,11 @@ class Intake:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
-            table = table.set_column(table.column_names.index(name), name, self._rows(table[name].combine_chunks(), at))
+            table = table.set_column(table.column_names.index(name), name, self.rows(table[name].combine_chunks(), at))
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
-    def _rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
+    def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
+        """Lists of rows of the corpus for lists of passage ids (lists of rows stay); InputError on an id that it does not have."""
         assert self.store is not None
         if pa.types.is_integer(ids.type.value_type):
             return ids
