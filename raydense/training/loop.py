@@ -19,7 +19,7 @@ from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.dev import METRIC, Dev, DevSet
-from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
+from raydense.training.engine import Engine, learning_rate, make_engine, precision_for
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
@@ -100,7 +100,7 @@ class Loop:
         self.method = method(s, model, texts, place.rank, place.workers)
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
-        self.precision = choose_precision(s.precision, place.device)
+        self.precision = precision_for(s, place.device, model)
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
