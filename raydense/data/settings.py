@@ -11,7 +11,7 @@ from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below, total
-from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
 from raydense.storage import named
 
 
@@ -55,15 +55,17 @@ class SampleSettings(Settings):
         return Forecast(needs, makes, "sample", work, PROCESS_BYTES + 30 * self.passages)
 
 
+class HiddenSettings(BaseSettings):
+    """The training queries whose judgements are hidden: they become `qrels/hidden`, and `qrels/train` has the others."""
+
+    share: float = setting(0.5, "the share of the training queries", gt=0, lt=1)
+    seed: int = setting(0, "random seed of the draw", ge=0, lt=2**63)
+
+
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
-    newer = (
-        "strict",
-        "fill_splits",
-        "hard_negatives.per_system",
-        "hard_negatives.margin",
-    )  # what a strict import takes, the other takes as it is
+    newer = ("strict", "fill_splits")  # what a strict import takes, the other takes as it is
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
@@ -79,6 +81,9 @@ class ImportSettings(Settings):
     fill_splits: bool = setting(
         False,
         "make all of qrels/train, dev and test: those that the source lacks are drawn from the queries of one that it has, 7 : 1 : 2",
+    )
+    hidden: HiddenSettings | None = group(
+        "hide the judgements of some training queries: those become qrels/hidden, and qrels/train has the others"
     )
     hard_negatives: HardNegatives | None = group("which negatives to take of a file that has those of several systems: sbert_negatives")
 
