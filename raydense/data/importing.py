@@ -25,7 +25,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, provenance("import", settings))
     if dataset.done:
         return dataset.done
-    intake = Intake(dataset, settings.shard_rows, settings.corpus, settings.strict, settings.fill_splits)
+    intake = Intake(dataset, settings)
     with _gone_if_refused(dataset.draft):
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:

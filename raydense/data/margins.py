@@ -30,3 +30,16 @@ class Margins(BaseSettings):
     def margins(self) -> dict[str, float]:
         """Those that are given."""
         return {name: value for name in MARGINS if (value := getattr(self, name)) is not None}
+
+
+class HardNegatives(BaseSettings):
+    """Which negatives of a file that has them by system an import takes, as BEIR's train_msmarco_v3.py chooses (5 of each, margin 3)."""
+
+    per_system: int | None = setting(
+        None, "of each system that found negatives at most so many, the first that no earlier system has", ge=1
+    )
+    margin: float | None = setting(
+        None,
+        "leave out negatives whose cross-encoder score in the file is not this much below that of the positive, the lowest of several",
+        ge=0,
+    )

@@ -24,7 +24,7 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
         has = f"only {', '.join(sorted(judged))}" if judged else "none"
         raise InputError(f"there are no judgements of {', '.join(SHARES)} to draw from: {has}", "fill_splits", "name one of them so")
     giver = parts[0]
-    of_row = _questions(judged[giver]["query_id"], queries)
+    of_row = questions_of(judged[giver]["query_id"], queries)
     questions, place = np.unique(of_row, return_inverse=True)
     shares = np.cumsum([SHARES[part] for part in parts])
     ends = shares * len(questions) // shares[-1]
@@ -37,7 +37,7 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     return {**judged, **drawn}
 
 
-def _questions(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:
+def questions_of(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:
     """A number of the question that each row is about; the number of its id where there are no texts."""
     ids = query_ids.combine_chunks().dictionary_encode()
     if queries is None:

@@ -8,9 +8,10 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
+from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below, total
-from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
 from raydense.storage import named
 
 
@@ -54,6 +55,13 @@ class SampleSettings(Settings):
         return Forecast(needs, makes, "sample", work, PROCESS_BYTES + 30 * self.passages)
 
 
+class HiddenSettings(BaseSettings):
+    """The training queries whose judgements are hidden: they become `qrels/hidden`, and `qrels/train` has the others."""
+
+    share: float = setting(0.5, "the share of the training queries", gt=0, lt=1)
+    seed: int = setting(0, "random seed of the draw", ge=0, lt=2**63)
+
+
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
@@ -74,6 +82,16 @@ class ImportSettings(Settings):
         False,
         "make all of qrels/train, dev and test: those that the source lacks are drawn from the queries of one that it has, 7 : 1 : 2",
     )
+    hidden: HiddenSettings | None = group(
+        "hide the judgements of some training queries: those become qrels/hidden, and qrels/train has the others"
+    )
+    hard_negatives: HardNegatives | None = group("which negatives to take of a file that has those of several systems: sbert_negatives")
+
+    @model_validator(mode="after")
+    def _fits_format(self) -> Self:
+        if self.hard_negatives is not None and self.format not in formats_that("chosen"):
+            raise ValueError(f"hard_negatives is for the format {', '.join(formats_that('chosen'))}, not for {self.format}: leave it out")
+        return self
 
     @property
     def by_name(self) -> bool:

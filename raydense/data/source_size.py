@@ -30,7 +30,8 @@ def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
     texts = {part: found for part, found in files.items() if not part.startswith(_LISTS)}
     parts = {part: _held(settings, part, found, sizes) for part, found in texts.items()}
-    return {**parts, **(_filled(parts) if settings.fill_splits else {})}, sum(sizes.values())
+    parts |= _filled(parts) if settings.fill_splits else {}
+    return parts | (_hidden(parts, settings.hidden.share) if settings.hidden else {}), sum(sizes.values())
 
 
 def _filled(parts: dict[str, Holds]) -> dict[str, Holds]:
@@ -39,6 +40,13 @@ def _filled(parts: dict[str, Holds]) -> dict[str, Holds]:
     whole, all_shares = parts.get(f"qrels/{names[0]}" if names else "", Holds(0)), sum(SHARES[name] for name in names)
     shares = {f"qrels/{name}": SHARES[name] / all_shares for name in names}
     return {part: replace(whole, rows=round(share * whole.rows), bytes=share * whole.bytes) for part, share in shares.items()}
+
+
+def _hidden(parts: dict[str, Holds], share: float) -> dict[str, Holds]:
+    """The judgements of train that stay, and those that are hidden."""
+    train = parts.get("qrels/train", Holds(0))
+    shares = {"qrels/train": 1 - share, "qrels/hidden": share}
+    return {part: replace(train, rows=round(of * train.rows), bytes=of * train.bytes) for part, of in shares.items()}
 
 
 def _held(settings: ImportSettings, part: str, files: list[Path], sizes: dict[Path, float]) -> Holds:

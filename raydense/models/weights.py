@@ -25,6 +25,7 @@ from transformers import (
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
+from raydense.models.float32_linear import keep_in_float32
 from raydense.runtime.verbosity import is_verbose
 
 _DROPOUTS = (
@@ -98,10 +99,14 @@ def load_masked_lm(inner: Path) -> PreTrainedModel | None:
 
 
 def load_writer(inner: Path, dropout: float | None) -> PreTrainedModel:
-    """A sequence-to-sequence model with its head; InputError if the folder holds no such model, or weights are missing."""
+    """A sequence-to-sequence model with its head; InputError if the folder holds no such model, or weights are missing.
+
+    Layers whose values leave fp16's range (T5's) are computed in float32 where the others are in fp16.
+    """
     model, missing = _load(AutoModelForSeq2SeqLM, inner, _config(inner, dropout))
     if missing:
         raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    keep_in_float32(model)
     return model
 
 

@@ -82,7 +82,8 @@ def _parts(settings: Settings) -> set[str]:
         return {"queries", "examples", *(["qrels"] if settings.qrels else []), *(["corpus"] if len(settings.corpus) > 1 else [])}
     if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
         parts = set(load_format(settings.format).files(Path(settings.input)))
-        return parts | ({f"qrels/{split}" for split in SHARES} if settings.fill_splits else set())
+        drawn = {f"qrels/{split}" for split in SHARES} if settings.fill_splits else set()
+        return parts | drawn | ({"qrels/hidden"} if settings.hidden else set())
     return set()
 
 

@@ -14,6 +14,7 @@ _HEAD = 1 << 16
 _LOOKS = [
     (r"query-id\tcorpus-id\tscore$", "beir", "qrels/SPLIT"),
     (r"id\ttext\ttitle$", "dpr", "corpus"),
+    (r'\{.*"neg": ?\{', "sbert_negatives", "examples/SPLIT"),
     (r'\{.*"pos": ?\[', "flagembedding", "examples/SPLIT"),
     (r'\{.*"positive_(passages|document_ids)":', "tevatron", "examples/SPLIT"),
     (r'\{.*"docid":', "tevatron", "corpus"),
@@ -52,6 +53,8 @@ def how_to_import(file: Place, kind: str | None) -> str:
         return f"it looks like {holds} of the format {format}; give {kind}"
     source, output = os.path.join(folder, name) if name else folder or ".", f"data/{stem}"
     command = shlex.join(["raydense", "import", "--format", format, "--input", source, "--output", output])
+    if format == "sbert_negatives":  # it has no texts
+        command += " --corpus CORPUS"
     return f"{rename}make one with `{command}`, and give {shlex.quote(f'{output}/{part}')}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,14 @@ class DevSet:
 
     A retriever's candidates are the same for all queries: rows [p], relevant bool [n, p]. A re-ranker's are each query's own:
     rows [n, depth], relevant bool [n, depth], absent bool [n, depth] where a query has fewer.
+    `sources` has, of queries of `mix`, which are of each source: bool [n].
     """
 
     query: Ints
     rows: Ints
     relevant: NDArray[np.bool_]
     absent: NDArray[np.bool_] | None = None
+    sources: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 MakeDevSet = Callable[[Ints, Ints, Any, int, int, np.random.Generator], DevSet]
@@ -64,14 +66,24 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
     dev: DevSettings | None = settings.dev
     if dev is None:
         return {}
-    queries = read_table(settings.queries, "queries", ["query_id"])
+    queries = read_table(settings.queries, "queries")
     qrels = positives_of(read_table(dev.qrels, "qrels"))
     if not qrels.num_rows:
         raise InputError("no judgement with relevance of at least 1", dev.qrels, "give others")
     at = query_positions(qrels["query_id"], queries, dev.qrels)
     rows = store.known_rows(qrels["passage_id"], dev.qrels)
     run = _first_of_run(dev, queries, store) if dev.run else None
-    return {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
+    sets = {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
+    return {name: replace(one, sources=_of_sources(one.query, queries)) for name, one in sets.items()}
+
+
+def _of_sources(query: Ints, queries: pa.Table) -> dict[str, NDArray[np.bool_]]:
+    """Which of the dev queries are of each source, where they are of several."""
+    if "source" not in queries.column_names:
+        return {}
+    source = np.array(queries["source"].to_pylist(), object)[query]
+    names = sorted(set(source))
+    return {name: source == name for name in names} if len(names) > 1 else {}
 
 
 def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
@@ -162,7 +174,7 @@ class Dev:
     def measure(self, engine: Engine) -> dict[str, float]:
         """The metrics by name, the same on every worker: `METRICS`, of a re-ranker without the recall, which its order does not change.
 
-        InputError, on all workers, if a score is not a number.
+        Of queries of several sources also the first of these for each source, as `mrr@10 of NAME`. InputError, on all workers, if a score is not a number.
         """
         engine.module.eval()
         with torch.no_grad():
@@ -174,7 +186,8 @@ class Dev:
         if any(math.isnan(value) for value in values):
             fix = "lower --lr, clip the gradient with --clip, or give --precision fp32"
             raise InputError("the dev scores are not numbers", "train", fix)
-        return dict(zip(METRICS if self.dev.absent is None else METRICS[:2], values, strict=False))
+        of_source = dict(zip((f"{METRIC} of {name}" for name in self.dev.sources), values[len(METRICS) :], strict=True))
+        return dict(zip(METRICS if self.dev.absent is None else METRICS[:2], values, strict=False)) | of_source
 
     def _of_retriever(self, engine: Engine) -> Tensor:
         queries = self._of_all_workers(self._outputs(engine, self._queries, "queries"), len(self.dev.query)).float()
@@ -187,13 +200,18 @@ class Dev:
         return self._means(len(scores), lambda block: scores[block].masked_fill(absent[block], -math.inf), engine.device)
 
     def _means(self, queries: int, score: Callable[[slice], Tensor], device: torch.device) -> Tensor:
-        """The mean of each metric over the queries, float32 [3]; worker 0 computes it."""
+        """The mean of each metric over the queries, and of the first over those of each source, float32 [3 + sources]; worker 0 computes it."""
         summed = torch.zeros(len(METRICS), device=device)
+        of_source = torch.zeros(len(self.dev.sources), device=device)
+        masks = torch.from_numpy(np.stack([*self.dev.sources.values()])).to(device).float() if self.dev.sources else None
         step = max(1, _AT_ONCE // max(1, self.dev.relevant.shape[1]))
         for at in range(0, queries if self.rank == 0 else 0, step):
             block = slice(at, min(at + step, queries))
-            summed += of_queries(score(block), torch.from_numpy(self.dev.relevant[block]).to(device)).sum(dim=1)
-        return summed / queries
+            found = of_queries(score(block), torch.from_numpy(self.dev.relevant[block]).to(device))
+            summed += found.sum(dim=1)
+            if masks is not None:
+                of_source += masks[:, block] @ found[0]
+        return torch.cat([summed / queries, of_source if masks is None else of_source / masks.sum(dim=1)])
 
     def _outputs(self, engine: Engine, share: tuple[Tokens, Ints], side: str) -> Tensor:
         tokens, order = share

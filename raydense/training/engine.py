@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
+from raydense.models.float32_linear import overflows_in_fp16
 from raydense.runtime.processor import cpuinfo, gains_by_bf16
 from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
@@ -50,6 +51,21 @@ def choose_precision(asked: str, device: torch.device, begun: Precision | None =
     if asked != "auto":
         return asked  # type: ignore[return-value]
     return begun if begun in has else has[0]
+
+
+def precision_for(settings: LoopSettings, device: torch.device, model: nn.Module, begun: Precision | None = None) -> Precision:
+    """The number format of a training of `model` on `device`, as `choose_precision`.
+
+    DeepSpeed casts all weights, also those of layers whose values leave fp16's range (a T5's): for such a model `auto` is then fp32,
+    and fp16 an InputError.
+    """
+    precision = choose_precision(settings.precision, device, begun)
+    if precision != "fp16" or settings.engine.name != "deepspeed" or not overflows_in_fp16(model):
+        return precision
+    if settings.precision == "auto":
+        return "fp32"
+    what = "DeepSpeed casts all weights to fp16, whose range is too small for some layers of this model"
+    raise InputError(what, "precision", "give --engine.name ddp, or --precision fp32")
 
 
 def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:

@@ -19,7 +19,7 @@ from raydense.training.batches import Sampler
 from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
 from raydense.training.cores import share_cores
 from raydense.training.dev import METRIC, Dev, DevSet
-from raydense.training.engine import Engine, Precision, choose_precision, learning_rate, make_engine
+from raydense.training.engine import Engine, Precision, learning_rate, make_engine, precision_for
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
@@ -103,15 +103,15 @@ class Loop:
         self.method = method(s, model, texts, place.rank, place.workers)
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
-        self.precision = self._precision()
+        self.precision = self._precision(model)
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
         self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
 
-    def _precision(self) -> Precision:
+    def _precision(self, model: nn.Module) -> Precision:
         """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker."""
-        mine = choose_precision(self.settings.precision, self.place.device, self.job.begun)
+        mine = precision_for(self.settings, self.place.device, model, self.job.begun)
         if self.place.workers == 1 or self.settings.precision != "auto":
             return mine
         found = [mine] * self.place.workers

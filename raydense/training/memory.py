@@ -27,7 +27,7 @@ from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import DTYPES, choose_precision
+from raydense.training.engine import DTYPES, precision_for
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
@@ -75,11 +75,11 @@ class Outline:
     def __init__(self, settings: LoopSettings, folder: str | Path, device: torch.device) -> None:
         """InputError if the folder cannot be used; its weights are not read."""
         self.settings, self._gpu = settings, device.type == "cuda"
-        self.precision = choose_precision(settings.precision, device)
         self._fake = _Fake()
         with self._fake, torch.random.fork_rng(devices=[]), without_reading(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
             self.model = load_model(settings, str(folder)).train()
+            self.precision = precision_for(settings, device, self.model)
             if settings.engine.name == "deepspeed" and self.precision != "fp32":
                 _cast(self.model, DTYPES[self.precision])
         if settings.activation_checkpointing:

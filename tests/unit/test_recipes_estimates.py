@@ -46,7 +46,7 @@ def test_a_plan_of_ms_marco_has_figures_for_every_stage(
     assert needs["data"] == "about 3,000 passages and 5,050 queries to read".replace(" and", ",")
     assert needs["words"] == "about 3,000 passages to count words of"
     assert needs["bm25"] == "at most 5,000 queries x 200"
-    assert needs["stage-2"] == "at most 40 steps of 4,096 queries, 8 worker(s)"
+    assert needs["stage-2"] == "at most 42 steps of 4,096 queries, 8 worker(s)"
     assert needs["found"] == "at most 50 queries x 1000"
     total = total_of(rows)
     assert total["unknown"] == []

@@ -1,13 +1,37 @@
 """Dev metrics against a public tool's, and what a small dev set holds."""
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import ir_measures
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.training.dev import of_queries, retriever_set
+from raydense.data.store import CorpusWriter, PassageStore
+from raydense.data.tables import commit_table, read_table
+from raydense.models.dual_encoder import DualEncoder
+from raydense.storage import Draft
+from raydense.training.dev import METRIC, METRICS, Dev, of_queries, read_dev_sets, retriever_set
+from raydense.training.engine import TorchEngine
+from raydense.training.settings import DevSettings, TrainSettings
+from raydense.training.texts import Texts
+
+ENGINE = TrainSettings.read(
+    {
+        "objective": "retriever",
+        "queries": "q",
+        "corpus": "c",
+        "examples": "e",
+        "model": "m",
+        "output": "o",
+        "engine": {"name": "ddp"},
+    }
+)
 
 
 def test_dev_metrics_equal_those_of_ir_measures() -> None:
@@ -49,3 +73,34 @@ def test_a_dev_set_always_has_hard_and_random_passages(queries: int, most: int, 
     }
     if len(set(rows.tolist())) <= most // 2:
         assert len(dev.query) == queries
+
+
+def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path: Path) -> None:
+    """The means of the sources, by the numbers of their queries, are the mean of all; each is that of its own queries alone."""
+    model = DualEncoder.load(tiny_folder)
+    texts = ["a red fox", "old bridges of stone", "fever in winter", "rivers freeze", "no one home", "causes"]
+    ids = [f"{'ab'[n > 2]}:{n}" for n in range(6)]
+    corpus = Draft.open(tmp_path / "corpus", "corpus", {})
+    writer = CorpusWriter(corpus, 10)
+    writer.add(pa.table({"passage_id": ids, "title": [""] * 6, "text": texts}))
+    store = PassageStore(writer.finish().path)
+    sources = pa.array(["a"] * 3 + ["b"] * 3)
+    for name, kind, table in (
+        ("queries", "queries", {"query_id": ids, "text": texts[3:] + texts[:3], "source": sources}),
+        ("qrels", "qrels", {"query_id": ids, "passage_id": ids, "relevance": pa.array([1] * 6, pa.int32())}),
+    ):
+        draft = Draft.open(tmp_path / name, kind, {})
+        commit_table(draft, f"{name}.parquet", pa.table(table))
+        draft.finish(6)
+
+    settings = SimpleNamespace(dev=DevSettings(qrels=str(tmp_path / "qrels"), passages=12), queries=str(tmp_path / "queries"), seed=1)
+    whole = read_dev_sets(settings, store, {METRIC: retriever_set})[METRIC]
+    engine = TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
+    words = Texts(read_table(tmp_path / "queries", "queries"), store)
+    found = Dev(whole, model, words, 0, 1).measure(engine)
+    assert set(found) == {*METRICS, "mrr@10 of a", "mrr@10 of b"}
+    for name, mine in whole.sources.items():
+        alone = replace(whole, query=whole.query[mine], relevant=whole.relevant[mine], sources={})
+        assert found[f"mrr@10 of {name}"] == pytest.approx(Dev(alone, model, words, 0, 1).measure(engine)[METRIC])
+    assert found[METRIC] == pytest.approx((found["mrr@10 of a"] + found["mrr@10 of b"]) / 2)
+    assert set(whole.sources) == {"a", "b"}

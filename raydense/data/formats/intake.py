@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +13,17 @@ import pyarrow.compute as pc
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.formats.ranking import Tables, Where, write_run
+from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
+from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
+
+if TYPE_CHECKING:
+    from raydense.data.settings import ImportSettings
 
 Passages = tuple[Iterable[pa.Table], Where]
 _FIX = "correct it, or give the data set that it was made for"
@@ -43,15 +49,18 @@ class Intake:
 
     `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
-    With `fill` the judgements are held until `finish`, which draws the splits that are missing.
+    With `fill_splits` or `hidden` the judgements are held until `finish`, which draws the splits that are missing, and hides some.
+    `hard_negatives` is for formats whose files have more negatives than a training wants.
     """
 
-    def __init__(self, dataset: DatasetDraft, shard_rows: int, corpus: str | None = None, strict: bool = True, fill: bool = False) -> None:
-        self.dataset, self.shard_rows, self.strict = dataset, shard_rows, strict
-        self.store = PassageStore(corpus) if corpus else None
+    def __init__(self, dataset: DatasetDraft, settings: ImportSettings) -> None:
+        self.dataset, self.shard_rows, self.strict = dataset, settings.shard_rows, settings.strict
+        self.hard_negatives = settings.hard_negatives or HardNegatives()
+        self.store = PassageStore(settings.corpus) if settings.corpus else None
         self.query_ids: IdLookup | None = None
         self.parts = 0
-        self._held: dict[str, pa.Table] | None = {} if fill else None
+        self._fill, self._hidden = settings.fill_splits, settings.hidden
+        self._held: dict[str, pa.Table] | None = {} if settings.fill_splits or settings.hidden else None
         self._queries: pa.Table | None = None
 
     def corpus(self, passages: Passages) -> None:
@@ -99,7 +108,9 @@ class Intake:
     def finish(self) -> Artifact:
         """Finish the data set, with the splits of judgements that were held and those drawn from them."""
         if self._held is not None:
-            for split, table in fill_splits(self._held, self._queries).items():
+            splits = fill_splits(self._held, self._queries) if self._fill else self._held
+            splits = hide_labels(splits, self._queries, self._hidden) if self._hidden else splits
+            for split, table in splits.items():
                 if split not in self._held:
                     say(f"import qrels/{split}: {pc.count_distinct(table['query_id']).as_py():,} queries, drawn from another split")
                 self._table(f"qrels/{split}", "qrels", table)
@@ -134,10 +145,11 @@ class Intake:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
-            table = table.set_column(table.column_names.index(name), name, self._rows(table[name].combine_chunks(), at))
+            table = table.set_column(table.column_names.index(name), name, self.rows(table[name].combine_chunks(), at))
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
-    def _rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
+    def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
+        """Lists of rows of the corpus for lists of passage ids (lists of rows stay); InputError on an id that it does not have."""
         assert self.store is not None
         if pa.types.is_integer(ids.type.value_type):
             return ids

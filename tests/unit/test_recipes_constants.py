@@ -1,0 +1,135 @@
+"""The large recipes have the constants of docs/guides/papers.md: a change of one is seen here, and is a change of that page."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydense.forecast import Holds
+from raydense.recipes.content import recipe_file
+from raydense.recipes.recipe import Recipe
+from raydense.training.forecasts import _steps
+from raydense.training.settings import LoopSettings
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
+MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
+
+RETRIEVER = {
+    "objective": "retriever",
+    "lr": 3e-5,
+    "warmup": 0.1,
+    "weight_decay": 0,
+    "negatives": 1,
+    "batch_size": 4096,
+    "optimizer": "adamw",
+}
+RERANKER = {
+    "objective": "reranker",
+    "lr": 1e-5,
+    "warmup": 0,
+    "weight_decay": 0.01,
+    "epochs": 2,
+    "negatives": 4,
+    "batch_size": 52,
+    "pair_length": 160,
+}
+NQ_RERANKER = RERANKER | {"negatives": 1, "batch_size": 32}
+PAIR = RETRIEVER | {"objective": "pair", "alpha": 0.1, "epochs": 40, "optimizer": "lamb"}
+PAIR_2 = RETRIEVER | {"epochs": 42.5, "optimizer": "lamb"}
+JOINT = {
+    "objective": "joint",
+    "lr": 1e-5,
+    "warmup": 0,
+    "weight_decay": 0.01,
+    "dropout": 0.1,
+    "negatives": 127,
+    "batch_size": 96,
+    "epochs": 2,
+}
+NQ_JOINT = JOINT | {"negatives": 31, "epochs": 3}
+DPR = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0, "clip": 2.0, "negatives": 1, "batch_size": 128, "epochs": 40}
+FINE_TUNED = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0.01, "negatives": 15, "batch_size": 64}
+MULTIPLE = {
+    "objective": "multi-positive",
+    "positives": 3,
+    "negatives": 1,
+    "batch_size": 16,
+    "lr": 1e-5,
+    "warmup": 0.1,
+    "weight_decay": 0,
+    "clip": 2.0,
+}
+DUREADER_CE = RERANKER | {"batch_size": 12, "epochs": 7.7, "pair_length": 384}
+
+# each training, its constants, and its updates where papers.md has them, from the examples of an epoch
+TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
+    ("rocketqa-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
+    ("rocketqa-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
+    ("rocketqa-msmarco", "retriever-2", RETRIEVER | {"epochs": 42.5}, (MARCO, 5_185)),
+    ("rocketqa-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, None),
+    ("rocketqa-nq", "retriever-1", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
+    ("rocketqa-nq", "reranker-1", NQ_RERANKER, (NQ, 3_674)),
+    ("rocketqa-nq", "retriever-2", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
+    ("rocketqa-nq", "retriever-3", RETRIEVER | {"batch_size": 1024, "epochs": 30}, None),
+    ("pair-msmarco", "retriever-0", DPR, None),
+    ("pair-msmarco", "teacher", RERANKER, (MARCO, 19_342)),
+    ("pair-msmarco", "stage-1", PAIR, (1_800_000, 17_560)),
+    ("pair-msmarco", "stage-2", PAIR_2, (MARCO, 5_185)),
+    ("pair-nq", "teacher", NQ_RERANKER, (NQ, 3_674)),
+    ("pair-nq", "stage-1", PAIR | {"optimizer": "adamw", "cross_batch": False}, None),
+    ("pair-nq", "stage-2", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
+    ("rocketqav2-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
+    ("rocketqav2-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
+    ("rocketqav2-msmarco", "joint", JOINT, (2 * MARCO, 20_954)),
+    ("rocketqav2-nq", "retriever-1", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
+    ("rocketqav2-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
+    ("main-table-msmarco", "dpr", DPR, None),
+    ("main-table-msmarco", "ance", {"lr": 1e-6, "batch_size": 64, "optimizer": "lamb", "max_steps": 210_000, "warmup": 0.024}, None),
+    ("main-table-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, None),
+    ("main-table-msmarco", "pair-1", PAIR, None),
+    ("main-table-msmarco", "pair", PAIR_2, (MARCO, 5_185)),
+    ("main-table-msmarco", "joint", JOINT, (2 * MARCO, 20_954)),
+    ("main-table-nq", "retriever-3", RETRIEVER | {"batch_size": 1024, "epochs": 30}, None),
+    ("main-table-nq", "pair", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
+    ("main-table-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
+    ("dureader-baselines-dureader", "retriever", RETRIEVER | {"batch_size": 256, "epochs": 103}, (DUREADER, 34_711)),
+    ("dureader-baselines-dureader", "reranker", DUREADER_CE, (DUREADER, 55_432)),
+    (
+        "query-as-context-cocondenser-msmarco",
+        "encoder-2",
+        {"batch_size": 2048, "lr": 1e-4, "max_steps": 120_000, "weight_decay": 0.01},
+        None,
+    ),
+    ("query-as-context-cotmae-msmarco", "encoder-2", {"batch_size": 16384, "lr": 4e-4, "max_steps": 50_000, "warmup": 0.1}, None),
+    ("query-as-context-cocondenser-msmarco", "retriever-1", FINE_TUNED | {"epochs": 3}, None),
+    ("query-as-context-cocondenser-msmarco", "retriever-2", FINE_TUNED | {"epochs": 1.5}, None),
+    ("query-as-context-beir-msmarco", "retriever-2", FINE_TUNED | {"negatives": 1, "batch_size": 75, "epochs": 10, "warmup": 0.015}, None),
+    ("multiple-positives-nq", "retriever", MULTIPLE | {"epochs": 40}, None),
+    ("multiple-positives-wq", "retriever", MULTIPLE | {"epochs": 100}, None),
+    ("multiple-positives-trec", "retriever", MULTIPLE | {"epochs": 100}, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage", "constants", "updates"), TRAININGS, ids=[f"{recipe}-{stage}" for recipe, stage, _, _ in TRAININGS]
+)
+def test_a_training_has_the_constants_of_the_page(
+    recipe: str, stage: str, constants: dict[str, Any], updates: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    settings = next(one.settings for one in Recipe.read(recipe_file(recipe), tmp_path).stages if one.name == stage)
+    assert isinstance(settings, LoopSettings)
+    assert {key: getattr(settings, key) for key in constants} == constants
+    if updates:
+        steps = _steps(settings, Holds(updates[0]))
+        assert steps is not None
+        assert steps.rows == updates[1]
+        assert re.search(rf"\| {updates[1]:,}\b", PAGE.read_text("utf-8")), "the table of updates has it"
+
+
+@pytest.mark.parametrize("recipe", ["rocketqav2-msmarco", "rocketqav2-nq"])
+def test_lists_of_one_kind_and_of_the_other_are_as_long(recipe: str, tmp_path: Path) -> None:
+    stages = {stage.name: stage.settings for stage in Recipe.read(recipe_file(recipe), tmp_path).stages}
+    joint: Any = stages["joint"]
+    assert (joint.examples, joint.more_examples) == (stages["undenoised"].output, stages["denoised"].output)
+    assert {getattr(stages[name], "negatives", None) for name in ("joint", "undenoised", "denoised")} == {joint.negatives}
