@@ -5,6 +5,9 @@
 Trains a tiny retriever four times: (1) with negatives that stay, held to one core; (2) the same, while another process encodes passages
 on another core, without Ray: what any use of that core costs; (3) async, on both cores, of which the training leaves one to what finds
 the negatives; (4) sync, on both cores. Prints queries per second of the steps alone, and the whole of each in seconds.
+
+With `--generations N` it trains nothing: for `retriever`, `pair` and `joint` it makes N generations by a search pool that lives through them, and
+N that each start a pool of their own, in turns. Prints the seconds of each, and the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -28,13 +31,68 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--every", type=int, default=60)
+    parser.add_argument("--generations", type=int, default=0)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         one(json.loads(options.one))
         return
     with tempfile.TemporaryDirectory(prefix="raydense-refresh-") as work:
-        compare(options, Path(work))
+        generations(options, Path(work)) if options.generations else compare(options, Path(work))
+
+
+def generations(options: argparse.Namespace, work: Path) -> None:
+    """Time the making of generations, of weights that differ a little; the first of each pool is not counted."""
+    import numpy as np
+
+    from raydense.data.store import PassageStore
+    from raydense.models.tiny import make_tiny_encoder
+    from raydense.runtime.session import ensure_ray
+
+    ensure_ray()
+    store, start = PassageStore(options.corpus), work / "tiny"
+    make_tiny_encoder(store.passages(np.arange(min(2_000, len(store)))), start, 0)
+    for objective in ("retriever", "pair", "joint"):
+        seconds = in_turns(options, work / objective, objective, str(start))
+        medians = {name: float(np.median(of)) for name, of in seconds.items()}
+        shown = "; ".join(f"{name} {' '.join(f'{one:.1f}' for one in of)}" for name, of in seconds.items())
+        print(f"{objective}: {shown}; medians, one living pool / a pool each: {medians['living'] / medians['each']:.2f}", flush=True)
+
+
+def in_turns(options: argparse.Namespace, work: Path, objective: str, start: str) -> dict[str, list[float]]:
+    """The seconds of the generations of each kind."""
+    import torch
+
+    from raydense.refresh.generation import make_generation
+    from raydense.refresh.training_pool import TrainingPool
+    from raydense.storage import Place
+    from raydense.training.generations import Generations
+    from raydense.training.method import load_model
+    from raydense.training.settings import TrainSettings
+
+    class Each(TrainingPool):
+        """Ends after each generation."""
+
+        def rest(self) -> None:
+            self.close()
+
+    given: dict[str, Any] = {name: os.path.abspath(getattr(options, name)) for name in ("corpus", "queries", "examples")}
+    given |= {"objective": objective, "model": start, "refresh": {"every": 10, "depth": 50}, "normalize": True, "negatives": 1}
+    given |= {"reranker": start} if objective == "joint" else {}
+    seconds: dict[str, list[float]] = {"living": [], "each": []}
+    with TrainingPool() as living, Each() as each:
+        kinds, outputs = {"living": living, "each": each}, {name: Place.of(work / name) for name in seconds}
+        settings = {name: TrainSettings.read({**given, "output": str(place)}) for name, place in outputs.items()}
+        weights = load_model(settings["living"], start).state_dict()
+        for number in range(1, options.generations + 2):
+            for name in sorted(seconds, reverse=bool(number % 2)):
+                made = Generations(outputs[name], 10 * (options.generations + 3), 10)
+                made.hand_over(10 * number, weights)
+                begun = time.perf_counter()
+                make_generation(kinds[name], settings[name], start, made, number)
+                seconds[name].append(time.perf_counter() - begun)
+            weights = {name: one + 0.01 * torch.randn(one.shape).to(one) for name, one in weights.items()}
+    return {name: of[1:] for name, of in seconds.items()}
 
 
 def compare(options: argparse.Namespace, work: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,21 +27,28 @@ from raydense.mining.settings import LabelSettings, MineSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.refresh.changed import changed, standing
 from raydense.refresh.renewed import renewed, share_new
+from raydense.refresh.training_pool import TrainingPool
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
-from raydense.storage import Artifact, Draft, Place, fingerprint_of
+from raydense.runtime.session import joins_cluster
+from raydense.storage import Artifact, Draft, Place, fingerprint_of, read_manifest
 from raydense.training.generations import Generations
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings, refresh_of
 
+_SERVING = ("index", "retriever")  # the folders that a pool and its callers need while it answers from a generation
 
-def make_generation(settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
-    """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated."""
+
+def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
+    """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated.
+
+    `pool` answers from the generation until the next one is made, and ends with the last one.
+    """
     refresh = refresh_of(settings)
     assert isinstance(settings, TrainSettings)
     assert refresh is not None
@@ -55,9 +63,8 @@ def make_generation(settings: LoopSettings, start: str | Path, generations: Gene
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards}
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
-    asked = {"queries": queries, "qrels": known, "k": refresh.depth, "search_params": refresh.search_params}
-    asked |= {"background": True, "threads": 1} if concurrent else {}
-    found = search(SearchSettings.read({"output": generations.run(number), "index": dense, "model": model, **asked}))
+    asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
+    found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
     store, examples = PassageStore(corpus), read_table(before, "examples")
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
     if refresh.only_changed and number > 1:
@@ -66,10 +73,24 @@ def make_generation(settings: LoopSettings, start: str | Path, generations: Gene
         stands = standing(examples, found, earlier, store)
     mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
-    generations.close(number)
+    generations.close(number, _SERVING if pool.name else ())
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {which}, {made.summary['new']:.0%} of their negatives differ from before; {duration(time.monotonic() - begun)}")
+    if pool.name and joins_cluster():
+        say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
+
+
+def _found(pool: TrainingPool, settings: TrainSettings, dense: Artifact, asked: dict[str, Any], last: bool) -> Artifact:
+    """The run of the queries; the pool is not needed for one that an earlier process finished."""
+    refresh = refresh_of(settings)
+    assert refresh is not None
+    if read_manifest(asked["output"]):
+        return search(SearchSettings.read({**asked, "index": dense, "search_params": refresh.search_params}))
+    name = pool.on(dense, 1 if asked["background"] else 0, refresh.search_params)
+    found = search(SearchSettings.read({**asked, "index": dense, "pool": name}))
+    pool.close() if last else pool.rest()
+    return found
 
 
 def _retriever(settings: TrainSettings, start: str, generations: Generations, number: int, output: Place) -> Artifact:

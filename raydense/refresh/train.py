@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from raydense.refresh.generation import make_generation
+from raydense.refresh.training_pool import TrainingPool
 from raydense.storage import Artifact
 from raydense.training.fit import fit
 from raydense.training.settings import TrainSettings, refresh_of
@@ -19,4 +22,6 @@ def train(settings: TrainSettings) -> Artifact:
     refresh = refresh_of(settings)
     if refresh is not None:
         Artifact.open(settings.examples, "examples")
-    return fit(settings, make_generation)
+        with TrainingPool() as pool:
+            return fit(settings, partial(make_generation, pool))
+    return fit(settings)

@@ -1,4 +1,4 @@
-"""The controller of a pool with a name: a small detached actor that starts its shard actors, watches them, and switches it to other indexes.
+"""The controller of a pool with a name: a small actor that starts its shard actors, watches them, and switches it to other indexes.
 
 The state that must outlive the controller's process (the current version) is in Ray's key-value store, which lives as long as detached
 actors do; the shard actors are found again by their names. So the controller and its callers may die at any moment.
@@ -17,7 +17,7 @@ import ray
 
 from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
-from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, shard_nodes
+from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime, shard_nodes
 from raydense.retrieval.versions import Table
 from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
 
@@ -274,12 +274,15 @@ def controller_name(name: str) -> str:
 
 
 def start_controller(name: str, birth: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float) -> Any:
-    """Start the controller of a new pool; ValueError if one of the name exists. `birth` tells pools of one name apart."""
+    """Start the controller of a new pool; ValueError if one of the name exists. `birth` tells pools of one name apart.
+
+    The controller of a plan that is not detached ends when its handle is dropped.
+    """
     options: dict[str, Any] = {
         "num_cpus": 0,
         "name": controller_name(name),
         "namespace": NAMESPACE,
-        "lifetime": "detached",
+        **lifetime(plan),
         "max_restarts": -1,
         "max_task_retries": -1,
         "concurrency_groups": {"state": 8, "change": 1},

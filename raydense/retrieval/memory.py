@@ -30,6 +30,10 @@ class MemoryPlan:
         actors = len(self.actor_bytes) * self.replicas
         return f"{actors} actors ({len(self.actor_bytes)} shards x {self.replicas}), at most {size(max(self.actor_bytes))} each, {size(self.total)} in all"
 
+    def leaves_room(self, node_bytes: list[int]) -> bool:
+        """Whether nodes of this memory hold the actors three times: a pool that serves, and next to it what builds and loads another index like its own."""
+        return _placed(3 * self.replicas * self.actor_bytes, node_bytes)
+
     def check(self, node_bytes: list[int], factory: str | None, staying: Sequence[int] = (), free: list[int] | None = None) -> None:
         """Place every actor on the node with the most free memory; InputError if one fits nowhere.
 

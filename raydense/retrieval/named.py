@@ -83,11 +83,12 @@ def versions_of(name: str, pinned: bool) -> Versions:
     return Versions(Version(look()), look, pinned)
 
 
-def check_name(name: str) -> None:
-    """InputError if `name` cannot name a pool, or there is no cluster for one."""
+def check_name(name: str, detached: bool = True) -> None:
+    """InputError if `name` cannot name a pool, or there is no cluster for one that is to outlive its job."""
     if not name or "/" in name:
         raise InputError(f"{name!r} cannot name a pool", "name", "give one without a slash")
-    check_cluster(name)
+    if detached:
+        check_cluster(name)
 
 
 def check_cluster(name: str) -> None:

@@ -1,7 +1,7 @@
 """A pool of shard actors: every shard searches each block of queries, and the hits are merged exactly.
 
 One pool class serves FAISS and BM25. An actor gets paths, loads in its constructor, and is restarted when it dies; its
-calls are sent again. A pool with a name outlives its job: other jobs connect to it, and switch it to another index while it serves
+calls are sent again. A pool with a name outlives its job, unless it is to end with it: other jobs connect to it, and switch it to another index while it serves
 (`controller`).
 """
 
@@ -45,8 +45,9 @@ _RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the memory of ended actors is free;
 class SearchPool:
     """`with SearchPool.start(index) as pool: scores, rows = pool.search(queries, k)`."""
 
-    def __init__(self, versions: Versions, name: str = "", ends: bool = True) -> None:
+    def __init__(self, versions: Versions, name: str = "", ends: bool = True, controller: Any = None) -> None:
         self._versions, self.name, self._ends = versions, name, ends
+        self._controller = controller  # the handle that keeps the controller of a pool that is not detached
         self._blocks, self._reported = 0, False
 
     @classmethod
@@ -59,16 +60,18 @@ class SearchPool:
         gpu: bool = False,
         search_params: str = "",
         idle_timeout: float = 0.0,
+        detached: bool = True,
     ) -> SearchPool:
         """Start `replicas` actors of every shard; returns while they load, or when the nodes that they need have joined.
 
         With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until `idle_timeout`
-        seconds pass without a call (0: never); then `start` returns when each shard has a loaded actor. `threads` per actor: 0
-        divides a machine's cores among its actors. Raises InputError if the memory plan fits neither the nodes nor those that Ray's
+        seconds pass without a call (0: never); then `start` returns when each shard has a loaded actor. If it is not `detached`, a
+        pool with a name also ends with this job, even one that is killed. `threads` per actor: 0 divides a machine's cores among
+        its actors. Raises InputError if the memory plan fits neither the nodes nor those that Ray's
         autoscaler would start, search parameters do not suit the index, GPUs are requested and absent, or the name is taken.
         """
         if name:
-            check_name(name)
+            check_name(name, detached)
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
         check_search_params(artifact, search_params)
         ensure_ray()
@@ -76,7 +79,7 @@ class SearchPool:
             check_gpu(artifact, search_params)
         memory = plan_memory(artifact, replicas)
         sharing = plan_gpus(artifact, replicas) if gpu else 1
-        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1, sharing)
+        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1, sharing, detached)
         plan, fits = _fitting(artifact, memory, plan)
         if name:
             return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)
@@ -94,14 +97,14 @@ class SearchPool:
     @classmethod
     def _start_named(cls, name: str, plan: PoolPlan, actor_bytes: list[int], idle_timeout: float, fits: bool) -> SearchPool:
         try:
-            start_controller(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
+            controller = start_controller(name, uuid.uuid4().hex[:8], plan, actor_bytes, idle_timeout)
         except ValueError as error:
             what = f"there is a search pool of the name {name!r} already"
             raise InputError(what, "name", "connect to it, close it, or take another name") from error
         try:
             if not fits:
                 await_nodes(actor_bytes, lambda: sum(actor["state"] == "loading" for actor in asked(name, "status")["actors"]))
-            return cls(versions_of(name, False), name)
+            return cls(versions_of(name, False), name, controller=controller)
         except InputError:
             with suppress(InputError):
                 close_pool(name)

@@ -41,6 +41,7 @@ class PoolPlan:
     search_params: str
     neighbours: int
     sharing: int = 1  # actors of a GPU
+    detached: bool = True  # with a name: it outlives its job
 
     def open(self) -> Artifact:
         """The index; InputError if its folder holds another one now."""
@@ -152,8 +153,13 @@ def claims(gpu: bool, nodes: list[dict[str, Any]], sharing: int = 1) -> dict[str
     return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": share(sharing) if gpu else 0}
 
 
+def lifetime(plan: PoolPlan) -> dict[str, str]:
+    """Ray's option for an actor of a pool with a name: without it, the actor ends with the process that started it, however that ends."""
+    return {"lifetime": "detached"} if plan.detached else {}
+
+
 def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
-    """Start the actor of a shard: detached where it has a `name`, on `node` if one is given and has memory, else spread.
+    """Start the actor of a shard: by `name`, detached if the plan is, where one is given; on `node` if one is given and has memory, else spread.
 
     Ray tries a call once: its caller tries another actor, which is faster than waiting for a restart.
     """
@@ -165,5 +171,5 @@ def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: s
         "concurrency_groups": _GROUPS,
     }
     if name:
-        options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+        options |= {"name": name, "namespace": NAMESPACE, **lifetime(plan)}
     return ray.remote(**options)(ShardActor).remote(plan, shard)

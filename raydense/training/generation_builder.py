@@ -68,6 +68,8 @@ class GenerationBuilder:
             except StorageError as error:  # the workers wait, or fail if they cannot reach the store either
                 say(f"train: new negatives are tried again: {error}")
             except BaseException as error:  # raised again by check(), in the main thread
+                if self._left.is_set():  # the training has ended, and nobody waits
+                    return
                 self._error = error
                 with suppress(StorageError):
                     self._generations.give_up(str(error))

@@ -8,7 +8,7 @@ given examples. All of this follows from the number of a step, so it is the same
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,19 +131,14 @@ class Generations:
                     return
                 yield number
 
-    def leaves(self, number: int) -> list[Place]:
-        """The folders to remove once a generation is made; if its run is kept, that includes the run before it."""
-        work, before = self.work(number), self.work(number - 1)
-        if not self.keeps_run:
-            return [work / name for name in work.entries()]
-        return [*(work / name for name in work.entries() if name != _RUN), *(before / name for name in before.entries())]
-
-    def close(self, number: int) -> None:
-        """Remove the folders that a finished generation no longer needs."""
-        self.work(number).forget()
-        for place in self.leaves(number):
+    def close(self, number: int, kept: Collection[str] = ()) -> None:
+        """Remove the folders of a finished generation but those `kept` until the next one is made, and what was kept of the one before."""
+        work, before, kept = self.work(number), self.work(number - 1), {*kept, *([_RUN] if self.keeps_run else [])}
+        work.forget()
+        for place in (*(work / name for name in work.entries() if name not in kept), *(before / name for name in before.entries())):
             place.delete()
-        self.work(number - 1 if self.keeps_run else number).delete()
+        for place in (before,) if kept else (before, work):
+            place.delete()
 
     def await_(self, number: int) -> float:
         """Wait until a generation is made; returns the seconds. InputError if the driver could not make it."""

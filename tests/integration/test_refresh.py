@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import forked
 import numpy as np
 import pytest
+import ray
 import torch
 from sentence_transformers import SentenceTransformer
 from training_data import TrainingData, make_training_data
@@ -18,8 +20,16 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
+from raydense.refresh import training_pool
 from raydense.refresh.generation import make_generation
 from raydense.refresh.train import train
+from raydense.refresh.training_pool import TrainingPool
+from raydense.retrieval.index import index as bm25
+from raydense.retrieval.memory import plan_memory
+from raydense.retrieval.named import close_pool, pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.settings import IndexSettings
+from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact, Place, fingerprint_of
 from raydense.training.fit import fit
 from raydense.training.generations import Generations
@@ -56,19 +66,21 @@ def renewing(data: TrainingData, output: Place, **changes: Any) -> TrainSettings
 class Kept(Generations):
     """Generations whose phases stay where they were made."""
 
-    def close(self, number: int) -> None:
+    def close(self, number: int, kept: Collection[str] = ()) -> None:
         shutil.copytree(self.work(number), Path(self.output).parent / f"phases-{number}")
-        super().close(number)
+        super().close(number, kept)
 
 
 @pytest.fixture(scope="module")
 def waited(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A training in mode sync; the phases of each generation are next to it."""
 
-    def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
-        make_generation(settings, start, Kept(**vars(generations)), number)
+    with TrainingPool() as pool:
 
-    return fit(renewing(data, tmp_path_factory.mktemp("sync") / "model", max_score=2.0), make)
+        def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
+            make_generation(pool, settings, start, Kept(**vars(generations)), number)
+
+        return fit(renewing(data, tmp_path_factory.mktemp("sync") / "model", max_score=2.0), make)
 
 
 def column(history: list[Line], name: str) -> list[float]:
@@ -134,10 +146,11 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
     settings = renewing(data, tmp_path / "model", only_changed=True)
     generations, rng = Kept(Place.of(tmp_path / "model"), STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
     weights = load_model(settings, start).state_dict()
-    for number in (1, 2):
-        generations.hand_over(number * EVERY, weights)
-        make_generation(settings, start, generations, number)
-        weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
+    with TrainingPool() as pool:
+        for number in (1, 2):
+            generations.hand_over(number * EVERY, weights)
+            make_generation(pool, settings, start, generations, number)
+            weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
     assert not generations.work(1).exists()
     ranks = [of_rank(tmp_path / f"phases-{number}/run") for number in (1, 2)]
     ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
@@ -148,6 +161,85 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
         assert rows[: len(stood[query])] == stood[query]
         assert not any((query, row) in same for row in rows[len(stood[query]) :])
     assert 0 < sum(map(len, stood.values())) < 3 * len(after)
+
+
+class Watched(TrainingPool):
+    """A training's pool, which another caller finds after each generation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[str]] = []
+
+    def make(self, settings: Any, start: Any, generations: Generations, number: int) -> None:
+        make_generation(self, settings, start, generations, number)
+        self.found.append(pools())
+        for name in self.found[-1]:
+            index = Artifact.open(generations.work(number) / "index", "index")
+            vectors = np.random.default_rng(number).standard_normal((30, index.summary["dimension"])).astype(np.float32)
+            answer = SearchPool.connect(name).answer(vectors, DEPTH)
+            assert answer.index == index.fingerprint
+            with SearchPool.start(index) as alone:
+                for here, there in zip(answer.hits, alone.search(vectors, DEPTH), strict=True):
+                    np.testing.assert_array_equal(here, there)
+            Artifact.open(generations.work(number) / "retriever", "model")  # by which others encode their questions
+
+
+@pytest.mark.parametrize(
+    ("objective", "mode"),
+    [
+        ("retriever", "async"),
+        pytest.param("pair", "sync", marks=pytest.mark.long),
+        pytest.param("joint", "async", marks=pytest.mark.long),
+    ],
+)
+def test_one_pool_lives_through_a_training(data: TrainingData, tmp_path: Path, objective: str, mode: str) -> None:
+    more = {}
+    if objective == "joint":
+        make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), tmp_path / "tiny", 0)
+        more = {"reranker": str(tmp_path / "tiny"), "model": str(tmp_path / "tiny")}
+    steps = 8 if mode == "sync" else 10
+    with Watched() as pool:
+        made = fit(renewing(data, tmp_path / "model", objective=objective, mode=mode, every=2, max_steps=steps, **more), pool.make)
+    first, *later, last = pool.found
+    assert len(later) == 1
+    assert len(first) == 1
+    assert later == [first]
+    assert last == pools() == []  # it ends with the last generation
+    assert [one["step"] for one in made.summary["generations"]] == [2, 4, 6]
+    held = ("ShardActor", "PoolController")
+    assert not [one for one in actors_of() if one["ActorClassName"] in held and one["State"] != "DEAD"]
+    assert not (tmp_path / "model/.work").exists()
+
+
+def test_a_pool_that_would_leave_no_memory_for_the_next_index_ends(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it ends with the training: also one that a thread is just about to start."""
+    index = bm25(IndexSettings(kind="bm25", corpus=str(data.root / "sample/corpus"), output=str(tmp_path / "index")))
+    with TrainingPool() as pool:
+        pool.on(index, 1, "")
+        pool.rest()
+        assert pools() == [pool.name]
+        (node,) = ray.nodes()
+        (needs,) = plan_memory(index, 1).actor_bytes
+        monkeypatch.setattr(training_pool, "shard_nodes", lambda gpu: [{**node, "Resources": {"memory": 3.0 * needs - 1}}])
+        pool.rest()
+        assert pools() == []
+        assert pool.name == ""
+    with pytest.raises(InputError, match="the training has ended"):
+        pool.on(index, 1, "")
+    assert pools() == []
+
+
+def test_another_pool_is_started_where_the_first_one_was_closed(data: TrainingData, tmp_path: Path) -> None:
+    index = bm25(IndexSettings(kind="bm25", corpus=str(data.root / "sample/corpus"), output=str(tmp_path / "index")))
+    with TrainingPool() as pool:
+        first = pool.on(index, 1, "")
+        close_pool(first)
+        second = pool.on(index, 1, "")
+        assert first != second
+        assert pools() == [second]
+    assert pools() == []
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
-"""kill -9 of a training that mines while it trains: run again it continues in the phase where it was, and its model is the undisturbed one."""
+"""kill -9 of a training that mines while it trains: run again it continues in the phase where it was, and its model is the undisturbed one.
+
+It leaves no actor on the cluster: its search pool lives through the training, and no longer.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,29 @@ from pathlib import Path
 import forked
 import pytest
 from killing import kill_once_committed
+from search_versions import until
 from training_data import TrainingData, make_training_data
 
+from raydense.retrieval.named import pools
+from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
 
 
-def start(data: TrainingData, output: Path, mode: str) -> subprocess.Popen[bytes]:
+def start(data: TrainingData, output: Path, mode: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     refresh = {"refresh": {"every": 10, "mode": mode, "depth": 20, "negatives": 3, "only_changed": True}}
     settings = data.settings(output, max_steps=40, checkpoint_every=4, log_every=1, dropout=0.1, **refresh)
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-c", RUN, settings.model_dump_json(exclude_unset=True)]
     return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+
+
+def controllers() -> set[str]:
+    """The jobs of all search pools with a name that this Ray has had: as many as there were pools, one a job."""
+    jobs = [one["JobID"] for one in actors_of() if one["ActorClassName"] == "PoolController"]
+    assert len(jobs) == len(set(jobs))
+    return set(jobs)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -32,16 +44,22 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.long
-def test_killed_while_it_mines_and_run_again(tmp_path: Path) -> None:
-    mode, data = "async", make_training_data(tmp_path)
-    undisturbed = start(data, tmp_path / "undisturbed", mode)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_killed_while_it_mines_and_run_again(tmp_path: Path, joining: dict[str, str], mode: str) -> None:
+    data = make_training_data(tmp_path)
+    undisturbed = start(data, tmp_path / "undisturbed", mode, {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
     finish(undisturbed)
 
-    work = tmp_path / "killed/.work/refresh/002"  # which needs what the one before found
-    kill_once_committed(start(data, tmp_path / "killed", mode), work, "vectors", 1)
+    work, before = tmp_path / "killed/.work/refresh/002", controllers()  # which needs what the one before found
+    kill_once_committed(start(data, tmp_path / "killed", mode, joining), work, "vectors", 1)
+    (pool,) = controllers() - before  # of generation 1, and still there
+    until(lambda: not any(one["State"] != "DEAD" for one in actors_of(pool)), "actors live after their job")
+    assert pools() == []
     assert (work / "retriever/manifest.json").is_file()
     assert not (tmp_path / "killed/refresh/002").exists()
-    finish(start(data, tmp_path / "killed", mode))
+    finish(start(data, tmp_path / "killed", mode, joining))
+    assert len(controllers() - before) == 2
+    assert pools() == []
 
     whole, again = Artifact.open(tmp_path / "undisturbed"), Artifact.open(tmp_path / "killed")
     assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import forked
 import numpy as np
@@ -30,6 +33,20 @@ from raydense.retrieval.shard_actor import NAMESPACE
 from raydense.storage import Draft
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+JOB_WITH_POOL = """
+import sys, time
+from raydense.retrieval.pool import SearchPool
+pool = SearchPool.start(sys.argv[1], name="of-a-job", detached=False)
+pool.swap(sys.argv[2])
+print("serves", flush=True)
+time.sleep(600)
+"""
+
+
+def controller_of(name: str) -> Any:
+    return ray.get_actor(controller_name(name), namespace=NAMESPACE)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +164,26 @@ def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
         pool.search(versions.queries, K)
     with SearchPool.start(versions.indexes[0], name="idle") as again:
         assert again.status()["idle_timeout"] == 0.0
+
+
+def test_a_pool_that_is_to_end_with_its_job_ends_when_that_is_killed(versions: Versions, joining: dict[str, str]) -> None:
+    """Also after a switch, and after its controller died, which started the shard actors."""
+    old, new = versions.indexes
+    job = forked.Popen([sys.executable, "-c", JOB_WITH_POOL, str(old.path), str(new.path)], env=joining, stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"serves\n"
+    pool = SearchPool.connect("of-a-job")
+    first = ray.get(controller_of("of-a-job").status.remote())
+    assert first["fingerprint"] == new.fingerprint
+    ray.kill(controller_of("of-a-job"), no_restart=False)
+    answer = pool.answer(versions.queries, K)
+    assert answer.index == new.fingerprint
+    assert versions.is_right(answer, slice(None))
+    pids = [actor["pid"] for actor in pool.status()["actors"] if "pid" in actor]
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    until(lambda: "of-a-job" not in pools() and not shard_actors("of-a-job"), "actors are listed after their job")
+    until(lambda: not any(map(psutil.pid_exists, pids)), "processes run after their job")
 
 
 def test_a_pool_that_is_being_switched_is_not_idle(versions: Versions) -> None:

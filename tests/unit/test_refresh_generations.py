@@ -147,3 +147,15 @@ def test_what_a_kill_left_of_generations_that_are_made_goes(tmp_path: Path, keep
     generations.begin()
     left = {str(path.relative_to(tmp_path)) for path in (tmp_path / ".work").rglob("*")}
     assert left == {".work/refresh"} | ({".work/refresh/002", ".work/refresh/002/run"} if keeps else set())
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_pool_serves_stays_until_the_next_generation(tmp_path: Path, keeps: bool) -> None:
+    generations = Generations(Place.of(tmp_path), 20, 5, keeps_run=keeps)
+    run = {"run"} if keeps else set()
+    for number, kept, left in ((1, ("index",), {"index"}), (2, ("index",), {"index"}), (3, (), set())):
+        for phase in ("run", "vectors", "index"):
+            Path(generations.work(number) / phase).mkdir(parents=True)
+        generations.close(number, kept)
+        folders = {str(path.relative_to(tmp_path / ".work/refresh")) for path in (tmp_path / ".work/refresh").glob("*/*")}
+        assert folders == {f"{number:03d}/{phase}" for phase in left | run}
