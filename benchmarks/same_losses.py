@@ -61,12 +61,13 @@ def main() -> None:
 def compare(given: argparse.Namespace, work: Path, before: Path) -> None:
     """Run both codes and print the table."""
     settings = {f"{name}{piece}": {**made, "steps": given.steps} for name, made, piece in prepared(given, work)}
-    old, new = of_code(before, settings, work), of_code(ROOT, settings, work)
-    plain = of_code(ROOT, {name: {**made, "plain": True} for name, made in settings.items()}, work)
+    plain = {name: {**made, "plain": True} for name, made in settings.items()}
+    begun = [started(before, settings, work / "old"), started(ROOT, settings, work / "new"), started(ROOT, plain, work / "plain")]
+    old, new, plainly = (ended(process, out) for process, out in begun)
     print(f"{given.steps} steps, {given.commit} and now\n\n| method | first and last loss | first step | all | all, AdamW not fused |")
     print("| --- | --- | --- | --- | --- |")
     for name, was in old.items():
-        now, apart = new[name], [_apart(was, other[name]) for other in (new, plain)]
+        now, apart = new[name], [_apart(was, other[name]) for other in (new, plainly)]
         print(f"| {name} | {now[0]:.4f}, {now[-1]:.4f} | {apart[0][0]:.0e} | {max(apart[0]):.0e} | {max(apart[1]):.0e} |")
 
 
@@ -121,12 +122,19 @@ def scored(examples: Path, folder: Path) -> None:
     draft.finish(table.num_rows, **artifact.summary)
 
 
-def of_code(tree: Path, settings: dict[str, Any], work: Path) -> Curves:
-    """The curves by the code in a folder."""
-    given, out = work / "given.json", work / "curves.json"
+def started(tree: Path, settings: dict[str, Any], folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """A process that runs the code in a folder, and the file of the curves that it will write."""
+    folder.mkdir()
+    given, out = folder / "given.json", folder / "curves.json"
     given.write_text(json.dumps(settings))
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, __file__, "--curves", given, out], env=environment, check=True)
+    return subprocess.Popen([sys.executable, __file__, "--curves", given, out], env=environment), out
+
+
+def ended(process: subprocess.Popen[bytes], out: Path) -> Curves:
+    """The curves of a process, when it is done."""
+    if process.wait():
+        raise SystemExit(f"a process ended with {process.returncode}")
     found: Curves = json.loads(out.read_text())
     return found
 

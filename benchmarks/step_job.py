@@ -40,6 +40,7 @@ class Job:
     length: int
     precision: str
     engine: str
+    micro_batch: int
     threads: int
 
     @classmethod

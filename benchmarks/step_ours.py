@@ -25,13 +25,13 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Method, load_model, method_of
 from raydense.training.part import Part
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import forward_and_backward
+from raydense.training.step import forward_and_backward, pieces_of
 
 
 def settings_of(job: Job) -> LoopSettings:
     """A training of the job's method that changes nothing; its model has no dropout."""
     common: dict[str, Any] = {"output": "o", "model": job.model, "corpus": job.corpus, "lr": LR, "warmup": 0.0}
-    common |= {"batch_size": job.batch_size, "precision": job.precision, "engine": {"name": job.engine}}
+    common |= {"batch_size": job.batch_size, "precision": job.precision, "engine": {"name": job.engine}, "micro_batch": job.micro_batch}
     if job.method == "mlm":
         return PretrainSettings.read({"method": "mlm", "passage_length": job.length, **common})
     common |= {"objective": job.method, "queries": job.queries, "examples": job.examples, "negatives": job.negatives}
@@ -105,11 +105,12 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     method, sampler = method_and_sampler(job)
     device = torch.device("cpu")
-    engine = make_engine(method.model, method.settings, device, choose_precision(job.precision, device))
+    pieces = pieces_of(method.settings)
+    engine = make_engine(method.model, method.settings, device, choose_precision(job.precision, device), pieces)
     engine.module.train()
     for step, begun in zip(job.sampled, job.asked(), strict=True):
         (part,) = sampler.step(step)
-        measured = forward_and_backward(engine, method, method.prepare(part), 1, [0])
+        measured = forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)
         engine.step(LR)
         job.say(begun, measured["loss"].item())
 

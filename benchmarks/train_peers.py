@@ -1,7 +1,8 @@
 """A training step against the trainers that users take and a bare PyTorch loop: the same model, texts, loss, batch and cores, in turns.
 
     PYTHONPATH=tests python benchmarks/train_peers.py --method retriever --corpus CORPUS --queries QUERIES --examples EXAMPLES --model FOLDER
-        [--batch-size 64] [--negatives 1] [--length 256] [--steps 4] [--precision fp32] [--engine deepspeed] [--turns 0] [--peer PYTHON]
+        [--batch-size 64] [--negatives 1] [--length 256] [--steps 4] [--precision fp32] [--engine deepspeed] [--micro-batch 0]
+        [--turns 0] [--threads 0] [--peer PYTHON]
 
     retriever   in-batch negatives        sentence-transformers' trainer with MultipleNegativesRankingLoss
     reranker    pointwise                 its CrossEncoderTrainer with BinaryCrossEntropyLoss
@@ -47,7 +48,15 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="retriever")
     for name in ("corpus", "queries", "examples", "model"):
         parser.add_argument(f"--{name}", required=True)
-    for name, default in (("batch-size", 64), ("negatives", 1), ("length", 256), ("steps", 4), ("turns", 0), ("threads", 0)):
+    for name, default in (
+        ("batch-size", 64),
+        ("negatives", 1),
+        ("length", 256),
+        ("steps", 4),
+        ("micro-batch", 0),
+        ("turns", 0),
+        ("threads", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--engine", choices=["deepspeed", "ddp"], default="deepspeed", help="of raydense")
@@ -147,7 +156,8 @@ def small(work: Path) -> dict[str, Ratio]:
     store = PassageStore(data.root / "sample/corpus")
     folders = {name: str(data.root / where) for name, where in SAMPLE.items()}
     folders["model"] = str(model_folder("six", work, store.passages(range(len(store)))))
-    shape: dict[str, Any] = {"batch_size": 8, "negatives": 1, "length": 64, "precision": "fp32", "engine": "deepspeed", "threads": 1}
+    shape: dict[str, Any] = {"batch_size": 8, "negatives": 1, "length": 64, "precision": "fp32", "engine": "deepspeed"}
+    shape |= {"micro_batch": 0, "threads": 1}
     found = {}
     for method in METHODS:
         (work / method).mkdir()
