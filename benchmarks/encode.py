@@ -23,8 +23,8 @@ import torch
 from bm25 import Zipf
 from embeddings import write_corpus
 from numpy.typing import NDArray
+from random_models import model_folder
 from sentence_transformers import SentenceTransformer
-from train_step import model_folder
 from turns import Ratio, between_commits, in_turns, ratio
 
 from raydense.data.store import CorpusWriter, PassageStore

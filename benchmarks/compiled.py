@@ -1,0 +1,99 @@
+"""What torch.compile is worth in a training step on CPUs: forward and backward of an encoder, eager and compiled, fp32 and bf16 by autocast.
+
+    python benchmarks/compiled.py [--model FOLDER] [--texts 32] [--tokens 128] [--rounds 3] [--buckets 32]
+
+Batches of texts whose longest has up to --tokens tokens, each time another number. `eager` and `dynamic` (compiled once for any length) take them as
+they are, `buckets` pads them to a multiple of --buckets tokens and is compiled for each such length. In turns, in one process. Printed: CPU seconds and
+seconds of the best round, the largest difference of the loss to eager's, and the seconds that compiling took; it needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertModel
+
+Batch = dict[str, Tensor]
+Step = Callable[[Batch], float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="by default MiniLM's shape with random weights")
+    for name, default in (("texts", 32), ("tokens", 128), ("rounds", 3), ("buckets", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    torch.manual_seed(1)
+    batches = [batch(given.texts, given.tokens * (4 - number) // 4 - number, 1) for number in range(3)]
+    padded = [batch(given.texts, one["input_ids"].shape[1], given.buckets) for one in batches]
+    print("| way | CPU seconds of three steps | seconds | loss differs by | seconds of compiling |\n| --- | --- | --- | --- | --- |")
+    for mixed in (False, True):
+        model = encoder(given.model)
+        ways: dict[str, tuple[Step, list[Batch]]] = {
+            "eager": (step_of(model, model, mixed), batches),
+            "dynamic": (step_of(torch.compile(model, dynamic=True), model, mixed), batches),
+            "buckets": (step_of(torch.compile(model, dynamic=False), model, mixed), padded),
+        }
+        measure(ways, given.rounds, "bf16" if mixed else "fp32")
+
+
+def encoder(folder: str | None) -> Any:
+    """The model, without dropout."""
+    if folder:
+        return AutoModel.from_pretrained(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, add_pooling_layer=False).train()
+    shape: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = BertConfig(**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return BertModel(config, add_pooling_layer=False).train()
+
+
+def batch(texts: int, longest: int, multiple: int) -> Batch:
+    """Texts of half of `longest` tokens and more, padded to a multiple; the same tokens for any."""
+    random = torch.Generator().manual_seed(longest)
+    ids = torch.randint(1000, 30_000, (texts, longest), generator=random)
+    lengths = torch.linspace(longest / 2, longest, texts).long()
+    real = torch.arange(longest) < lengths[:, None]
+    more = (0, -longest % multiple)
+    return {
+        "input_ids": torch.nn.functional.pad(ids * real, more),
+        "attention_mask": torch.nn.functional.pad(real.long(), more),
+    }
+
+
+def step_of(run: Any, model: Any, mixed: bool) -> Step:
+    """Forward and backward of a loss of the mean states."""
+
+    def step(batch: Batch) -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            states = run(**batch).last_hidden_state
+        mask = batch["attention_mask"].unsqueeze(2)
+        vectors = torch.nn.functional.normalize((states.float() * mask).sum(1) / mask.sum(1), dim=1)
+        loss = torch.nn.functional.cross_entropy(20 * vectors[::2] @ vectors[1::2].T, torch.arange(len(vectors) // 2))
+        loss.backward()
+        model.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def measure(ways: dict[str, tuple[Step, list[Batch]]], rounds: int, precision: str) -> None:
+    """Run all in turns; the first round, in which they are compiled, apart."""
+    spent: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    losses: dict[str, list[float]] = {}
+    for _ in range(rounds + 1):
+        for way, (step, batches) in ways.items():
+            begun = time.process_time(), time.perf_counter()
+            losses[way] = [step(one) for one in batches]
+            spent[way].append((time.process_time() - begun[0], time.perf_counter() - begun[1]))
+    for way, taken in spent.items():
+        cpu, wall = (min(each[kind] for each in taken[1:]) for kind in (0, 1))
+        apart = max(abs(a - b) for a, b in zip(losses[way], losses["eager"], strict=True))
+        print(f"| {precision}, {way} | {cpu:.2f} | {wall:.2f} | {apart:.0e} | {max(0.0, taken[0][1] - wall):.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
