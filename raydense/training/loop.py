@@ -21,13 +21,14 @@ from raydense.training.checkpoints import State, load_checkpoint, save_checkpoin
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, choose_precision, learning_rate, make_engine
 from raydense.training.generations import Generations
-from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
+from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.prefetch import prefetched
+from raydense.training.rank import Rank
 from raydense.training.status import Status, tokens_of
 from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back, pieces_of
 
@@ -65,16 +66,6 @@ def train_worker(job: Job) -> dict[str, Any]:
         return Loop(job, place).run()
     except InputError as error:
         return {"fault": list(error.args)}
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Which worker this is."""
-
-    rank: int
-    workers: int
-    on_machine: int
-    device: torch.device
 
 
 class Loop:
@@ -250,47 +241,6 @@ class Loop:
         refuse_weights_not_finite(weights, step, self.place)
         if self.place.rank == 0:
             save_weights(self.job.shared, step, weights)
-
-
-class Log:
-    """Losses and metrics of steps, kept on the device until worker 0 writes their means over workers."""
-
-    def __init__(self, shared: Place, done: int, place: Rank) -> None:
-        self.place = place
-        self._held: list[tuple[int, Line, dict[str, Tensor]]] = []
-        self._history = History(shared, done) if place.rank == 0 else None
-
-    def add(self, step: int, lr: float, norm: float, values: dict[str, Tensor]) -> None:
-        """Add the scalars of a step, and the norm of its gradient: the step is marked `skipped` where that is not finite."""
-        after = {"lr": lr, "gradient_norm": norm} if math.isfinite(norm) else {"lr": lr, "skipped": 1}
-        self._held.append((step, after, values))
-
-    def flush(self, more: Line | None = None) -> None:
-        """Write the added steps, with `more` for the last one; without the numbers that are not finite, which JSON does not have."""
-        if not self._held:
-            return
-        values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
-        if self.place.workers > 1:
-            dist.all_reduce(values)
-            values /= self.place.workers
-        lines: list[Line] = [
-            {"step": step, **{name: value for name, value in zip(held, row, strict=True) if math.isfinite(value)}, **after}
-            for (step, after, held), row in zip(self._held, values.tolist(), strict=True)
-        ]
-        lines[-1].update(more or {})
-        self._held.clear()
-        if self._history is not None:
-            self._history.add(lines)
-
-    def send(self) -> None:
-        """Make what was written visible to the driver."""
-        if self._history is not None:
-            self._history.send()
-
-    def close(self) -> None:
-        """Close the history, if this worker writes it."""
-        if self._history is not None:
-            self._history.close()
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:

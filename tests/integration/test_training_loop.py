@@ -19,10 +19,11 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
 from raydense.training import notice
 from raydense.training.generations import Generations
-from raydense.training.loop import Job, Loop, Rank, refuse_weights_not_finite
+from raydense.training.loop import Job, Loop, refuse_weights_not_finite
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
+from raydense.training.rank import Rank
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
