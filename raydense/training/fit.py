@@ -6,6 +6,7 @@ The driver checks the inputs, starts the workers, shows their progress, and writ
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,19 +20,20 @@ from raydense.runtime.session import joins_cluster
 from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance
 from raydense.training.batches import Sampler
 from raydense.training.capacity import require_capacity
-from raydense.training.checkpoints import load_weights, newest_state, refuse_other_workers
-from raydense.training.dev import METRIC
+from raydense.training.checkpoints import refuse_other_workers
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
 from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
-from raydense.training.history import EVENTS, HISTORY, read_history
+from raydense.training.history import EVENTS, HISTORY, lines_of
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
+from raydense.training.registered import newest_state
 from raydense.training.tracking import tracking
+from raydense.training.weights import load_weights
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
@@ -94,7 +96,7 @@ def _train(job: Job, gpu: bool, done: int, followed: Followed, builder: Generati
     of theirs is taken away.
     """
     lends = job.generations.last > 0 and not job.generations.behind
-    seconds, steps, waited = 0.0, 0, 0.0
+    seconds, steps, waited, tokens = 0.0, 0, 0.0, 0
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
             if lends:
@@ -102,12 +104,12 @@ def _train(job: Job, gpu: bool, done: int, followed: Followed, builder: Generati
                 job = replace(job, until=job.generations.end(done))
             result = followed.run(job, gpu, builder, progress)
             seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
-            waited += result["waited"]
+            waited, tokens = waited + result["waited"], tokens + result["tokens"]
             if result["ended"]:
                 if done < job.steps:
                     say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
                 _say_gain(result)
-                return {**result, "seconds": seconds, "steps": steps, "waited": waited}
+                return {**result, "seconds": seconds, "steps": steps, "waited": waited, "tokens": tokens}
             if done < job.until:
                 say(f"train: a node of its workers is going to be taken away; it continues from step {done:,}")
 
@@ -118,10 +120,10 @@ def _say_gain(result: dict[str, Any]) -> None:
     if start is None:
         return
     if result["best_step"]:
-        say(f"train: {METRIC} {best:.4f} after step {result['best_step']:,}, {start:.4f} before the first")
+        say(f"train: {result['by']} {best:.4f} after step {result['best_step']:,}, {start:.4f} before the first")
     else:
         say(
-            f"train: {METRIC} was never above the {start:.4f} before the first step, so the model is what it was: lower --lr, or give other negatives"
+            f"train: {result['by']} was never above the {start:.4f} before the first step, so the model is what it was: lower --lr, or give other negatives"
         )
 
 
@@ -159,21 +161,30 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
     names = draft.place.names(f"refresh/*/{MANIFEST}")
     renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
     history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
-    lines = read_history(history)
-    skipped = sum(line.get("skipped", 0) for line in lines)
-    draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), len(lines))
-    draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), len(lines))
+    steps, skipped, last = _counted(history)
+    draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), steps)
+    draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), steps)
     return draft.finish(
         0,
         objective=name,
-        steps=len(lines),
+        steps=steps,
         best_step=result["best_step"],
-        dev={} if result["best"] is None else {METRIC: result["best"]},
-        **({} if result["start"] is None else {"dev_start": {METRIC: result["start"]}}),
-        loss_last=next(line["loss"] for line in reversed(lines) if "loss" in line),
+        dev={} if result["best"] is None else {result["by"]: result["best"]},
+        **({} if result["start"] is None else {"dev_start": {result["by"]: result["start"]}}),
+        loss_last=last,
         seconds=round(seconds, 2),
         queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
+        tokens_per_second=round(result["tokens"] / max(result["seconds"], 1e-9), 1),
+        memory=result["memory"],
         corpus=inputs["corpus"],
         **({"steps_skipped": skipped} if skipped else {}),
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )
+
+
+def _counted(history: Path) -> tuple[int, int, float]:
+    """The steps in a history, how many of them were skipped, and the last loss; one line is held at a time."""
+    steps, skipped, last = 0, 0, math.nan
+    for line in lines_of(history):
+        steps, skipped, last = steps + 1, skipped + line.get("skipped", 0), line.get("loss", last)
+    return steps, skipped, last

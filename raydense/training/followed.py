@@ -11,12 +11,12 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.waiting import Waiting
 from raydense.training.capacity import workers_wait
-from raydense.training.checkpoints import fix_registered, keep_registered, newest_state
 from raydense.training.ending import Ending
 from raydense.training.generation_builder import GenerationBuilder
-from raydense.training.history import HISTORY, Follower
+from raydense.training.history import HISTORY, USAGE, Follower, Line
 from raydense.training.loop import FOUND, Job
 from raydense.training.notice import withdraw
+from raydense.training.registered import fix_registered, keep_registered, newest_state
 from raydense.training.status import forget, start_line, steps_done
 from raydense.training.tracking import Send
 from raydense.training.workers import Workers
@@ -27,9 +27,10 @@ class Followed:
 
     def __init__(self, job: Job, send: Send, ending: Ending) -> None:
         self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
-        self._follower = Follower(job.shared / HISTORY)
+        self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
         self._output = Path(job.generations.output).name
 
     def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
@@ -88,16 +89,28 @@ class Followed:
             self._shows_start = progress.starting = False
         self._at = max(self._at, steps_done(self._shared) or 0)
         progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
-        for line in self._follower.new_lines():
+        lines, used = self._follower.new_lines(), self._usage.new_lines()
+        if used:
+            self._used = {name: value for name, value in used[-1].items() if name != "step"}
+        newest: Line = {}
+        for line in lines:
             self._at = max(self._at, line["step"])
-            progress.set(self._at, f"loss {line['loss']:.4f}" if "loss" in line else "")
-            for name, value in line.items():
-                show("train", value, output=self._output, name=name)
+            newest |= line | (self._used if line is lines[-1] else {})
             if line["step"] > self._sent:
-                self._send(line)
+                self._send(line | (self._used if line is lines[-1] else {}))
                 self._sent = line["step"]
                 if "skipped" in line:
                     say(f"train: step {line['step']:,} did not update the weights: its gradient is not finite")
+        for name, value in newest.items():
+            show("train", value, output=self._output, name=name)
+        if lines:
+            progress.set(self._at, _described(newest))
+
+
+def _described(line: Line) -> str:
+    """What the progress line says of the newest numbers."""
+    loss = [f"loss {line['loss']:.4f}"] if "loss" in line else []
+    return ", ".join([*loss, *([f"{line['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in line else [])])
 
 
 def checkpointed(job: Job) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from raydense.errors import InputError
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.session import joins_cluster
-from raydense.training.checkpoints import RUN
 from raydense.training.loop import Job, train_worker
+from raydense.training.registered import RUN
 
 # Ray Train polls its workers at this interval: it bounds the delay of a report, and of the end.
 _LOOK_EVERY_S = "0.25"
