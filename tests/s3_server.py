@@ -75,18 +75,22 @@ def environment(port: int, cache: Path) -> dict[str, str]:
 
 @dataclass
 class Proxy:
-    """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None."""
+    """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None.
+
+    `hold` is called with the method and path of each before: it waits as long as the store is to be slow.
+    """
 
     upstream: int
     fault: Callable[[int, str], Fault]
+    hold: Callable[[str, str], None] = lambda *_: None
     port: int = 0
     happened: list[str] = field(default_factory=list)  # the faults so far
 
 
 @contextmanager
-def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
+def proxy(upstream: int, fault: Callable[[int, str], Fault], hold: Callable[[str, str], None] = lambda *_: None) -> Iterator[Proxy]:
     """A running proxy."""
-    held = Proxy(upstream, fault)
+    held = Proxy(upstream, fault, hold)
     numbers = itertools.count(1)
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,6 +98,7 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault]) -> Iterator[Proxy]:
 
         def handle_one(self) -> None:
             body = self._body()
+            held.hold(self.command, self.path)
             wrong = held.fault(next(numbers), self.command)
             if wrong:
                 held.happened.append(wrong)

@@ -17,7 +17,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "total": ("how many there are in total; 0 if unknown", ("stage", "unit")),
     "files_open": ("files of a stage on Ray Data that are not committed yet: its queue", ("stage",)),
     "train": (
-        "the last line of a training's history: loss, lr, dev metrics, and with refresh generation and staleness",
+        "the newest numbers of a training: loss, lr, dev metrics, tokens a second, memory in GiB, and with refresh generation and staleness",
         ("output", "name"),
     ),
     "refresh_seconds": ("seconds to make the last generation of hard negatives", ("output",)),

@@ -1,68 +1,126 @@
-"""Checkpoints: every worker's files reported to Ray Train at the same step, and the best weights next to them.
+"""Checkpoints: the files of every worker after the same step, uploaded by Ray Train while the next steps are done.
 
 A checkpoint is the engine's files and `state.json` (step, workers, precision, the best dev measurement so far). Ray Train registers it
-when all workers have reported, and hands the newest registered one to workers that start in the same storage.
+when all workers have uploaded theirs, and hands the newest registered one to workers that start in the same storage.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shutil
 import tempfile
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import ray.train
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raydense.errors import InputError
+from raydense.runtime.ray_internals import persist_checkpoint
 from raydense.storage import Place
 from raydense.training.engine import Engine, Precision, tied
 from raydense.training.loop_settings import LoopSettings
+from raydense.training.outage import outlasting
+from raydense.training.registered import STATE, State, forget_unregistered
+from raydense.training.weights import save_weights
 
-RUN = "run"
-_STATE = "state.json"
-_LISTED = "checkpoint_manager_snapshot.json"
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of a training: `step` steps are done, with this number of `workers`; `best_step` has the best dev metric, `best`.
-
-    `start` is the dev metric before the first step.     `precision` is the one used for the steps, never auto. The last `skipped` steps in a row did not update the weights.
-    """
-
-    precision: Precision
-    step: int = 0
-    workers: int = 1
-    best_step: int = 0
-    best: float | None = None
-    skipped: int = 0
-    start: float | None = None
+_MAY_BE_NEWEST = 3  # one that is being uploaded, one that is uploaded and not registered yet, and the one before
 
 
-def save_checkpoint(engine: Engine, state: State, rank: int) -> None:
-    """Report a checkpoint; all workers call this at the same step, and wait for each other."""
-    folder = Path(tempfile.mkdtemp(prefix="raydense-checkpoint-"))
-    engine.save(folder)
-    if rank == 0:
-        (folder / _STATE).write_text(json.dumps(asdict(state)))
-    checkpoint = ray.train.Checkpoint.from_directory(folder) if any(folder.iterdir()) else None
-    ray.train.report({"step": state.step}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
+class Checkpoints:
+    """The checkpoints of one worker. All workers call each method at the same step."""
+
+    def __init__(self, shared: Place, engine: Engine, rank: int, before: Callable[[], None]) -> None:
+        """`before` is called on worker 0 before each upload: it sends what a run that continues from the checkpoint needs, too."""
+        self._shared, self._engine, self._rank, self._before = shared, engine, rank, before
+        self._uploaded = threading.Event()
+        self._uploaded.set()
+        self._best_steps: deque[int] = deque(maxlen=_MAY_BE_NEWEST)
+
+    def load(self, workers: int, precision: Precision, output: Place) -> State:
+        """Continue from the newest registered checkpoint, if there is one; InputError if it is of another precision."""
+        checkpoint = ray.train.get_checkpoint()
+        if self._rank == 0:
+            forget_unregistered(self._shared, checkpoint and Path(checkpoint.path).name)
+        if checkpoint is None:
+            return State(precision, workers=workers)
+        with checkpoint.as_directory() as folder:
+            state = State(**json.loads((Path(folder) / STATE).read_text()))
+            refuse_other_precision(output, state, precision)
+            self._engine.load(Path(folder), state.workers)
+        self._best_steps.append(state.best_step)
+        return replace(state, workers=workers)
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint on this machine, and begin to upload it. One is uploaded at a time: first this waits for the one before."""
+        self._uploaded.wait()
+        folder = self._new_folder()
+        try:
+            self._engine.save(folder)
+            if self._rank == 0:
+                (folder / STATE).write_text(json.dumps(asdict(state)))
+        except BaseException as error:
+            of_disk = _error_of_disk(folder) if isinstance(error, RuntimeError) else None
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk stays full otherwise
+            if of_disk:
+                raise of_disk from error
+            raise
+        self._best_steps.append(state.best_step)
+        checkpoint = None
+        if any(folder.iterdir()):
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+            self._uploaded.clear()
+        else:
+            folder.rmdir()
+        ray.train.report(
+            {"step": state.step},
+            checkpoint=checkpoint,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
+            delete_local_checkpoint_after_upload=False,  # nor would Ray delete it after an upload that failed
+            checkpoint_upload_fn=self._upload,
+        )
+
+    def settle(self) -> None:
+        """Wait until all checkpoints are registered, those of all workers: worker 0 waits for that."""
+        if self._rank == 0:
+            ray.train.get_all_reported_checkpoints(consistency_mode=ray.train.CheckpointConsistencyMode.COMMITTED)
+
+    def save_weights(self, step: int, weights: dict[str, Tensor]) -> None:
+        """Write the best weights so far, on worker 0; those stay that a checkpoint names as its best, also one that is being uploaded."""
+        if self._rank == 0:
+            outlasting(lambda: save_weights(self._shared, step, weights, set(self._best_steps)), "saving the best weights")
+
+    def _upload(self, checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        """In Ray's thread for uploads. An error ends the workers, which start again from the checkpoint before."""
+        try:
+            if self._rank == 0:
+                outlasting(self._before, "sending the history")
+            return outlasting(lambda: persist_checkpoint(checkpoint, name), "uploading a checkpoint")
+        finally:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+            self._uploaded.set()
+
+    def _new_folder(self) -> Path:
+        """A folder of this machine; what a worker that was killed left behind is removed."""
+        prefix = f"raydense-checkpoint-{hashlib.sha256(self._shared.located.encode()).hexdigest()[:16]}-{self._rank}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if left.lstat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=prefix))
 
 
-def load_checkpoint(engine: Engine, workers: int, precision: Precision, output: Place) -> State:
-    """Continue from the newest registered checkpoint, if there is one; InputError if it is of another precision."""
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
-        return State(precision, workers=workers)
-    with checkpoint.as_directory() as folder:
-        state = State(**json.loads((Path(folder) / _STATE).read_text()))
-        refuse_other_precision(output, state, precision)
-        engine.load(Path(folder), state.workers)
-    return replace(state, workers=workers)
+def _error_of_disk(folder: Path) -> OSError | None:
+    """Why nothing can be written there; None if something can. torch reports a full disk as a RuntimeError about positions in a file."""
+    try:
+        (folder / "probe").write_bytes(bytes(2**20))
+    except OSError as error:
+        return error
+    return None
 
 
 def refuse_other_precision(output: Place, state: State, precision: Precision) -> None:
@@ -75,57 +133,6 @@ def refuse_other_precision(output: Place, state: State, precision: Precision) ->
         )
 
 
-def newest_state(shared: Place) -> State | None:
-    """The state of unfinished work in `shared`, from its newest checkpoint; None if there is none."""
-    return max(_states(shared), key=lambda state: state.step, default=None)
-
-
-def _states(shared: Place) -> list[State]:
-    """The state in every checkpoint in `shared`, registered or not; a checkpoint that a kill cut short is skipped."""
-    found = []
-    for name in shared.names(f"{RUN}/*/{_STATE}"):
-        with suppress(json.JSONDecodeError):
-            text = (shared / name).read_text()
-            if text is not None:
-                found.append(State(**json.loads(text)))
-    return found
-
-
-def keep_registered(shared: Place) -> None:
-    """Copy Ray Train's list of registered checkpoints, if it is new and complete: Ray overwrites it in place.
-
-    In a bucket every file is complete, and needs no copy.
-    """
-    if shared.durable:
-        return
-    text, kept = (shared / RUN / _LISTED).read_text(), shared / _LISTED
-    if text is not None and text != kept.read_text() and _names_checkpoints(text, shared):
-        kept.write_text(text)
-
-
-def fix_registered(shared: Place) -> None:
-    """Before workers start: replace a list that a kill cut short by its copy, if the checkpoints in the copy exist.
-
-    Without a usable list the training starts from step 0: Ray itself would always refuse the folder.
-    """
-    listed, kept = (shared / RUN / _LISTED).read_text(), (shared / _LISTED).read_text()
-    if listed is None or _names_checkpoints(listed, shared):
-        return
-    if kept is not None and _names_checkpoints(kept, shared):
-        (shared / RUN / _LISTED).write_text(kept)
-    else:
-        (shared / RUN / _LISTED).delete()
-
-
-def _names_checkpoints(text: str, shared: Place) -> bool:
-    """Whether a list is complete, and the checkpoints that it names exist."""
-    try:
-        named = json.loads(text)["checkpoint_results"]
-    except (json.JSONDecodeError, KeyError):
-        return False
-    return all((shared / RUN / one["checkpoint_dir_name"]).exists() for one in named)
-
-
 def refuse_other_workers(output: Place, state: State, settings: LoopSettings) -> None:
     """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
     if tied(settings) and state.workers != settings.workers:
@@ -134,27 +141,3 @@ def refuse_other_workers(output: Place, state: State, settings: LoopSettings) ->
             output,
             f"give --workers {state.workers}, or delete the folder to start again",
         )
-
-
-def weights_name(step: int) -> str:
-    """The file name of the best or last weights, saved after `step`."""
-    return f"weights-{step}.safetensors"
-
-
-def write_weights(file: Place, weights: dict[str, Tensor]) -> None:
-    """Write weights; the file appears only when it is complete."""
-    with file.writing() as aside:
-        save_file({key: value.clone().contiguous() for key, value in weights.items()}, aside)
-
-
-def save_weights(shared: Place, step: int, weights: dict[str, Tensor]) -> None:
-    """Write the weights; remove earlier ones, except those that a checkpoint names as its best."""
-    write_weights(shared / weights_name(step), weights)
-    kept = {weights_name(s) for s in (step, *(state.best_step for state in _states(shared)))}
-    for old in set(shared.names("weights-*.safetensors")) - kept:
-        (shared / old).delete()
-
-
-def load_weights(shared: Place, step: int) -> dict[str, Any]:
-    """What `save_weights` wrote at `step`."""
-    return load_file((shared / weights_name(step)).fetch())

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, Self
 
 from raydense.runtime.progress import say
 from raydense.storage import Place
-from raydense.training.checkpoints import newest_state
 from raydense.training.notice import tell
+from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
 _WAITS_S = 300.0

@@ -17,9 +17,9 @@ from torch import Tensor
 from raydense.errors import InputError
 from raydense.storage import MANIFEST, WORK, Place
 from raydense.training.batches import Sampler
-from raydense.training.checkpoints import write_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import refresh_of
+from raydense.training.weights import write_weights
 
 _WEIGHTS, _RUN = "weights.safetensors", "run"
 _FAULT, _EXAMPLES = "refresh-fault.txt", "refresh"

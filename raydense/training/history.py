@@ -1,7 +1,7 @@
 """The history of a training: one line of JSON per step, and the same numbers for TensorBoard.
 
 Both files contain no times and nothing of the machine, so that the same training writes the same bytes. TensorBoard shows the number
-of the step as the time of day.
+of the step as the time of day. What is measured of the machines (`usage.jsonl`) is not part of the artifact.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from raydense.errors import StorageError
 from raydense.storage import Place
+from raydense.training.outage import Latest, outlasting
 
 HISTORY = "history.jsonl"
 EVENTS = "logs/events.out.tfevents.0.raydense"  # TensorBoard wants its files in a folder
+USAGE, USAGE_EVENTS = "usage.jsonl", "logs/usage/events.out.tfevents.0.raydense"
 _SENT_EVERY_S, _SENDING_AT_MOST = 2.0, 0.05  # how often a history goes to a store, and the share of the time that this may take
 Line = dict[str, Any]
 
@@ -27,53 +28,72 @@ Line = dict[str, Any]
 class History:
     """The writer of a history file, on worker 0. It first waits for the writer of an earlier attempt to end."""
 
-    def __init__(self, shared: Place, done: int) -> None:
-        """Open the history in `shared`, and keep the lines of the first `done` steps, those before the checkpoint."""
-        self._shared, self._next_sending = shared, 0.0
-        self._stream = open((shared / HISTORY).growing(), "a+")  # noqa: SIM115 - held as long as the run
+    def __init__(self, shared: Place, done: int, name: str = HISTORY, events: str = EVENTS) -> None:
+        """Open the history `name` in `shared`, and keep the lines of the first `done` steps, those before the checkpoint."""
+        self._file, self._event_file, self._next_sending = shared / name, shared / events, 0.0
+        self._sending, self._one_at_a_time = Latest("history"), threading.Lock()
+        self._stream = open(self._file.growing(), "a+")  # noqa: SIM115 - held as long as the run
         fcntl.flock(self._stream, fcntl.LOCK_EX)
-        sent = (shared / HISTORY).sent()
+        sent = self._file.sent()
         if sent is not None:
             self._stream.truncate(0)
             self._stream.write(sent.decode())
-        self._stream.seek(0)
-        kept = [line for line in _whole_lines(self._stream) if line["step"] <= done]
-        # truncated, not rewritten: a kill here loses nothing
-        self._stream.truncate(sum(len(_as_text(line)) for line in kept))
-        self._events = _Events(open((shared / EVENTS).growing(), "wb"))  # noqa: SIM115 - as above
-        self._events.add(kept)
+        self._events = _Events(open(self._event_file.growing(), "wb"))  # noqa: SIM115 - as above
+        self._keep(done)
         self.send()
 
+    def _keep(self, done: int) -> None:
+        """Cut off the lines after step `done`, in place: a kill here loses nothing. One line is held at a time: there may be a million."""
+        size = 0
+
+        def kept() -> Iterator[Line]:
+            nonlocal size
+            self._stream.seek(0)
+            for text in self._stream:
+                if not text.endswith("\n") or (line := json.loads(text))["step"] > done:
+                    return
+                size += len(text)
+                yield line
+
+        self._events.add(kept())
+        self._stream.truncate(size)
+
     def add(self, lines: list[Line]) -> None:
-        """Append the lines of some steps, and flush them to the disk; they are sent to a bucket at intervals."""
+        """Append the lines of some steps, and flush them to the disk; they are sent to a bucket at intervals, in a thread."""
         self._stream.writelines(map(_as_text, lines))
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._events.add(lines)
         if time.monotonic() >= self._next_sending:
-            with suppress(StorageError):  # they are sent with the next lines
-                self.send()
+            self._sending.do(self.send)
 
     def send(self) -> None:
-        """Make all lines visible to others; called before each checkpoint, which needs them."""
-        begun = time.monotonic()
-        (self._shared / HISTORY).send()
-        ended = time.monotonic()
-        self._next_sending = ended + max(_SENT_EVERY_S, (ended - begun) / _SENDING_AT_MOST)
+        """Make all lines visible to others; called before the upload of each checkpoint, which needs them, in its thread."""
+        with self._one_at_a_time:  # an older version never replaces a newer one
+            begun = time.monotonic()
+            self._file.send()
+            ended = time.monotonic()
+            self._next_sending = ended + max(_SENT_EVERY_S, (ended - begun) / _SENDING_AT_MOST)
 
     def close(self) -> None:
         """Close both files, and send them."""
         if not self._stream.closed:
+            self._sending.close()
             self._stream.close()
             self._events.close()
-            (self._shared / HISTORY).send()
-            (self._shared / EVENTS).send()
+            outlasting(self.send, "sending the history")
+            outlasting(self._event_file.send, "sending the history")
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """The lines of a history file, one after another; a last line that a kill cut off is left out."""
+    with open(path) as stream:
+        yield from (json.loads(text) for text in stream if text.endswith("\n"))
 
 
 def read_history(path: Path) -> list[Line]:
-    """The lines of a history file; a last line that a kill cut off is left out."""
-    with open(path) as stream:
-        return list(_whole_lines(stream))
+    """As `lines_of`, all at once."""
+    return list(lines_of(path))
 
 
 class Follower:
@@ -97,10 +117,6 @@ class Follower:
 def _as_text(line: Line) -> str:
     """A line as it stands in the file, all of it ASCII."""
     return json.dumps(line) + "\n"
-
-
-def _whole_lines(stream: Iterable[str]) -> Iterable[Line]:
-    return (json.loads(line) for line in stream if line.endswith("\n"))
 
 
 class _Events:

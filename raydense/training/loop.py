@@ -16,19 +16,21 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.storage import Place
 from raydense.training.batches import Sampler
-from raydense.training.checkpoints import State, load_checkpoint, save_checkpoint, save_weights
+from raydense.training.checkpoints import Checkpoints
 from raydense.training.cores import share_cores
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, Precision, learning_rate, make_engine, precision_for
 from raydense.training.generations import Generations
-from raydense.training.history import History, Line
 from raydense.training.inputs import refuse_replaced
+from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.prefetch import Prefetch
+from raydense.training.rank import Rank
+from raydense.training.registered import State
 from raydense.training.status import Status
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
@@ -71,16 +73,6 @@ def train_worker(job: Job) -> dict[str, Any]:
         return {"fault": list(error.args)}
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Which worker this is."""
-
-    rank: int
-    workers: int
-    on_machine: int
-    device: torch.device
-
-
 class Loop:
     """One worker's run, from the newest checkpoint to the last step."""
 
@@ -104,8 +96,11 @@ class Loop:
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
+        self.decides = next(iter(job.dev), METRIC)  # which step is the best
         self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
         self.engine.module.train()
+        self.log = Log(job.shared, place)
+        self.checkpoints = Checkpoints(job.shared, self.engine, place.rank, self.log.send)
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
         self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
 
@@ -139,8 +134,8 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         """Train to the last step, or to the end of this job; returns values for the summary."""
-        state = load_checkpoint(self.engine, self.place.workers, self.precision, self.job.generations.output)
-        log = Log(self.job.shared, state.step, self.place)
+        state = self.checkpoints.load(self.place.workers, self.precision, self.job.generations.output)
+        self.log.open(state.step)
         status = Status(self.job.shared) if self.place.rank == 0 else None
         started, first = time.monotonic(), state.step
         self.notice.watch()
@@ -152,20 +147,22 @@ class Loop:
                     status.start(self._described(parts))
                 if self.dev and step == 0:
                     state, values = self._measured(state)
-                    state = replace(state, start=values[METRIC])
-                updated = self._train_step(step, parts, log)
+                    state = replace(state, start=values[self.decides])
+                updated = self._train_step(step, parts)
                 if status:
                     status.at(step + 1)
-                state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1), log)
+                state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1))
                 if self.told or self._stalled(state):
                     break
         self.notice.close()
-        log.flush()
+        self.log.flush()
         if state.best is None and state.step == self.job.steps:
             state = replace(state, best_step=state.step)
             self._save_weights(state.step)
-        log.close()
-        if self.place.rank == 0:
+        self.checkpoints.settle()
+        self.log.close()
+        if status:
+            status.close()
             self.job.shared.forget()
         seconds = time.monotonic() - started - self.waited
         done = {
@@ -176,7 +173,9 @@ class Loop:
             "input_wait": self.batches.waited,
         }
         ended = state.step == self.job.steps or self._stalled(state)
-        return {"best_step": state.best_step, "best": state.best, "start": state.start, "ended": ended, **done}
+        used = {"tokens": self.log.tokens, "memory": self.log.memory}
+        best = {"best_step": state.best_step, "best": state.best, "start": state.start, "by": self.decides}
+        return {**best, "ended": ended, **used, **done}
 
     def _stalled(self, state: State) -> bool:
         """Whether as many dev measurements in a row as the settings allow were no better than the best."""
@@ -202,7 +201,7 @@ class Loop:
     def _batches(self, step: int) -> Sent:
         return self.transfer.send([cut_up(self.settings, self.method.prepare(part), self.pieces) for part in self.sampler.step(step)])
 
-    def _train_step(self, step: int, parts: list[Cut], log: Log) -> bool:
+    def _train_step(self, step: int, parts: list[Cut]) -> bool:
         """Whether the weights were updated: they are not where the gradient is not finite."""
         seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
         measured = [
@@ -215,45 +214,44 @@ class Loop:
         if self.job.generations.last:
             extra = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
             values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in extra.items()}
-        log.add(step + 1, lr, norm, values)
+        self.log.add(step + 1, lr, norm, values, sum(part.tokens for part in parts))
         return math.isfinite(norm)
 
-    def _after(self, state: State, log: Log) -> State:
+    def _after(self, state: State) -> State:
         """Do what is due after `state.step` steps: dev metric, log, weights for a generation, checkpoint.
 
         InputError, on all workers, if too many steps in a row were skipped.
         """
         if state.skipped == min(SKIPPED_AT_MOST, self.job.steps):
-            log.flush()
-            log.close()
+            self.log.flush()
+            self.log.close()
             what = f"the gradients of {state.skipped} steps in a row are not finite, the last at step {state.step}"
             raise InputError(what, "train", _FIX)
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
             state, values = self._measured(state)
-            log.flush(values)
+            self.log.flush(values)
         elif state.step % self.settings.log_every == 0:
-            log.flush()
+            self.log.flush()
         if self.job.generations.boundary(state.step):
             self._hand_over(state.step)
         asked = self.notice.asked()
         self.told = asked == Asked.END
         if not last and (asked or self._is_due(state.step)):
-            log.flush()
-            log.send()
-            save_checkpoint(self.engine, state, self.place.rank)
+            self.log.flush()
+            self.checkpoints.save(state)
             self.notice.saved()
         return state
 
     def _measured(self, state: State) -> tuple[State, dict[str, float]]:
-        """The dev metrics; the weights are kept where the first of them is the best so far."""
+        """The dev metrics; the weights are kept where the one that decides is the best so far."""
         values = {
             f"{name.removesuffix(METRIC)}{metric}": value
             for name, dev in self.dev.items()
             for metric, value in dev.measure(self.engine).items()
         }
-        if state.best is None or values[METRIC] > state.best:
-            state = replace(state, best=values[METRIC], best_step=state.step)
+        if state.best is None or values[self.decides] > state.best:
+            state = replace(state, best=values[self.decides], best_step=state.step)
             self._save_weights(state.step)
         return state, values
 
@@ -270,49 +268,7 @@ class Loop:
     def _save_weights(self, step: int) -> None:
         weights = self.engine.weights()
         refuse_weights_not_finite(weights, step, self.place)
-        if self.place.rank == 0:
-            save_weights(self.job.shared, step, weights)
-
-
-class Log:
-    """Losses and metrics of steps, kept on the device until worker 0 writes their means over workers."""
-
-    def __init__(self, shared: Place, done: int, place: Rank) -> None:
-        self.place = place
-        self._held: list[tuple[int, Line, dict[str, Tensor]]] = []
-        self._history = History(shared, done) if place.rank == 0 else None
-
-    def add(self, step: int, lr: float, norm: float, values: dict[str, Tensor]) -> None:
-        """Add the scalars of a step, and the norm of its gradient: the step is marked `skipped` where that is not finite."""
-        after = {"lr": lr, "gradient_norm": norm} if math.isfinite(norm) else {"lr": lr, "skipped": 1}
-        self._held.append((step, after, values))
-
-    def flush(self, more: Line | None = None) -> None:
-        """Write the added steps, with `more` for the last one; without the numbers that are not finite, which JSON does not have."""
-        if not self._held:
-            return
-        values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
-        if self.place.workers > 1:
-            dist.all_reduce(values)
-            values /= self.place.workers
-        lines: list[Line] = [
-            {"step": step, **{name: value for name, value in zip(held, row, strict=True) if math.isfinite(value)}, **after}
-            for (step, after, held), row in zip(self._held, values.tolist(), strict=True)
-        ]
-        lines[-1].update(more or {})
-        self._held.clear()
-        if self._history is not None:
-            self._history.add(lines)
-
-    def send(self) -> None:
-        """Make what was written visible to the driver."""
-        if self._history is not None:
-            self._history.send()
-
-    def close(self) -> None:
-        """Close the history, if this worker writes it."""
-        if self._history is not None:
-            self._history.close()
+        self.checkpoints.save_weights(step, weights)
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:

@@ -79,7 +79,9 @@ class LoopSettings(Settings):
         " memory and more time, and give the same gradients apart from dropout",
     )
     activation_checkpointing: bool = resource(False, "compute activations again in the backward pass: less memory, a third more time")
-    checkpoint_every: int = resource(200, "steps between checkpoints: a crash costs at most this many", ge=1)
+    checkpoint_every: int = resource(
+        200, "steps between checkpoints: a crash costs at most this many, and as many again while one is being uploaded", ge=1
+    )
     checkpoint_minutes: float = resource(30.0, "minutes after which there is a checkpoint too; 0: by steps alone", ge=0)
     log_every: int = resource(10, "steps between log lines", ge=1)
     max_failures: int = resource(3, "worker failures to recover from before giving up; a new checkpoint resets the count", ge=0)

@@ -26,6 +26,20 @@ class DevSettings(BaseSettings):
     )
 
 
+class JointDevSettings(DevSettings):
+    """What is measured while two models train together."""
+
+    by: Literal["retriever", "reranker"] = setting(
+        "retriever", "the model whose MRR@10 decides which step is the best, and about patience; reranker needs dev.run"
+    )
+
+    @model_validator(mode="after")
+    def _fits_a_run(self) -> Self:
+        if self.by == "reranker" and self.run is None:
+            raise ValueError("dev.by reranker needs dev.run, the candidates that the re-ranker is measured on")
+        return self
+
+
 class RefreshSettings(Margins):
     """How new hard negatives are found while a retriever trains."""
 
@@ -84,7 +98,7 @@ class TrainSettings(LoopSettings):
     verb = "train"
     chosen_by = "objective"
     newer = (
-        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "one_source"),
+        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "one_source"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from raydense.errors import StorageError
 from raydense.storage import Place
+from raydense.training.outage import Latest
 
 _START, _STEP = "start.txt", "step.txt"
 _EVERY_S = 2.0
@@ -16,7 +17,7 @@ class Status:
     """The writer, on worker 0. The history is written every `log_every` steps, which may take minutes; this every few seconds."""
 
     def __init__(self, shared: Place) -> None:
-        self._shared, self._next = shared, 0.0
+        self._shared, self._next, self._writing = shared, 0.0, Latest("status")
 
     def start(self, line: str) -> None:
         """Write the line about the training."""
@@ -26,9 +27,12 @@ class Status:
     def at(self, step: int) -> None:
         """Report that `step` steps are done."""
         if time.monotonic() >= self._next:
-            with suppress(StorageError):
-                (self._shared / _STEP).write_text(str(step))
+            self._writing.do(lambda: (self._shared / _STEP).write_text(str(step)))
             self._next = time.monotonic() + max(_EVERY_S, self._shared.look_every_s)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._writing.close()
 
 
 def forget(shared: Place) -> None:

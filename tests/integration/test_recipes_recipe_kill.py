@@ -39,6 +39,7 @@ stages:
 """
 STAGES = re.findall(r"^  (\w+): {do", RECIPE, re.MULTILINE)
 KILLS = 2
+TIMED = ("seconds", "queries_per_second", "tokens_per_second", "memory", "input_wait")
 _MOST_FILES = 15
 
 
@@ -89,7 +90,7 @@ def manifests(folder: Path) -> dict[str, object]:
 def without_times(value: object) -> object:
     match value:
         case dict():
-            return {key: without_times(inner) for key, inner in value.items() if key not in ("seconds", "queries_per_second", "input_wait")}
+            return {key: without_times(inner) for key, inner in value.items() if key not in TIMED}
         case list():
             return [without_times(inner) for inner in value]
     return value

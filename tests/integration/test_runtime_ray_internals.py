@@ -41,6 +41,19 @@ def test_what_a_training_hears_of_its_nodes() -> None:
     assert callable(context.get_train_context)
 
 
+def test_how_a_training_uploads_a_checkpoint() -> None:
+    """`test_training_upload.py` does it."""
+    from ray.train.v2._internal.execution import context, storage
+
+    assert list(inspect.signature(storage.StorageContext.persist_current_checkpoint).parameters) == [
+        "self",
+        "checkpoint",
+        "checkpoint_dir_name",
+    ]
+    assert "storage_context" in context.TrainContext.__dataclass_fields__
+    assert context.MAX_CHECKPOINT_UPLOAD_THREADS == 1, "uploads are registered in their order"
+
+
 def test_without_an_autoscaler_its_state_is_empty() -> None:
     state = ray_internals.autoscaler_state()
     assert state.autoscaler_state_version == 0

@@ -31,8 +31,9 @@ from raydense.runtime import session as ray_session
 from raydense.runtime import waiting
 from raydense.storage import Artifact, Place
 from raydense.training import capacity
-from raydense.training.checkpoints import RUN, State, refuse_other_workers
+from raydense.training.checkpoints import refuse_other_workers
 from raydense.training.history import Follower, Line, read_history
+from raydense.training.registered import RUN, State
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

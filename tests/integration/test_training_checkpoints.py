@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
 from raydense.errors import InputError
 from raydense.storage import Place
-from raydense.training.checkpoints import (
-    RUN,
-    State,
-    fix_registered,
-    keep_registered,
-    load_weights,
-    newest_state,
-    refuse_other_precision,
-    save_weights,
-    weights_name,
-)
+from raydense.training.checkpoints import refuse_other_precision
 from raydense.training.history import HISTORY, Follower, History, read_history
+from raydense.training.registered import RUN, State, fix_registered, forget_unregistered, keep_registered, newest_state
+from raydense.training.weights import load_weights, save_weights, weights_name
 from tests.s3_server import BUCKET, environment
 
 LISTED = f"{RUN}/checkpoint_manager_snapshot.json"
@@ -37,24 +32,28 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return Place.of(f"s3://{BUCKET}/{tmp_path.name}")
 
 
-def checkpoint(shared: Place, state: State) -> None:
-    """The part of a checkpoint that records its step, as Ray Train writes it."""
+def checkpoint(shared: Place, state: State, registered: bool = True) -> None:
+    """The part of a checkpoint that records its step, and Ray Train's list, as Ray Train writes them."""
     (shared / f"{RUN}/checkpoint_{state.step}/state.json").write_text(json.dumps(asdict(state)))
+    if registered:
+        (shared / LISTED).write_text(json.dumps({"checkpoint_results": [{"checkpoint_dir_name": f"checkpoint_{state.step}"}]}))
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((2,), float(step))}
 
 
-def test_the_best_weights_of_the_newest_checkpoint_outlive_better_ones_after_it(shared: Place) -> None:
-    save_weights(shared, 8, weights(8))
-    checkpoint(shared, State("fp32", step=10, best_step=8, best=0.1))
+def test_the_best_weights_of_checkpoints_outlive_better_ones_after_them(shared: Place) -> None:
+    """Those that a checkpoint in upload names, too: nobody can see it in the store yet."""
+    for step in (4, 8):
+        save_weights(shared, step, weights(step), {4})
+    checkpoint(shared, State("fp32", step=5, best_step=4, best=0.1))
     for better in (12, 14, 16):
-        save_weights(shared, better, weights(better))
+        save_weights(shared, better, weights(better), {4, 8})
     state = newest_state(shared)
     assert state is not None
-    assert load_weights(shared, state.best_step)["w"].tolist() == [8.0, 8.0]
-    assert shared.names("weights-*") == sorted(map(weights_name, (8, 16)))
+    assert load_weights(shared, state.best_step)["w"].tolist() == [4.0, 4.0]
+    assert shared.names("weights-*") == sorted(map(weights_name, (4, 8, 16)))
 
 
 def test_steps_of_another_precision_are_not_gone_on_with(shared: Place) -> None:
@@ -66,19 +65,13 @@ def test_steps_of_another_precision_are_not_gone_on_with(shared: Place) -> None:
         refuse_other_precision(shared, state, "fp32")
 
 
-def test_weights_that_no_checkpoint_names_go(shared: Place) -> None:
-    for step in (2, 4):
-        save_weights(shared, step, weights(step))
-    checkpoint(shared, State("fp32", step=5, best_step=4, best=0.2))
-    save_weights(shared, 6, weights(6))
-    assert not (shared / weights_name(2)).exists()
-    assert load_weights(shared, 4)["w"].tolist() == [4.0, 4.0]
-
-
-def test_a_checkpoint_that_a_kill_cut_short_is_none(shared: Place) -> None:
+def test_an_upload_that_was_cut_short_is_no_checkpoint_and_goes(shared: Place) -> None:
+    """However much of it is there: Ray Train continues from the one before."""
     checkpoint(shared, State("fp32", step=5))
-    checkpoint(shared, State("fp32", step=10))
-    (shared / f"{RUN}/checkpoint_10/state.json").write_text("")
+    checkpoint(shared, State("fp32", step=10), registered=False)
+    assert newest_state(shared) == State("fp32", step=5)
+    forget_unregistered(shared, "checkpoint_5")
+    assert shared.names(f"{RUN}/*/state.json") == [f"{RUN}/checkpoint_5/state.json"]
     assert newest_state(shared) == State("fp32", step=5)
 
 
@@ -86,12 +79,13 @@ def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_pa
     """Ray Train writes its list in place, and refuses a torn one, or one that names what is gone, for ever."""
     shared = Place.of(tmp_path)
     checkpoint(shared, State("fp32", step=5))
-    whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
-    (shared / LISTED).write_text(whole)
+    whole = (shared / LISTED).read_text()
+    assert whole is not None
     keep_registered(shared)
     for torn in ("", whole[:-10], whole.replace("5", "9")):
         (shared / LISTED).write_text(torn)
         keep_registered(shared)
+        assert newest_state(shared) == State("fp32", step=5)
         fix_registered(shared)
         assert (shared / LISTED).read_text() == whole
     (tmp_path / RUN / "checkpoint_5").rename(tmp_path / RUN / "checkpoint_6")
@@ -101,8 +95,8 @@ def test_a_list_of_checkpoints_that_a_kill_cut_short_is_the_one_before_it(tmp_pa
 
 def test_a_list_that_names_what_is_gone_from_a_store_goes(shared: Place) -> None:
     checkpoint(shared, State("fp32", step=5))
-    whole = json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]})
-    (shared / LISTED).write_text(whole)
+    whole = (shared / LISTED).read_text()
+    assert whole is not None
     fix_registered(shared)
     assert (shared / LISTED).read_text() == whole
     (shared / f"{RUN}/checkpoint_5").delete()
@@ -141,3 +135,31 @@ def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Place, tmp_path:
     assert [line["step"] for line in read_history((shared / HISTORY).fetch())] == list(range(1, 10))
     if shared.everywhere:
         assert shared.files().keys() == {HISTORY, "logs/events.out.tfevents.0.raydense"}
+
+
+def test_a_checkpoint_that_the_disk_does_not_take_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """torch itself reports positions in a file, and the cause nowhere."""
+    script = (
+        "import resource, signal, sys, torch\n"
+        "from raydense.errors import fixable\n"
+        "from raydense.storage import Place\n"
+        "from raydense.training.checkpoints import Checkpoints\n"
+        "from raydense.training.engine import TorchEngine\n"
+        "from raydense.training.registered import State\n"
+        "from raydense.training.settings import TrainSettings\n"
+        "settings = TrainSettings(objective='retriever', model='m', corpus='c', queries='q', examples='e', output='o')\n"
+        "engine = TorchEngine(torch.nn.Linear(200, 200), settings, torch.device('cpu'), 'fp32')\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "try: Checkpoints(Place.of(sys.argv[1]), engine, 0, lambda: None).save(State('fp32', step=3))\n"
+        "except OSError as error: print(*fixable(error))\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    run = forked.run(
+        [sys.executable, "-c", script, str(tmp_path / "shared")],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+    )
+    assert "larger than a file may be here" in run.stdout, run.stderr
+    assert not list((tmp_path / "temporary").iterdir())

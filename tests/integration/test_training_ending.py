@@ -17,7 +17,7 @@ from training_data import TrainingData, make_training_data
 from raydense.cli.work import verb_work
 from raydense.refresh.train import train
 from raydense.storage import Artifact, Place
-from raydense.training.history import Follower
+from raydense.training.history import Follower, read_history
 from raydense.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +85,11 @@ def test_no_step_is_lost(
     assert 20 <= int(step) < STEPS
     assert not (tmp_path / "ended/manifest.json").exists()
 
+    capfd.readouterr()
+    again = train(wanted)
+    assert f"train: continues after {step} of {STEPS} steps" in capfd.readouterr().err
+    assert [line["step"] for line in read_history(again.path / "history.jsonl")] == list(range(1, STEPS + 1))
     if workers == 1:  # two draw another dropout
-        capfd.readouterr()
-        again = train(wanted)
-        assert f"train: continues after {step} of {STEPS} steps" in capfd.readouterr().err
         assert digests(again) == digests(whole)
         assert again.fingerprint == whole.fingerprint
 

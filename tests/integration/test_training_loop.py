@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
+from inference_world import make_reranker, write_table
 from ranks import run_ranks
 from training_data import make_training_data
 
+from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
 from raydense.training import notice
 from raydense.training.generations import Generations
-from raydense.training.loop import Job, Loop, Rank, refuse_weights_not_finite
-from raydense.training.method import load_model
+from raydense.training.loop import Job, Loop, refuse_weights_not_finite
+from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
+from raydense.training.rank import Rank
+from raydense.training.registered import State
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -128,3 +134,51 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         draft.finish(len(table), **summary)
     with pytest.raises(InputError, match=f"{folder.name}: was replaced while a stage was reading it"):
         Loop(job, Rank(0, 1, 1, CPU))
+
+
+@pytest.mark.parametrize("by", ["retriever", "reranker"])
+def test_a_joint_training_keeps_the_best_step_of_the_model_that_decides(tmp_path: Path, by: str) -> None:
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    reranker = make_reranker(tmp_path / "reranker", tmp_path / "tiny")
+    qrels = data.root / "sample/qrels/dev"
+    judged = read_table(qrels, "qrels").to_pandas().drop_duplicates("query_id")
+    store = PassageStore(data.root / "sample/corpus")
+    others = store.slice(0, 3, ["passage_id"])["passage_id"].to_pylist()
+    found = [(query, [*others, passage]) for query, passage in zip(judged["query_id"], judged["passage_id"], strict=True)]
+    run = [(query, passage, rank + 1, 4.0 - rank) for query, passages in found for rank, passage in enumerate(passages)]
+    columns = dict(zip(("query_id", "passage_id", "rank", "score"), map(list, zip(*run, strict=True)), strict=True))
+    write_table(tmp_path / "run", "run", pa.table(columns))
+    dev = {"qrels": str(qrels), "run": str(tmp_path / "run"), "passages": 60, "by": by, "patience": 2, "every": 1}
+    asked = data.settings(tmp_path / "o", objective="joint", model=str(tmp_path / "tiny"), reranker=str(reranker), dev=dev)
+    shared = Place.of(tmp_path / "shared")
+    sets = method_of(asked).dev_sets(asked, store)
+    loop = Loop(Job(asked, asked.model, shared, 9, sets, Generations(shared, steps=1, every=1), 9, {}), Rank(0, 1, 1, CPU))
+    state, values = loop._measured(State("fp32", step=3))
+    own = {"retriever": "mrr@10", "reranker": "reranker mrr@10"}
+    assert set(own.values()) <= values.keys()
+    assert values[own["retriever"]] != values[own["reranker"]], "the test tells them apart"
+    assert (state.best_step, state.best) == (3, values[own[by]])
+    again, _ = loop._measured(replace(state, step=5))
+    assert (again.best_step, loop._stalled(again)) == (3, True), "patience is about the same metric"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dev": {"qrels": "q", "by": "reranker"}}, "dev.by reranker needs dev.run"),
+        ({"dev": {"qrels": "q", "run": "r", "by": "reranker"}, "teacher": "static"}, "dev.by reranker .* static teacher"),
+        ({"dev": {"qrels": "q", "by": "retriever"}, "objective": "retriever", "reranker": None}, "dev.by"),
+    ],
+)
+def test_a_best_step_by_a_reranker_that_is_not_measured_is_refused(changes: dict[str, Any], message: str) -> None:
+    given = {"objective": "joint", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o", "reranker": "r"} | changes
+    with pytest.raises(InputError, match=message):
+        TrainSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def test_the_default_of_the_model_that_decides_is_in_no_fingerprint() -> None:
+    given = {"objective": "joint", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o", "reranker": "r"}
+    dev = {"qrels": "q", "run": "r"}
+    assert "dev.by" not in TrainSettings(**given, dev=dev).shaping()
+    assert TrainSettings(**given, dev={**dev, "by": "reranker"}).shaping()["dev.by"] == "reranker"

@@ -20,12 +20,13 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
-from raydense.training.loop import FOUND, Job, Loop, Rank
+from raydense.training.loop import FOUND, Job, Loop
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, memory_for, refuse_too_little
 from raydense.training.pieces import pieces_of
+from raydense.training.rank import Rank
 from raydense.training.settings import PretrainSettings, TrainSettings
 
 CPU = torch.device("cpu")

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.settings import Folder, artifact, setting
+from raydense.settings import Folder, artifact, group, setting
 from raydense.training.dual_encoder import DualEncoderMethod, changes, completed, temperature_of
 from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
 from raydense.training.methods.reranker import Reranker, of_list, supervised
-from raydense.training.settings import MeasuredSettings, NegativesSettings, PairSettings, RefreshedSettings, TrainSettings, VectorSettings
+from raydense.training.settings import (
+    JointDevSettings,
+    MeasuredSettings,
+    NegativesSettings,
+    PairSettings,
+    RefreshedSettings,
+    TrainSettings,
+    VectorSettings,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +48,7 @@ class Joint(Method):
         """Train a retriever and a re-ranker together, each learning from the other."""
 
         reranker: Folder = artifact("model", "the re-ranker's folder to start from, a trained one for a static teacher")
+        dev: JointDevSettings | None = group("measure both models during training, and keep the checkpoint with the best MRR@10 of one")
         in_batch: bool = setting(False, "also use other queries' positives in each list")
         teacher: Literal["dynamic", "static"] = setting(
             "dynamic", "dynamic: the re-ranker is trained too; static: it is frozen and only teaches"
@@ -52,6 +61,8 @@ class Joint(Method):
                 raise ValueError("a joint without in_batch needs negatives of at least 1")
             if self.teacher == "static":
                 self._refuse_given(["loss"], "a static teacher")
+                if self.dev and self.dev.by == "reranker":
+                    raise ValueError("dev.by reranker measures the same at each step with a static teacher: leave it out")
             return self
 
     @classmethod
@@ -77,11 +88,14 @@ class Joint(Method):
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
-        """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, the re-ranker's."""
-        from raydense.training.dev import METRIC, OF_RERANKER, read_dev_sets, reranker_set, retriever_set
+        """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, the re-ranker's; first the one that decides."""
+        from raydense.training.dev import METRIC, OF_RERANKER, MakeDevSet, read_dev_sets, reranker_set, retriever_set
 
-        of_reranker = {OF_RERANKER: reranker_set} if settings.dev and settings.dev.run else {}
-        return read_dev_sets(settings, store, {METRIC: retriever_set, **of_reranker})
+        made: dict[str, MakeDevSet] = {METRIC: retriever_set}
+        if settings.dev and settings.dev.run:
+            made[OF_RERANKER] = reranker_set
+        decides = OF_RERANKER if settings.dev and settings.dev.by == "reranker" else METRIC
+        return read_dev_sets(settings, store, {decides: made[decides]} | made)
 
     @classmethod
     def load(cls, settings: Any, folder: str) -> JointModel:

@@ -1,0 +1,118 @@
+"""What the driver does while workers train: it shows their progress, sends their history to trackers, and starts lost workers again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raydense.errors import StorageError, fixable
+from raydense.runtime.metrics import show
+from raydense.runtime.progress import Progress, say
+from raydense.runtime.waiting import Waiting
+from raydense.training.capacity import workers_wait
+from raydense.training.ending import Ending
+from raydense.training.generation_builder import GenerationBuilder
+from raydense.training.history import HISTORY, USAGE, Follower, Line
+from raydense.training.loop import FOUND, Job
+from raydense.training.notice import withdraw
+from raydense.training.registered import fix_registered, keep_registered, newest_state
+from raydense.training.status import forget, start_line, steps_done
+from raydense.training.tracking import Send
+from raydense.training.workers import Workers
+
+
+class Followed:
+    """Starts workers, shows their progress, and sends their history to trackers."""
+
+    def __init__(self, job: Job, send: Send, ending: Ending) -> None:
+        self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
+        self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
+        self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
+        self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
+        self._output = Path(job.generations.output).name
+
+    def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
+        """Start the workers, follow them to their end, and return the outcome.
+
+        Ray gives up after a number of failures, even if it made progress between them, and at once if its controller is killed.
+        Here a new checkpoint resets the count of failures.
+        """
+        from ray.exceptions import ActorDiedError
+        from ray.train import TrainingFailedError
+
+        lost, at = 0, checkpointed(job)
+        while True:
+            try:
+                result = self._once(Workers(job, gpu), builder, progress)
+                if not result["ended"]:
+                    self._ending.check(result["step"])
+                return result
+            except (ActorDiedError, TrainingFailedError) as error:
+                self._ending.check()
+                before, at = at, checkpointed(job)
+                lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
+                lost = lost if at == before else 0
+                if fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
+                    raise
+                say(f"train: its workers were lost, and it continues from step {at:,}")
+
+    def _once(self, workers: Workers, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
+        import ray
+
+        (self._shared / FOUND).delete()
+        forget(self._shared)
+        withdraw(self._shared)
+        self._at = 0
+        fix_registered(self._shared)
+        workers.start()
+        job = ray.get_runtime_context().get_job_id()
+        with Waiting("train", lambda: workers_wait(job)), self._ending.following():
+            while workers.is_alive():
+                workers.join(self._shared.look_every_s)
+                self._ending.look()
+                builder.check()
+                keep_registered(self._shared)
+                with suppress(StorageError):  # the workers may still reach the store
+                    self._report(progress)
+        return workers.outcome()
+
+    def _report(self, progress: Progress) -> None:
+        """Show and send what is new."""
+        found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
+        if found is not None:
+            say(f"train: {found}")
+            self._asks_micro_batch = False
+        if self._shows_start and (start := start_line(self._shared)):
+            say(f"train: {start}")
+            self._shows_start = progress.starting = False
+        self._at = max(self._at, steps_done(self._shared) or 0)
+        progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
+        lines, used = self._follower.new_lines(), self._usage.new_lines()
+        if used:
+            self._used = {name: value for name, value in used[-1].items() if name != "step"}
+        newest: Line = {}
+        for line in lines:
+            self._at = max(self._at, line["step"])
+            newest |= line | (self._used if line is lines[-1] else {})
+            if line["step"] > self._sent:
+                self._send(line | (self._used if line is lines[-1] else {}))
+                self._sent = line["step"]
+                if "skipped" in line:
+                    say(f"train: step {line['step']:,} did not update the weights: its gradient is not finite")
+        for name, value in newest.items():
+            show("train", value, output=self._output, name=name)
+        if lines:
+            progress.set(self._at, _described(newest))
+
+
+def _described(line: Line) -> str:
+    """What the progress line says of the newest numbers."""
+    loss = [f"loss {line['loss']:.4f}"] if "loss" in line else []
+    return ", ".join([*loss, *([f"{line['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in line else [])])
+
+
+def checkpointed(job: Job) -> int:
+    state = newest_state(job.shared)
+    return state.step if state else 0

@@ -1,0 +1,115 @@
+"""A training whose checkpoint takes long to upload: its steps go on, a kill costs that checkpoint alone, and its end waits for the upload."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import forked
+import pytest
+from s3_server import BUCKET, environment, proxy, with_environment
+from training_data import TrainingData, make_training_data
+
+from raydense.cli.work import verb_work
+from raydense.refresh.train import train
+from raydense.storage import Artifact, Place
+from raydense.training.history import HISTORY
+from raydense.training.registered import newest_state
+from raydense.training.settings import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+EVERY, STEPS = 5, 20
+UPLOAD = re.compile(r"/run/(checkpoint_[^/]*)/engine\.pt")
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+class SlowStore:
+    """Holds the upload of every checkpoint but the first, until `released`."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+        self.uploads: list[str] = []
+
+    def hold(self, method: str, path: str) -> None:
+        found = UPLOAD.search(path)
+        if found and method in ("PUT", "POST"):
+            if found[1] not in self.uploads:
+                self.uploads.append(found[1])
+            if found[1] != self.uploads[0] and not self.released.is_set():
+                self.begun.set()
+                self.released.wait(300)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return make_training_data(tmp_path_factory.mktemp("data"))
+
+
+def settings_of(data: TrainingData, output: Place) -> TrainSettings:
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 60, "every": 3}}
+    return data.settings(output, max_steps=STEPS, checkpoint_every=EVERY, log_every=1, dropout=0.1, **dev)
+
+
+@pytest.fixture(scope="module")
+def whole(data: TrainingData, ray_cluster: None) -> Artifact:
+    return train(settings_of(data, Place.of(data.root / "undisturbed")))
+
+
+def begin(settings: TrainSettings, there: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "raydense", *verb_work("train", settings).words]
+    return forked.Popen(command, cwd=ROOT, env=with_environment(there), stderr=subprocess.PIPE, text=True)
+
+
+def done_here(output: Place) -> list[int]:
+    """The steps in the history of this machine, which the store may not have yet."""
+    file = (output / f".work/{HISTORY}").growing()
+    return [json.loads(line)["step"] for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
+
+
+@pytest.mark.parametrize("end", ["killed", "told"])
+def test_steps_go_on_during_an_upload(
+    data: TrainingData, whole: Artifact, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    store, output = SlowStore(), Place.of(f"s3://{BUCKET}/{end}")
+    with proxy(port, lambda *_: None, store.hold) as before:
+        there = environment(before.port, tmp_path / "cache")
+        for name, value in there.items():
+            monkeypatch.setenv(name, value)
+        with begin(settings_of(data, output), there) as process:
+            while not (store.begun.is_set() and len(done_here(output)) >= 2 * EVERY + 3):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            assert not store.released.is_set()
+            state = newest_state(output / ".work")
+            assert state is not None
+            assert state.step == EVERY, "the second one is not registered before it is uploaded"
+            process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGTERM)
+            if end == "told":
+                assert process.stderr is not None
+                while "saves after this step" not in (line := process.stderr.readline()):
+                    assert line
+                assert process.poll() is None
+                store.released.set()
+            _, printed = process.communicate()
+        store.released.set()
+        continued = EVERY
+        if end == "told":
+            assert process.returncode == 128 + signal.SIGTERM, printed
+            (at,) = re.findall(rf"continues from step (\d+) of {STEPS}\n", printed)
+            continued = int(at)
+            assert done_here(output) == list(range(1, continued + 1))
+            state = newest_state(output / ".work")
+            assert state is not None
+            assert state.step == continued
+        with begin(settings_of(data, output), there) as process:
+            _, printed = process.communicate()
+        assert f"train: continues after {continued} of {STEPS} steps" in printed
+        again = Artifact.open(output, "model")
+    assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]
+    assert again.summary["best_step"] == whole.summary["best_step"]
