@@ -199,7 +199,8 @@ class Loop:
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> Sent:
-        return self.transfer.send([cut_up(self.settings, self.method.prepare(part), self.pieces) for part in self.sampler.step(step)])
+        kind = self.place.device.type
+        return self.transfer.send([cut_up(self.settings, self.method.prepare(part), self.pieces, kind) for part in self.sampler.step(step)])
 
     def _train_step(self, step: int, parts: list[Cut]) -> bool:
         """Whether the weights were updated: they are not where the gradient is not finite."""

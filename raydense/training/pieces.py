@@ -11,19 +11,23 @@ import torch
 from torch import Tensor
 
 from raydense.models.masking import masked_places
+from raydense.training.engine import tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, method_of
 
 Texts = dict[str, dict[str, Tensor]]
+# What a forward and backward costs apart from its tokens, as so many tokens: the less, the more pieces of about one length.
+_EACH_COSTS = {"cpu": 64, "cuda": 8192}
+_MOST = 16
 
 
 @dataclass(frozen=True)
 class Cut:
     """A part of a step as it runs: the `texts` of each piece.
 
-    With `places` the pieces run by gradient caching: `places[k]` int64 [n] says where each row of the k-th kind of texts is now, and
-    `rest` has one dict, the tensors for the loss. Without, each piece has its own dict in `rest` and the share of its loss in `shares`.
-    `tokens` are those of the part, without padding.
+    With `places` the pieces have one loss: `places[k]` int64 [n] says where each row of the k-th kind of texts is now, and `rest` has one
+    dict, the tensors for the loss. They run by gradient caching, or, `together`, with all their graphs at once. Without `places`, each piece
+    has its own dict in `rest` and the share of its loss in `shares`. `tokens` are those of the part, without padding.
     """
 
     texts: list[Texts]
@@ -31,6 +35,7 @@ class Cut:
     tokens: int
     shares: tuple[float, ...] = (1.0,)
     places: tuple[Tensor, ...] = ()
+    together: bool = False
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Cut:
         """With each tensor moved, apart from `places`, which index outputs of any device."""
@@ -81,17 +86,43 @@ def largest_piece(settings: LoopSettings, pieces: int) -> dict[str, int]:
     return {name: -(-count // pieces) for name, count in texts.items()}
 
 
-def cut_up(settings: LoopSettings, batch: Batch, pieces: int) -> Cut:
-    """A part of a step, as `Method.prepare` makes it, in pieces: by plain accumulation if no loss couples its queries, else by gradient caching."""
+def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu") -> Cut:
+    """A part of a step, as `Method.prepare` makes it, in pieces: by plain accumulation if no loss couples its queries, else by gradient caching.
+
+    One piece is cut, too, where the texts' lengths differ, into as many as take the least time on this kind of `device`: little of each is
+    padding, and all run with their graphs at once.
+    """
     texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
     rest = {name: value for name, value in batch.items() if name not in texts}
     tokens = sum(int(one["attention_mask"].sum()) for one in texts.values())
+    if pieces > 1 and accumulates(settings):
+        return _of_queries(settings, texts, rest, pieces, tokens)
+    ordered, places = by_length(texts)
+    together = pieces == 1
+    if together:
+        pieces = 1 if alike(settings) else _cheapest(ordered, _EACH_COSTS[device])
     if pieces == 1:
         return Cut([_with_places(texts)], [rest], tokens)
-    if accumulates(settings):
-        return _of_queries(settings, texts, rest, pieces, tokens)
-    texts, places = by_length(texts)
-    return Cut([_with_places(piece_of(texts, i, pieces)) for i in range(pieces)], [rest], tokens, places=tuple(places))
+    cut = [_with_places(piece_of(ordered, i, pieces)) for i in range(pieces)]
+    return Cut(cut, [rest], tokens, places=tuple(places), together=together)
+
+
+def alike(settings: LoopSettings) -> bool:
+    """Whether all workers must run as many forwards as each other: in each, ZeRO 3 gathers the weights from all of them."""
+    return tied(settings) and settings.workers > 1
+
+
+def _cheapest(texts: Texts, each_costs: int) -> int:
+    """The number of pieces, a power of two, with the fewest tokens, padding and what each piece costs included."""
+    counts = [2**power for power in range(_MOST.bit_length())]
+    return min(counts, key=lambda pieces: sum(_padded(one, pieces) for one in texts.values()) + each_costs * pieces)
+
+
+def _padded(batch: dict[str, Tensor], pieces: int) -> int:
+    """The tokens of a kind of texts, ordered by length, with padding, in so many pieces."""
+    lengths = batch["attention_mask"].sum(dim=1).tolist()
+    cut = [lengths[rows_of(len(lengths), i, pieces)] or lengths[:1] for i in range(pieces)]
+    return sum(len(some) * max(some) for some in cut)
 
 
 def _of_queries(settings: LoopSettings, texts: Texts, rest: Batch, pieces: int, tokens: int) -> Cut:

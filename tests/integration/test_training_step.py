@@ -26,7 +26,7 @@ from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline
 from raydense.training.method import load_model, method_of
-from raydense.training.pieces import by_length, cut_up, piece_of, pieces_of
+from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of, pieces_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, run
@@ -132,6 +132,39 @@ def test_pieces_give_the_gradients_of_the_whole(data: TrainingData, steep: None,
         assert_same(one_step(settings(data, method, clip=0.0, **changes)), whole, start_of(data, method), str(changes))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_at_once_reads_texts_of_one_length_together(
+    data: TrainingData, steep: None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several forwards, with the loss and the gradient of one."""
+    forwards: list[int] = []
+    for each_costs in (10**9, 0):
+        monkeypatch.setitem(_EACH_COSTS, "cpu", each_costs)
+        found = one_step(
+            settings(data, method, clip=0.0), go=lambda *given: forwards.append(pieces_in(*given)) or forward_and_backward(*given)
+        )
+        whole = found if each_costs else whole  # noqa: F821
+    assert forwards[:2] == [1, 1]
+    assert min(forwards[2:]) > 1
+    assert_same(found, whole, start_of(data, method))
+
+
+def pieces_in(engine: Any, method: Any, batch: Any, pieces: int, seeds: list[int]) -> int:
+    return len(cut_up(method.settings, batch, pieces).texts)
+
+
+def test_the_less_a_forward_costs_the_more_there_are(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = torch.tensor([100, 90, 60, 50, 12, 10, 10, 8])
+    batch = {"passages": {"attention_mask": (torch.arange(100) < lengths[:, None]).long()}}
+    found = []
+    for each_costs in (10_000, 200, 1):
+        monkeypatch.setitem(_EACH_COSTS, "cpu", each_costs)
+        found.append([one["passages"]["attention_mask"].numel() for one in cut_up(settings(data, "retriever"), batch, 1).texts])
+    assert found == [[800], [400, 48], [100, 90, 60, 50, 12, 10, 10, 8]]
+    tied = settings(data, "retriever", engine={"name": "deepspeed", "zero": 3}, workers=2)
+    assert len(cut_up(tied, batch, 1).texts) == 1  # both must gather the weights as often
+
+
 @pytest.mark.parametrize(("teacher", "times"), [("static", 1), ("dynamic", 2)])
 def test_a_frozen_teacher_reads_each_pair_once(data: TrainingData, teacher: str, times: int) -> None:
     """And one that learns twice, where the step runs in pieces; both once where it runs at once."""
@@ -158,7 +191,7 @@ def test_no_forward_and_no_loss_asks_a_gpu_for_a_number(data: TrainingData, meth
     asked = settings(data, method, dropout=None)
     examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
     prepared = method_of(asked)(asked, load_model(asked, asked.model), texts, 0, 1).prepare(Sampler(examples, asked).step(0)[0])
-    part = cut_up(asked, prepared, 1)
+    part = cut_up(asked, prepared, 1, "cuda")
     outline = Outline(asked, asked.model, CPU)
     model = outline.model
     with outline._fake as fake:
@@ -251,6 +284,7 @@ def rank_of_several(rank: int, workers: int, asked: dict[Any, dict[str, Any]], f
     import raydense.training.engine as engine
 
     engine.make_optimizer = descent
+    _EACH_COSTS["cpu"] = 0  # a step at once has as many forwards as it can
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers))  # DeepSpeed asks for them
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=workers)
@@ -279,14 +313,15 @@ def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: 
 @pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, zero: int) -> None:
     asked = {
-        method: settings(data, method, engine={"name": "deepspeed", "zero": zero}, micro_batch=1 if zero == 2 else 3, clip=0.0)
+        (method, pieces): settings(data, method, engine={"name": "deepspeed", "zero": zero}, micro_batch=pieces, clip=0.0)
         for method in ("retriever", "joint", "static", *(("generator", "mlm", "cocondenser", "cotmae") if zero == 2 else ()))
+        for pieces in (0, 1 if zero == 2 else 3)
     }
     given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
     run_ranks(rank_of_several, (2, given, str(tmp_path)), 2)
     several = torch.load(tmp_path / "result.pt")
-    for method in asked:
-        assert_same(several[method], one_step(settings(data, method, clip=0.0)), start_of(data, method), method)
+    for name in asked:
+        assert_same(several[name], one_step(settings(data, name[0], clip=0.0)), start_of(data, name[0]), str(name))
 
 
 def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
