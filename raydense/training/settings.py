@@ -84,7 +84,8 @@ class TrainSettings(LoopSettings):
     verb = "train"
     chosen_by = "objective"
     newer = (
-        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "one_source"),
+        *LoopSettings.newer,
+        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "one_source"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED
