@@ -212,7 +212,8 @@ class TorchEngine(Engine):
             torch.save(state, folder / "engine.pt")
 
     def load(self, folder: Path, workers: int) -> None:
-        state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
+        # the optimizer moves what a fresh one has on the device, and keeps the rest, as LAMB's steps, on the CPU
+        state = torch.load(folder / "engine.pt", map_location="cpu", weights_only=True)
         restore(state["model"], self.module)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -235,7 +236,7 @@ class DeepSpeedEngine(Engine):
         model = model.to(device)
         self.optimizer = make_optimizer(model, settings)
         weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        config = deepspeed_config(settings, precision, dist.get_world_size(), pieces, weights)
+        config = deepspeed_config(settings, precision, dist.get_world_size(), pieces, weights, device.type == "cuda")
         with redirect_stdout(io.StringIO()):  # it prints what memory is in use
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
         self.module = self._engine.module
@@ -287,21 +288,33 @@ class DeepSpeedEngine(Engine):
         return {name: value.detach().cpu() for name, value in state.items()}
 
 
-def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1, weights: int = 0) -> dict[str, Any]:
+def bucket_of(weights: int) -> int:
+    """How many of so many trained weights one of DeepSpeed's buckets holds."""
+    return min(weights, _BUCKET)
+
+
+def deepspeed_config(
+    settings: LoopSettings, precision: Precision, workers: int, pieces: int = 1, weights: int = 0, gpu: bool = False
+) -> dict[str, Any]:
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
     Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
-    2 GB, whatever the model.
+    2 GB, whatever the model. On GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn.
     Gradients of parts and pieces are summed in float32, since half precision would lose small ones; ZeRO 0 cannot do that.
     """
-    bucket = min(weights or _BUCKET, _BUCKET)
+    bucket = bucket_of(weights or _BUCKET)
     adds_in_float32 = settings.engine.zero > 0 and precision != "fp32"
     return {
         **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
         "gradient_clipping": 0.0 if _plain(settings.engine.zero, precision) else settings.clip,
-        "zero_optimization": {"stage": settings.engine.zero, "reduce_bucket_size": bucket, "allgather_bucket_size": _BUCKET},
+        "zero_optimization": {
+            "stage": settings.engine.zero,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": _BUCKET,
+            "overlap_comm": gpu and settings.engine.zero > 0,
+        },
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16", "initial_scale_power": 14, "loss_scale_window": 1000, "hysteresis": 2},
@@ -311,6 +324,7 @@ def deepspeed_config(settings: LoopSettings, precision: Precision, workers: int,
 
 def make_engine(model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
     """The engine that the settings name, on this worker's device; `backward` is called for `pieces` pieces of each part."""
+    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
     cls = DeepSpeedEngine if settings.engine.name == "deepspeed" else TorchEngine
     return cls(model, settings, device, precision, pieces)
 

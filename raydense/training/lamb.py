@@ -23,23 +23,35 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of every weight that has a gradient; `closure` is not used."""
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(weights, group)
 
-    def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """All weights of a group by each operation: a GPU gets few large kernels, and nothing that waits for a result of it."""
+        states, gradients = [self._state_of(weight) for weight in weights], [weight.grad for weight in weights if weight.grad is not None]
+        steps, means, squares = ([state[name] for state in states] for name in ("step", "mean", "square"))
+        first, second = group["betas"]
+        torch._foreach_add_(steps, 1)
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second)
+        done = torch.stack(steps).tolist()  # on the CPU
+        directions = torch._foreach_div(means, [1 - first**n for n in done])
+        lengths = torch._foreach_div(squares, [1 - second**n for n in done])
+        torch._foreach_sqrt_(lengths)
+        torch._foreach_add_(lengths, group["eps"])
+        torch._foreach_div_(directions, lengths)
+        del lengths
+        torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
+        if group["scaled"]:
+            ours, theirs = (torch.stack(torch._foreach_norm(one)) for one in (weights, directions))
+            ratios = torch.where((ours > 0) & (theirs > 0), ours / theirs, torch.ones_like(ours))
+            torch._foreach_mul_(directions, list(ratios.unbind()))
+        torch._foreach_add_(weights, directions, alpha=-group["lr"])
+
+    def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
         state = self.state[weight]
         if not state:
             state.update(step=torch.tensor(0.0), mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
-        state["step"] += 1
-        first, second = group["betas"]
-        state["mean"].lerp_(weight.grad, 1 - first)
-        state["square"].mul_(second).addcmul_(weight.grad, weight.grad, value=1 - second)
-        steps = state["step"].item()
-        mean, square = state["mean"] / (1 - first**steps), state["square"] / (1 - second**steps)
-        direction = mean / (square.sqrt() + group["eps"])
-        direction.add_(weight, alpha=group["weight_decay"])
-        if group["scaled"]:
-            ours, theirs = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(direction)
-            direction.mul_(torch.where((ours > 0) & (theirs > 0), ours / theirs, torch.ones_like(ours)))
-        weight.add_(direction, alpha=-group["lr"])
+        return state

@@ -38,7 +38,7 @@ class LoopSettings(Settings):
     verb: ClassVar[str]
     renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
     scratch = ("model",)
-    newer: ClassVar[tuple[str, ...]] = ("schedule",)
+    newer: ClassVar[tuple[str, ...]] = ("schedule", "tf32")
 
     model: Folder = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small new model"
@@ -61,6 +61,9 @@ class LoopSettings(Settings):
     clip: float = setting(1.0, "clip the norm of the gradient to this; 0 does not clip", ge=0)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", "auto: bf16 on GPUs and CPUs that gain by it, fp16 on older GPUs, fp32 on other CPUs"
+    )
+    tf32: bool = setting(
+        False, "on GPUs, multiply matrices of float32 with 10 bits of their mantissa, several times as fast; with precision fp32"
     )
     seed: int = setting(42, "random seed of the order of examples, the draw of negatives, new weights and dropout", ge=0, lt=2**63)
 
@@ -95,6 +98,8 @@ class LoopSettings(Settings):
             raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
         if self.engine.name == "deepspeed" and self.optimizer == "lamb":
             raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp")
+        if self.tf32 and self.precision != "fp32":
+            raise ValueError(f"tf32 changes nothing in precision {self.precision}: leave it out, or give precision fp32")
         return self
 
     def forecast(self, known: Known) -> Forecast:

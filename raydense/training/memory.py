@@ -27,7 +27,7 @@ from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import DTYPES, precision_for
+from raydense.training.engine import DTYPES, bucket_of, precision_for
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
@@ -128,20 +128,29 @@ class Outline:
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), DTYPES[self.precision].itemsize
         if s.engine.name == "ddp" or (s.engine.zero == 0 and self.precision == "fp32"):
-            # Adam makes two tensors of a weight's size, weight by weight, on a GPU of all weights at once; LAMB makes five
-            updating = 5 * largest if s.optimizer == "lamb" else trained if self._gpu else 2 * largest
+            # LAMB makes two tensors of each weight's size at once, fused AdamW none
+            made = 2 * trained if s.optimizer == "lamb" else 0
             summed = trained if s.engine.name == "deepspeed" else 0  # over workers, from one flat copy
-            return 4 * whole, 4 * trained, 8 * trained, 4 * max(updating, summed)
+            return 4 * whole, 4 * trained, 8 * trained, 4 * max(made, summed)
         if s.engine.zero == 0:
             return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
         half = each < 4  # then gradients are added up in float32, next to those of a piece
         if s.engine.zero == 3:
             optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
             gradients = each * (1 + share) + (2 * share if half else 0)
-            return int(each * whole * share), int(gradients * trained), int(optimizer * trained), int(updating * trained)
+            return int(each * whole * share), int(gradients * trained) + self._buckets(), int(optimizer * trained), int(updating * trained)
         gradients = each + ((4 if s.engine.zero == 1 else 2 * share) if half else 0)
         updating = 3 + 6 * share if half and s.engine.zero == 1 else max(0, 16 * share - gradients)
-        return each * whole, int(gradients * trained), int((12 + each) * share * trained), int(updating * trained)
+        return each * whole, int(gradients * trained) + self._buckets(), int((12 + each) * share * trained), int(updating * trained)
+
+    def _buckets(self) -> int:
+        """Bytes of DeepSpeed's buckets that the multiples of the weights leave out.
+
+        They were measured where one bucket holds all gradients. A smaller one comes on top of them, and on a GPU another, with ZeRO 1 and 2.
+        """
+        zero, trained = self.settings.engine.zero, _count(self._trained)
+        size = 4 if zero == 1 else DTYPES[self.precision].itemsize
+        return size * bucket_of(trained) * ((bucket_of(trained) < trained) + (self._gpu and zero < 3))
 
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""

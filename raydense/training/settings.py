@@ -98,7 +98,8 @@ class TrainSettings(LoopSettings):
     verb = "train"
     chosen_by = "objective"
     newer = (
-        *("schedule", "more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "one_source"),
+        *LoopSettings.newer,
+        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "one_source"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED

@@ -324,6 +324,53 @@ def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, ze
         assert_same(several[name], one_step(settings(data, name[0], clip=0.0)), start_of(data, name[0]), str(name))
 
 
+def overlapping(rank: int, given: list[dict[str, Any]], folder: str) -> None:
+    """For each ZeRO stage, without and with reduction during the backward: the bytes of the buckets in it, and the weights after two steps."""
+    import raydense.training.engine as engine_module
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    plain, found = engine_module.deepspeed_config, []
+    for asked in given:
+        of_stage = []
+        for gpu in (False, True):
+            engine_module.deepspeed_config = lambda *args, on=gpu: plain(*args[:-1], on)
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+            engine: Any = make_engine(model, TrainSettings(**asked), CPU, "fp32", 2)
+            held: list[int] = []
+
+            def look(gradient: torch.Tensor, engine: Any = engine, held: list[int] = held) -> None:
+                buckets = engine._engine.optimizer.ipg_buckets.values()
+                held.append(sum(b.nbytes for one in buckets for b in (one.buffer if isinstance(one.buffer, list) else [one.buffer])))
+
+            # between the gradients of the last layer and of the first
+            model[0].register_forward_hook(lambda module, given, output, look=look: output.register_hook(look) and None)
+            for _ in range(2):
+                for piece in range(2):
+                    engine.backward(engine.forward(input=torch.full((3, 8), 1.0 + piece + rank)).square().mean())
+                engine.step(0.01)
+            of_stage.append((max(held), engine.weights()))
+        found.append(of_stage)
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_reduction_during_the_backward_gives_the_same_from_two_buckets(data: TrainingData, tmp_path: Path) -> None:
+    """What GPUs do; a CPU has no streams, but the same order of events. ZeRO 3 has one bucket either way."""
+    asked = [
+        settings(data, "retriever", engine={"name": "deepspeed", "zero": zero}, batch_size=6, accumulation=1, workers=2)
+        for zero in (1, 2, 3)
+    ]
+    run_ranks(overlapping, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 2)
+    weights = 8 * 16 + 16 + 16 * 4 + 4
+    for zero, ((alone, plain), (both, overlapped)) in enumerate(torch.load(tmp_path / "found.pt"), 1):
+        assert (alone, both) == (4 * weights, 4 * weights * (2 if zero < 3 else 1))
+        assert all(torch.equal(value, overlapped[name]) for name, value in plain.items())
+
+
 def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
     """For each ZeRO stage the sum of a gradient of 1 and 511 of 1/512, as the engine has it before the step."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

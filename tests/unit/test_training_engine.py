@@ -12,7 +12,16 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from raydense.errors import InputError
 from raydense.storage import Place
-from raydense.training.engine import TorchEngine, _check_kernels, choose_precision, deepspeed_config, learning_rate, make_optimizer, tied
+from raydense.training.engine import (
+    TorchEngine,
+    _check_kernels,
+    choose_precision,
+    deepspeed_config,
+    learning_rate,
+    make_engine,
+    make_optimizer,
+    tied,
+)
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 from raydense.training.settings import TrainSettings
 
@@ -86,6 +95,99 @@ def test_lamb_is_its_algorithm(decay: float) -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-9)
 
 
+def steps_one_by_one(weights: list[torch.Tensor], gradients: list[list[torch.Tensor]], decay: float, lr: float) -> list[torch.Tensor]:
+    """LAMB weight by weight, in float32."""
+    done = []
+    for weight, of_steps in zip(weights, zip(*gradients, strict=True), strict=True):
+        w, mean, square = weight.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+        for step, gradient in enumerate(of_steps, 1):
+            mean.lerp_(gradient, 1 - 0.9)
+            square.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+            way = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-6)
+            if w.ndim > 1:
+                way += decay * w
+                way *= w.norm() / way.norm()
+            w -= lr * way
+        done.append(w)
+    return done
+
+
+def test_lamb_over_all_weights_at_once_is_lamb_weight_by_weight(tmp_path: Path) -> None:
+    """Also across a checkpoint, and for a weight that has no gradient at first."""
+    random = torch.Generator().manual_seed(3)
+    asked = settings(optimizer="lamb", engine={"name": "ddp"}, weight_decay=0.1)
+    engine = TorchEngine(model(), asked, CPU, "fp32")
+    start = [p.detach().clone() for p in engine.module.parameters()]
+    gradients = [[torch.randn(p.shape, generator=random) for p in start] for _ in range(6)]
+    for number, of_step in enumerate(gradients):
+        if number == 3:
+            engine.save(tmp_path)
+            engine = TorchEngine(model(), asked, CPU, "fp32")
+            engine.load(tmp_path, workers=1)
+        for parameter, gradient in zip(engine.module.parameters(), of_step, strict=True):
+            parameter.grad = gradient.clone()
+        if number == 0:
+            next(engine.module.parameters()).grad = None
+        engine.optimizer.param_groups[0]["lr"] = engine.optimizer.param_groups[1]["lr"] = 0.01
+        engine.optimizer.step()
+    wanted = [
+        *steps_one_by_one(start[:1], [one[:1] for one in gradients[1:]], 0.1, 0.01),
+        *steps_one_by_one(start[1:], [one[1:] for one in gradients], 0.1, 0.01),
+    ]
+    for parameter, weight in zip(engine.module.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.detach(), weight, rtol=1e-6, atol=1e-7)
+
+
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, torch.device("meta")], ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_loaded_optimizer_has_its_state_where_a_fresh_one_has_it(tmp_path: Path, optimizer: str, device: torch.device) -> None:
+    """`meta` stands for a GPU on which a checkpoint of the CPU is loaded; PyTorch's AdamW refuses it, LAMB computes on it."""
+    if (optimizer, device.type) == ("adamw", "meta"):
+        pytest.skip("fused AdamW has no meta device")
+
+    def engine_on(where: torch.device) -> TorchEngine:
+        return TorchEngine(model(), settings(optimizer=optimizer, engine={"name": "ddp"}), where, "fp32")
+
+    def update(engine: TorchEngine) -> None:
+        for parameter in engine.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        engine.optimizer.step()
+
+    def lies(engine: TorchEngine) -> list[dict[str, tuple[torch.device, torch.dtype]]]:
+        states = [engine.optimizer.state[parameter] for parameter in engine.module.parameters()]
+        return [{name: (value.device, value.dtype) for name, value in state.items()} for state in states]
+
+    saved, fresh, loaded = engine_on(CPU), engine_on(device), engine_on(device)
+    update(saved)
+    saved.save(tmp_path)
+    loaded.load(tmp_path, workers=1)
+    if device.type == "meta":
+        wanted = {"step": (CPU, torch.float32), "mean": (device, torch.float32), "square": (device, torch.float32)}
+        assert lies(loaded) == [wanted] * 6
+        return
+    update(fresh)
+    assert lies(loaded) == lies(fresh)
+    update(loaded)
+    assert lies(loaded) == lies(fresh)
+
+
+def test_tf32_is_off_unless_given_and_reaches_torch() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for given in (True, False):
+            make_engine(model(), settings(precision="fp32", tf32=given, engine={"name": "ddp"}), CPU, "fp32")
+            assert torch.backends.cuda.matmul.allow_tf32 is given
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    with pytest.raises(InputError, match="tf32 changes nothing in precision auto: leave it out, or give precision fp32"):
+        settings(tf32=True)
+    assert "tf32" not in settings().shaping(), "an output of before keeps its fingerprint"
+    assert settings(precision="fp32", tf32=True).shaping()["tf32"] is True
+
+
 def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     inputs = torch.randn(8, 4)
 
@@ -136,6 +238,15 @@ def test_deepspeeds_buckets_are_no_larger_than_the_model() -> None:
         deepspeed_config(settings(), "fp32", 2, weights=weights)["zero_optimization"]["reduce_bucket_size"] for weights in (4_160, 10**9)
     ]
     assert sizes == [4_160, 50_000_000]
+
+
+def test_gradients_are_reduced_while_others_are_computed_on_gpus() -> None:
+    def overlaps(zero: int, gpu: bool) -> bool:
+        asked = settings(engine={"name": "deepspeed", "zero": zero})
+        return deepspeed_config(asked, "fp32", 2, gpu=gpu)["zero_optimization"]["overlap_comm"]
+
+    assert [overlaps(zero, gpu=True) for zero in range(4)] == [False, True, True, True]
+    assert not any(overlaps(zero, gpu=False) for zero in range(4))
 
 
 def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:

@@ -158,6 +158,21 @@ def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
     assert estimates[3, 4].weights == pytest.approx(estimates[3, 1].weights / 4, abs=4)
 
 
+def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradients(zero: int, gpu: bool = False, precision: str = "fp32") -> int:
+        found = outline(settings(data, precision=precision, engine={"name": "deepspeed", "zero": zero}))
+        found._gpu = gpu
+        return found.memory(0).gradients
+
+    weights = sum(p.numel() for p in loaded(settings(data)).parameters())
+    whole = {zero: gradients(zero) for zero in (1, 2, 3)}
+    assert [gradients(zero, gpu=True) - whole[zero] for zero in (1, 2, 3)] == [4 * weights, 4 * weights, 0]
+    assert gradients(2, gpu=True, precision="bf16") - gradients(2, precision="bf16") == 2 * weights
+    monkeypatch.setattr("raydense.training.engine._BUCKET", 1_000)
+    assert [gradients(zero) - whole[zero] for zero in (1, 2, 3)] == [4_000] * 3
+    assert gradients(1, gpu=True) - whole[1] == 8_000
+
+
 def test_half_precision_holds_half(data: TrainingData) -> None:
     whole, half = (outline(settings(data, "retriever", precision=p, engine={"name": "deepspeed"})) for p in ("fp32", "bf16"))
     assert half.memory(2).weights == whole.memory(2).weights / 2
