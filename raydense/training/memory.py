@@ -27,7 +27,7 @@ from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import DTYPES, bucket_of, precision_for
+from raydense.training.engine import DTYPES, bucket_of, casts, precision_for
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
@@ -80,8 +80,9 @@ class Outline:
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
             self.model = load_model(settings, str(folder)).train()
             self.precision = precision_for(settings, device, self.model)
-            if settings.engine.name == "deepspeed" and self.precision != "fp32":
-                _cast(self.model, DTYPES[self.precision])
+            self._weights = DTYPES[self.precision] if casts(settings, device) else torch.float32
+            if self._weights != torch.float32:
+                _cast(self.model, self._weights)
         if settings.activation_checkpointing:
             checkpoint_activations(self.model)
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -110,7 +111,7 @@ class Outline:
         Gradients count from the start: those of earlier pieces exist, and those of the first piece reuse memory of activations
         that no allocator returns in time.
         """
-        mixed = DTYPES[self.precision] if self.settings.engine.name == "ddp" and self.precision != "fp32" else None
+        mixed = DTYPES[self.precision] if self._weights == torch.float32 and self.precision != "fp32" else None
         with self._fake, torch.random.fork_rng(devices=[]):
             for weight in self._trained:
                 weight.grad = torch.empty_like(weight)
@@ -126,8 +127,8 @@ class Outline:
         Those of DeepSpeed are measured with version 0.19, as multiples of the weights.
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
-        trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), DTYPES[self.precision].itemsize
-        if s.engine.name == "ddp" or (s.engine.zero == 0 and self.precision == "fp32"):
+        trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), self._weights.itemsize
+        if s.engine.name == "ddp" or (s.engine.zero == 0 and each == 4):
             # LAMB makes two tensors of each weight's size at once, fused AdamW none
             made = 2 * trained if s.optimizer == "lamb" else 0
             summed = trained if s.engine.name == "deepspeed" else 0  # over workers, from one flat copy
@@ -149,7 +150,7 @@ class Outline:
         They were measured where one bucket holds all gradients. A smaller one comes on top of them, and on a GPU another, with ZeRO 1 and 2.
         """
         zero, trained = self.settings.engine.zero, _count(self._trained)
-        size = 4 if zero == 1 else DTYPES[self.precision].itemsize
+        size = 4 if zero == 1 else self._weights.itemsize
         return size * bucket_of(trained) * ((bucket_of(trained) < trained) + (self._gpu and zero < 3))
 
     def _outputs(self) -> int:

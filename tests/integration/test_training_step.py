@@ -373,6 +373,9 @@ def test_reduction_during_the_backward_gives_the_same_from_two_buckets(data: Tra
 
 def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
     """For each ZeRO stage the sum of a gradient of 1 and 511 of 1/512, as the engine has it before the step."""
+    import raydense.training.engine as engine_module
+
+    engine_module.casts = lambda settings, device: True  # as on a GPU
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     found = []
@@ -397,11 +400,41 @@ def test_small_gradients_of_many_pieces_are_not_lost_in_half_precision(data: Tra
     assert torch.load(tmp_path / "found.pt") == pytest.approx([1 + 511 / 512] * 3, rel=2e-3)
 
 
+def mixed(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
+    """For each engine the outputs of a layer in bf16, and a weight after a step."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    found = []
+    for given in asked:
+        torch.manual_seed(1)
+        engine: Any = make_engine(torch.nn.Linear(64, 8, bias=False), TrainSettings(**given), CPU, "bf16")
+        outputs = engine.forward(input=torch.randn(4, 64, generator=torch.Generator().manual_seed(2)))
+        engine.backward(outputs.float().square().mean())
+        engine.step(1e-3)
+        found.append((outputs.detach(), engine.weights()["weight"]))
+    torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+def test_on_a_cpu_every_engine_computes_in_bf16_and_keeps_its_weights_in_float32(data: TrainingData, tmp_path: Path) -> None:
+    engines: list[dict[str, Any]] = [{"name": "ddp"}, *({"name": "deepspeed", "zero": zero} for zero in range(4))]
+    asked = [settings(data, "retriever", engine=engine, batch_size=1, accumulation=1) for engine in engines]
+    run_ranks(mixed, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 1)
+    (outputs, weight), *others = torch.load(tmp_path / "found.pt")
+    assert (outputs.dtype, weight.dtype) == (torch.bfloat16, torch.float32)
+    for other_outputs, other_weight in others:
+        assert torch.equal(other_outputs, outputs)
+        assert torch.allclose(other_weight, weight, atol=1e-7)
+
+
 def a_bad_step(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
     """For each engine: the norms of a good step, of one whose gradient is not finite on worker 1, and of a good one; and the weights after them.
 
     `without` has the weights of the same without the bad one.
     """
+    import raydense.training.engine as engine_module
+
+    engine_module.casts = lambda settings, device: True  # as on a GPU
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 

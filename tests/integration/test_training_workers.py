@@ -110,6 +110,9 @@ def saved(folder: Path) -> set[str]:
 
 def leg(rank: int, number: int, folder: str) -> None:
     """Of every way the steps that this number of workers does; the first then continues to the end, as the run without a stop."""
+    import raydense.training.engine as engine_module
+
+    engine_module.casts = lambda settings, device: True  # as on a GPU
     workers = WORKERS[number]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)

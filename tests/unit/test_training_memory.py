@@ -159,6 +159,8 @@ def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
 
 
 def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
+
     def gradients(zero: int, gpu: bool = False, precision: str = "fp32") -> int:
         found = outline(settings(data, precision=precision, engine={"name": "deepspeed", "zero": zero}))
         found._gpu = gpu
@@ -173,11 +175,18 @@ def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monk
     assert gradients(1, gpu=True) - whole[1] == 8_000
 
 
-def test_half_precision_holds_half(data: TrainingData) -> None:
+def test_half_precision_holds_half(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
     whole, half = (outline(settings(data, "retriever", precision=p, engine={"name": "deepspeed"})) for p in ("fp32", "bf16"))
     assert half.memory(2).weights == whole.memory(2).weights / 2
     assert half.running(1) < 0.8 * whole.running(1)
     assert half.memory(2).gradients == whole.memory(2).gradients * 1.5, "of a piece in half precision, their sum in float32"
+
+
+def test_on_a_cpu_bf16_holds_the_weights_in_float32(data: TrainingData) -> None:
+    whole, mixed = (outline(settings(data, "retriever", precision=p, engine={"name": "deepspeed"})) for p in ("fp32", "bf16"))
+    assert (mixed.memory(2).weights, mixed.memory(2).optimizer) == (whole.memory(2).weights, whole.memory(2).optimizer)
+    assert mixed.running(1) < whole.running(1)
 
 
 def test_the_largest_that_fits_is_a_power_of_two_or_all(data: TrainingData) -> None:
