@@ -64,9 +64,7 @@ def main() -> None:
         _peer(given)
         return
     given.output.mkdir(parents=True, exist_ok=True)
-    _raydense(
-        ["import", "--format", "beir", "--input", given.input, "--output", given.output / "data", "--fill-splits", "--strict", "false"]
-    )
+    _raydense(["import", "--format", "beir", "--input", given.input, "--output", given.output / "data", "--fill-splits", "--no-strict"])
     _write_pairs(given.output)
     _trained(given)
     _measured(given)
@@ -97,6 +95,7 @@ def _trained(given: argparse.Namespace) -> None:
         for name in ("input", "model", "output", "peer_steps", "batch", "length", "seed", "peer_rate")
     ]
     values = {
+        "seed": given.seed,
         "data": given.output / "data",
         "encoder": given.model,
         "steps": given.steps,
@@ -114,8 +113,6 @@ def _trained(given: argparse.Namespace) -> None:
             HERE / "same_time.yaml",
             "--output",
             given.output / "ours",
-            "--seed",
-            given.seed,
             *sets,
         ],
         "peer": [given.peer, __file__, "--way", "peer", *flags],
@@ -128,6 +125,8 @@ def _trained(given: argparse.Namespace) -> None:
             thread.join()
     for thread in threads:
         thread.join()
+    if failed := [way for way in ways if not (given.output / f"{way}.json").exists()]:
+        raise SystemExit(f"failed: {', '.join(failed)}; see its log in {given.output}")
 
 
 def _timed(way: str, command: list[Any], cores: list[int], output: Path) -> None:
@@ -136,11 +135,11 @@ def _timed(way: str, command: list[Any], cores: list[int], output: Path) -> None
     kept = output / f"{way}.json"
     if kept.exists():
         return
-    environment = ["env", f"OMP_NUM_THREADS={len(cores)}", *(["-u", "PYTHONPATH"] if way == "peer" else [])]
+    environment = ["env", *(["-u", "PYTHONPATH"] if way == "peer" else []), f"OMP_NUM_THREADS={len(cores)}"]
     pinned = ["taskset", "-c", ",".join(map(str, cores)), *environment, *map(str, command)]
     found = run(pinned, output / f"{way}.log")
     if found.status:
-        raise SystemExit(f"{way} failed, see {output / way}.log")
+        return
     kept.write_text(json.dumps({"wall": round(found.seconds, 1), "cpu": round(sum(found.peaks.cpu.values()), 1), "cores": cores}))
 
 
