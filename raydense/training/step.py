@@ -19,7 +19,7 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 def forward_and_backward(engine: Engine, method: Method, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
     """As `run_cut`, of a part as `Method.prepare` makes it."""
-    return run_cut(engine, method, cut_up(method.settings, batch, pieces), seeds)
+    return run_cut(engine, method, cut_up(method.settings, batch, pieces, engine.device.type), seeds)
 
 
 def run_cut(engine: Engine, method: Method, part: Cut, seeds: list[int]) -> Metrics:
