@@ -170,7 +170,12 @@ def curve(run: dict[str, Any]) -> list[float]:
     from raydense.training.engine import learning_rate, make_engine
     from raydense.training.method import load_model, method_of
     from raydense.training.settings import PretrainSettings, TrainSettings
-    from raydense.training.step import forward_and_backward, pieces_of
+    from raydense.training.step import forward_and_backward
+
+    try:
+        from raydense.training.pieces import pieces_of
+    except ModuleNotFoundError:  # an earlier commit had it there
+        from raydense.training.step import pieces_of  # type: ignore[attr-defined,no-redef]
 
     settings = (TrainSettings if run["verb"] == "train" else PretrainSettings).read(run["settings"])
     kind = method_of(settings)

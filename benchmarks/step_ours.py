@@ -24,8 +24,9 @@ from raydense.training.engine import choose_precision, make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Method, load_model, method_of
 from raydense.training.part import Part
+from raydense.training.pieces import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
-from raydense.training.step import forward_and_backward, pieces_of
+from raydense.training.step import forward_and_backward
 
 
 def settings_of(job: Job) -> LoopSettings:
