@@ -72,6 +72,7 @@ def done_here(output: Place) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
 
 
+@pytest.mark.long  # four Rays one after another; test_training_checkpoints.py has the order of uploads
 @pytest.mark.parametrize("end", ["killed", "told"])
 def test_steps_go_on_during_an_upload(
     data: TrainingData, whole: Artifact, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
