@@ -123,6 +123,7 @@ def test_the_scores_of_a_reranked_run_reach_the_loss(
     given = TrainSettings.read(
         {
             "objective": objective,
+            "precision": "fp32",  # as the reading that it is compared with, also where the CPU gains by bf16
             "output": str(tmp_path / "model"),
             "examples": str(mined.path),
             "teacher_temperature": 2.0,
