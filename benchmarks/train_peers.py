@@ -13,8 +13,8 @@ Each way is a process of its own that makes one step when it is asked to, so tha
 `train` makes it (its engine, and the allocator that its workers get), `bare` by hand with PyTorch's AdamW, `trainer` by the trainer above.
 Threads that wait sleep in all of them, as `train` has it: on a busy machine those that do not would slow the others by ten times.
 With --turns N one process runs after the other, N times, where memory does not hold all at once. Dropout is off, the learning rate 0, so the
-losses of all ways are the same: in fp32 it is an error if they differ by more than 1e-5. --precision bf16 is the setting of raydense (whose
-DeepSpeed holds the weights in bf16 too), autocast of the bare loop, and `bf16=True` of the trainers. The trainers need the packages
+losses of all ways are the same: in fp32 it is an error if they differ by more than 1e-5. --precision bf16 is the setting of raydense (by
+autocast), autocast of the bare loop, and `bf16=True` of the trainers. The trainers need the packages
 `datasets` and `accelerate`; --peer names the Python that has them. Prints the seconds and CPU seconds of each step without the first of a process, the ratio
 of the best ones to raydense's, the largest difference of a loss to raydense's, and the most memory.
 """

@@ -17,7 +17,7 @@ from raydense.training.method import Batch, method_of
 
 Texts = dict[str, dict[str, Tensor]]
 # What a forward and backward costs apart from its tokens, as so many tokens: the less, the more pieces of about one length.
-_EACH_COSTS = {"cpu": 64, "cuda": 8192}
+_EACH_COSTS = {"cpu": 256, "cuda": 8192}
 _MOST = 16
 
 
