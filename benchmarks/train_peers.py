@@ -14,7 +14,8 @@ Each way is a process of its own that makes one step when it is asked to, so tha
 Threads that wait sleep in all of them, as `train` has it: on a busy machine those that do not would slow the others by ten times.
 With --turns N one process runs after the other, N times, where memory does not hold all at once. Dropout is off, the learning rate 0, so the
 losses of all ways are the same: in fp32 it is an error if they differ by more than 1e-5. --precision bf16 is the setting of raydense (by
-autocast), autocast of the bare loop, and `bf16=True` of the trainers. The trainers need the packages
+autocast), autocast of the bare loop, and `bf16=True` of the trainers; auto is what each does by itself: fp32 but for raydense, which takes bf16
+where the processor gains by it. The trainers need the packages
 `datasets` and `accelerate`; --peer names the Python that has them. Prints the seconds and CPU seconds of each step without the first of a process, the ratio
 of the best ones to raydense's, the largest difference of a loss to raydense's, and the most memory.
 """
@@ -58,7 +59,7 @@ def main() -> None:
         ("threads", 0),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "auto"], default="fp32")
     parser.add_argument("--engine", choices=["deepspeed", "ddp"], default="deepspeed", help="of raydense")
     parser.add_argument("--peer", default=sys.executable, help="the Python that has the trainers")
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=WAYS)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.errors import InputError
+from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.float32_linear import overflows_in_fp16
 from raydense.runtime.processor import cpuinfo, gains_by_bf16
 from raydense.runtime.verbosity import limit_logs
@@ -335,6 +336,8 @@ def deepspeed_config(
 def make_engine(model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
     """The engine that the settings name, on this worker's device; `backward` is called for `pieces` pieces of each part."""
     torch.backends.cuda.matmul.allow_tf32 = settings.tf32
+    if device.type == "cpu":
+        use_cpu_layers(model)
     cls = DeepSpeedEngine if settings.engine.name == "deepspeed" else TorchEngine
     return cls(model, settings, device, precision, pieces)
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from raydense.errors import InputError
+from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
@@ -79,6 +80,8 @@ class Outline:
         with self._fake, torch.random.fork_rng(devices=[]), without_reading(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch itself, of a copy's tensors
             self.model = load_model(settings, str(folder)).train()
+            if not self._gpu:
+                use_cpu_layers(self.model)
             self.precision = precision_for(settings, device, self.model)
             self._weights = DTYPES[self.precision] if casts(settings, device) else torch.float32
             if self._weights != torch.float32:
@@ -248,7 +251,7 @@ class _Tally(TorchDispatchMode):
 
 
 class _KernelDropout(TorchFunctionMode):
-    """On a GPU attention applies dropout inside its kernel and stores no attention weights for it; a CPU's kernel stores them."""
+    """On a GPU attention applies dropout inside its kernel and stores no attention weights for it."""
 
     def __init__(self, on: bool) -> None:
         super().__init__()

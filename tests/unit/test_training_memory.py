@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.tiny import make_tiny_encoder
@@ -133,6 +134,7 @@ def saved_for_backward(model: torch.nn.Module, batch: Any) -> int:
 def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dropout: float) -> None:
     asked = deep(data, method, dropout=dropout)
     model = loaded(asked)
+    use_cpu_layers(model)
     batch = longest_batch(model, asked, 1)
     saved = saved_for_backward(model, batch)
     masked = max(int((texts["labels"] != NOT_MASKED).sum()) if "labels" in texts else 0 for texts in batch.values())
