@@ -1,0 +1,93 @@
+"""A training step on a CPU with PyTorch's attention and dropout, and with ours: CPU seconds and memory.
+
+    OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/cpu_layers.py --corpus CORPUS --queries QUERIES --examples EXAMPLES --model FOLDER
+        [--precision bf16 fp32] [--batch-size 32] [--length 128] [--steps 6]
+
+A retriever with in-batch negatives and one hard negative, the dropout of the model's config, a process for each way under Ray's jemalloc. The first step of a
+process is not counted. Losses are not the same, since the two draw dropout in different ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+WAYS = ("PyTorch's", "ours")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("corpus", "queries", "examples", "model"):
+        parser.add_argument(f"--{name}", required=True)
+    for name, default in (("batch-size", 32), ("length", 128), ("steps", 6)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        print(json.dumps(steps(given)))
+        return
+    print("| precision | way | CPU seconds of each step | best | GiB |\n| --- | --- | --- | --- | --- |")
+    for precision in given.precision:
+        for way in WAYS:
+            seconds, gib = started(precision, way)
+            print(f"| {precision} | {way} | {', '.join(f'{s:.2f}' for s in seconds)} | {min(seconds):.2f} | {gib:.2f} |", flush=True)
+
+
+def started(precision: str, way: str) -> tuple[list[float], float]:
+    """What a process of its own measured."""
+    from raydense.runtime.allocator import cpu_worker_env
+
+    command = [sys.executable, *sys.argv, "--precision", precision, "--way", way]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | cpu_worker_env()).stdout
+    seconds, gib = json.loads(printed.splitlines()[-1])
+    return seconds, gib
+
+
+def steps(given: argparse.Namespace) -> tuple[list[float], float]:
+    """CPU seconds of each step after the first, and the most memory of the process in GiB."""
+    import step_ours
+    import torch
+    from step_job import LR, Job
+    from torch import distributed as dist
+
+    from raydense.training.engine import choose_precision, make_engine
+    from raydense.training.pieces import pieces_of
+    from raydense.training.step import forward_and_backward
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(
+            method="retriever", corpus=given.corpus, queries=given.queries, examples=given.examples, model=given.model, reranker="",
+            texts=str(Path(folder) / "texts.json"), sampled=[], batch_size=given.batch_size, negatives=1, length=given.length,
+            precision=given.precision[0], engine="deepspeed", micro_batch=0, threads=1,
+        )  # fmt: skip
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        method, sampler = step_ours.method_and_sampler(job)
+        device, pieces = torch.device("cpu"), pieces_of(method.settings)
+        precision = choose_precision(job.precision, device)
+        with nullcontext() if given.way == "ours" else patch("raydense.training.engine.use_cpu_layers", lambda model: None):
+            engine = make_engine(method.model, method.settings, device, precision, pieces)
+        engine.module.train()
+        spent = []
+        for step in range(given.steps + 1):
+            begun = time.process_time()
+            (part,) = sampler.step(step)
+            forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)
+            engine.step(LR)
+            spent.append(time.process_time() - begun)
+    return spent[1:], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+if __name__ == "__main__":
+    main()
