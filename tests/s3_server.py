@@ -77,20 +77,22 @@ def environment(port: int, cache: Path) -> dict[str, str]:
 class Proxy:
     """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None.
 
-    `hold` is called with the method and path of each before: it waits as long as the store is to be slow.
+    `hold` is called with the method and path of each before: it waits as long as the store is to be slow. `answered` is called
+    with them and the status after.
     """
 
     upstream: int
     fault: Callable[[int, str], Fault]
     hold: Callable[[str, str], None] = lambda *_: None
+    answered: Callable[[str, str, int], None] = lambda *_: None
     port: int = 0
     happened: list[str] = field(default_factory=list)  # the faults so far
 
 
 @contextmanager
-def proxy(upstream: int, fault: Callable[[int, str], Fault], hold: Callable[[str, str], None] = lambda *_: None) -> Iterator[Proxy]:
-    """A running proxy."""
-    held = Proxy(upstream, fault, hold)
+def proxy(upstream: int, fault: Callable[[int, str], Fault], **seen: Callable[..., None]) -> Iterator[Proxy]:
+    """A running proxy; `seen` are its `hold` and `answered`."""
+    held = Proxy(upstream, fault, **seen)
     numbers = itertools.count(1)
 
     class Handler(BaseHTTPRequestHandler):
@@ -122,6 +124,7 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault], hold: Callable[[str
             length = reply.getheader("content-length") if self.command == "HEAD" else None
             self._answer(reply.status, reply.getheaders(), content, length, wrong == "cut")
             there.close()
+            held.answered(self.command, self.path, reply.status)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
 

@@ -61,7 +61,8 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     concurrent = generations.behind > 0
     spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
-    shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards}
+    # a task that claims all cores of a node would wait for a training that waits for its negatives
+    shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards, "background": concurrent}
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
     found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)

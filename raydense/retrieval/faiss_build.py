@@ -40,7 +40,8 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     ranges = shard_ranges(vectors.rows, settings.shards)
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
-    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, threads_each(len(missing), settings.concurrency))
+    threads = 1 if settings.background else threads_each(len(missing), settings.concurrency)
+    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, threads)
     check_build(settings, plan, draft, missing)
     if EMPTY not in there:
         empty = _train(settings, vectors)

@@ -48,6 +48,7 @@ class IndexSettings(Settings):
         ge=0,
     )
     elsewhere: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
+    background: bool = resource(False, "faiss: one core for each task, also where it leaves others idle")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -58,16 +59,17 @@ class IndexSettings(Settings):
             raise ValueError(f"kind {self.kind} does not take {other}")
         if self.kind == "faiss":
             self._refuse_given(["expand"], "kind faiss")
-        others = ("factory", "train_sample", "recall", "elsewhere") if self.kind == "bm25" else ("bm25",)
+        others = ("factory", "train_sample", "recall", "elsewhere", "background") if self.kind == "bm25" else ("bm25",)
         self._refuse_given(others, f"kind {self.kind}")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage, without the settings of the other kind."""
-        other = {"bm25": ("embeddings", "factory", "train_sample", "recall", "elsewhere"), "faiss": ("corpus", "expand", "bm25")}.get(
-            str(values.get("kind")), ()
-        )
+        other = {
+            "bm25": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "background"),
+            "faiss": ("corpus", "expand", "bm25"),
+        }.get(str(values.get("kind")), ())
         return {key for key in super().takes(values) if key.partition(".")[0] not in other}
 
     def shaping(self) -> dict[str, Any]:

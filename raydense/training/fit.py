@@ -83,7 +83,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
-        job = Job(settings, start, shared, steps, dev, generations, steps, opened, state.precision if state else None)
+        job = Job(settings, start, shared, steps, dev, generations, steps, opened)
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
             result = _train(job, gpu, state.step if state else 0, Followed(job, send, ending), builder)
             (shared / _RESULT).write_text(json.dumps(result))

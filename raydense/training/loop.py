@@ -30,7 +30,7 @@ from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.rank import Rank
-from raydense.training.registered import State
+from raydense.training.registered import State, newest_state
 from raydense.training.status import Status
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
@@ -45,8 +45,7 @@ class Job:
     """What the driver sends to each worker: the settings with absolute paths, the start model's folder, and
     the folder that driver and workers share.
 
-    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings; `begun` is
-    the precision of the steps that are done, if there are any.
+    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings.
     """
 
     settings: LoopSettings
@@ -57,7 +56,6 @@ class Job:
     generations: Generations
     until: int
     inputs: dict[str, str]
-    begun: Precision | None = None
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -105,8 +103,12 @@ class Loop:
         self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
 
     def _precision(self, model: nn.Module) -> Precision:
-        """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker."""
-        mine = precision_for(self.settings, self.place.device, model, self.job.begun)
+        """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker.
+
+        The steps that are done may be of this run: Ray starts workers again, perhaps on nodes of another kind.
+        """
+        done = newest_state(self.job.shared)
+        mine = precision_for(self.settings, self.place.device, model, done.precision if done else None)
         if self.place.workers == 1 or self.settings.precision != "auto":
             return mine
         found = [mine] * self.place.workers

@@ -97,14 +97,13 @@ def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu
     tokens = sum(int(one["attention_mask"].sum()) for one in texts.values())
     if pieces > 1 and accumulates(settings):
         return _of_queries(settings, texts, rest, pieces, tokens)
-    ordered, places = by_length(texts)
-    together = pieces == 1
-    if together:
-        pieces = 1 if alike(settings) else _cheapest(ordered, _EACH_COSTS[device])
+    orders, together = by_length(texts), pieces == 1
+    if together and not alike(settings):
+        pieces = _cheapest(texts, orders, _EACH_COSTS[device])
     if pieces == 1:
         return Cut([_with_places(texts)], [rest], tokens)
-    cut = [_with_places(piece_of(ordered, i, pieces)) for i in range(pieces)]
-    return Cut(cut, [rest], tokens, places=tuple(places), together=together)
+    cut = [_with_places(piece_of(texts, orders, i, pieces)) for i in range(pieces)]
+    return Cut(cut, [rest], tokens, places=tuple(order.argsort() for order in orders.values()), together=together)
 
 
 def alike(settings: LoopSettings) -> bool:
@@ -112,15 +111,15 @@ def alike(settings: LoopSettings) -> bool:
     return tied(settings) and settings.workers > 1
 
 
-def _cheapest(texts: Texts, each_costs: int) -> int:
+def _cheapest(texts: Texts, orders: dict[str, Tensor], each_costs: int) -> int:
     """The number of pieces, a power of two, with the fewest tokens, padding and what each piece costs included."""
+    lengths = [batch["attention_mask"].sum(dim=1)[orders[name]].tolist() for name, batch in texts.items()]
     counts = [2**power for power in range(_MOST.bit_length())]
-    return min(counts, key=lambda pieces: sum(_padded(one, pieces) for one in texts.values()) + each_costs * pieces)
+    return min(counts, key=lambda pieces: sum(_padded(of_kind, pieces) for of_kind in lengths) + each_costs * pieces)
 
 
-def _padded(batch: dict[str, Tensor], pieces: int) -> int:
-    """The tokens of a kind of texts, ordered by length, with padding, in so many pieces."""
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
+def _padded(lengths: list[int], pieces: int) -> int:
+    """The tokens of a kind of texts, of these lengths, with padding, in so many pieces."""
     cut = [lengths[rows_of(len(lengths), i, pieces)] or lengths[:1] for i in range(pieces)]
     return sum(len(some) * max(some) for some in cut)
 
@@ -156,8 +155,8 @@ def _with_places(texts: Texts) -> Texts:
     return {name: {**one, "masked": masked_places(one["labels"])} if "labels" in one else one for name, one in texts.items()}
 
 
-def by_length(texts: Texts) -> tuple[Texts, list[Tensor]]:
-    """The rows of each kind of texts, longest first, and the place where each row is now, int64 [n] for each kind.
+def by_length(texts: Texts) -> dict[str, Tensor]:
+    """The rows of each kind of texts, longest first, int64 [n].
 
     Kinds with as many rows are ordered together, by the sum of their lengths: the rows may be pairs, as a generator's are.
     """
@@ -166,25 +165,23 @@ def by_length(texts: Texts) -> tuple[Texts, list[Tensor]]:
         of_rows = batch["attention_mask"].sum(dim=1)
         lengths[len(of_rows)] = lengths.get(len(of_rows), torch.zeros_like(of_rows)) + of_rows
     orders = {rows: total.argsort(descending=True, stable=True) for rows, total in lengths.items()}
-    order_of = {name: orders[len(batch["attention_mask"])] for name, batch in texts.items()}
-    ordered = {name: {key: value[order_of[name]] for key, value in batch.items()} for name, batch in texts.items()}
-    return ordered, [order_of[name].argsort() for name in texts]
+    return {name: orders[len(batch["attention_mask"])] for name, batch in texts.items()}
 
 
-def piece_of(texts: Texts, piece: int, pieces: int) -> Texts:
-    """The rows of each kind of texts in a piece, with minimal padding.
+def piece_of(texts: Texts, orders: dict[str, Tensor], piece: int, pieces: int) -> Texts:
+    """The rows of each kind of texts in a piece, in this order, with minimal padding.
 
     A kind without rows in the piece gets its first row, which does not count: with ZeRO the workers process each weight together,
     so every piece must use every weight, on every worker.
     """
     cut = {}
-    for name, batch in texts.items():
-        rows = rows_of(len(batch["attention_mask"]), piece, pieces)
-        cut[name] = _cut(batch, rows if rows.start < rows.stop else slice(0, 1))
+    for name, order in orders.items():
+        rows = order[rows_of(len(order), piece, pieces)]
+        cut[name] = _cut(texts[name], rows if len(rows) else order[:1])
     return cut
 
 
-def _cut(batch: dict[str, Tensor], rows: slice | Tensor) -> dict[str, Tensor]:
+def _cut(batch: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     longest = int(batch["attention_mask"][rows].sum(dim=1).max())
     return {key: value[rows, :longest] for key, value in batch.items()}
 

@@ -128,7 +128,11 @@ def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: Train
         assert np.mean(inside) > 0.98  # float16 vectors may order the last ones of a list otherwise
 
 
-def test_in_mode_async_they_are_taken_a_period_later(data: TrainingData, waited: Artifact, tmp_path: Path) -> None:
+def test_in_mode_async_they_are_taken_a_period_later(
+    data: TrainingData, waited: Artifact, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster, where the tasks of a stage take all cores of a node, but not those that the training holds."""
+    monkeypatch.setenv("RAY_ADDRESS", joining["RAY_ADDRESS"])
     later = train(renewing(data, tmp_path / "model", mode="async"))
     history, other = read_history(later.path / "history.jsonl"), read_history(waited.path / "history.jsonl")
     assert column(history, "generation") == [0] * 2 * EVERY + [1] * EVERY

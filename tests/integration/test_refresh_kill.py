@@ -1,6 +1,6 @@
 """kill -9 of a training that mines while it trains: run again it continues in the phase where it was, and its model is the undisturbed one.
 
-It leaves no actor on the cluster: its search pool lives through the training, and no longer.
+Its search pool lives through the training, and no longer.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ def controllers() -> set[str]:
     return set(jobs)
 
 
+def living(job: str) -> list[str]:
+    """The actors of a job's search pool that live.
+
+    Others are Ray's own: `_AutoscalingCoordinatorActor` outlives a job, and `PlacementGroupCleaner` sees its end by a dashboard alone.
+    """
+    alive = [one["ActorClassName"] for one in actors_of(job) if one["State"] != "DEAD"]
+    return [name for name in alive if name in ("PoolController", "ShardActor")]
+
+
 def finish(process: subprocess.Popen[bytes]) -> None:
     _, printed = process.communicate(timeout=300)
     assert process.returncode == 0, printed.decode()
@@ -53,7 +62,7 @@ def test_killed_while_it_mines_and_run_again(tmp_path: Path, joining: dict[str, 
     work, before = tmp_path / "killed/.work/refresh/002", controllers()  # which needs what the one before found
     kill_once_committed(start(data, tmp_path / "killed", mode, joining), work, "vectors", 1)
     (pool,) = controllers() - before  # of generation 1, and still there
-    until(lambda: not any(one["State"] != "DEAD" for one in actors_of(pool)), "actors live after their job")
+    until(lambda: not living(pool), "the search pool lives after its job")
     assert pools() == []
     assert (work / "retriever/manifest.json").is_file()
     assert not (tmp_path / "killed/refresh/002").exists()

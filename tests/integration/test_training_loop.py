@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
 from raydense.training import notice
+from raydense.training.engine import Precision, choose_precision
 from raydense.training.generations import Generations
 from raydense.training.loop import Job, Loop, refuse_weights_not_finite
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.rank import Rank
-from raydense.training.registered import State
+from raydense.training.registered import RUN, State
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -134,6 +136,20 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         draft.finish(len(table), **summary)
     with pytest.raises(InputError, match=f"{folder.name}: was replaced while a stage was reading it"):
         Loop(job, Rank(0, 1, 1, CPU))
+
+
+@pytest.mark.parametrize("done_in", ["fp32", "bf16"])
+def test_a_worker_goes_on_in_the_precision_of_the_steps_done_in_this_run(tmp_path: Path, done_in: Precision) -> None:
+    """By workers on nodes of another kind, which Ray started before this one: whatever is the first of this processor, one of the two is not."""
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), precision="auto")
+    shared = Place.of(tmp_path / "shared")
+    job = Job(asked, asked.model, shared, 9, {}, Generations(shared, steps=9, every=9), 9, {})
+    assert Loop(job, Rank(0, 1, 1, CPU)).precision == choose_precision("auto", CPU)
+    (shared / RUN / "checkpoint_5/state.json").write_text(json.dumps(asdict(State(done_in, step=5))))
+    (shared / RUN / "checkpoint_manager_snapshot.json").write_text('{"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]}')
+    assert Loop(job, Rank(0, 1, 1, CPU)).precision == done_in
 
 
 @pytest.mark.parametrize("by", ["retriever", "reranker"])

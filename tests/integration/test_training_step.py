@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_data import TrainingData, make_training_data
 from transformers import MPNetConfig, MPNetModel
 
@@ -165,6 +166,29 @@ def test_the_less_a_forward_costs_the_more_there_are(data: TrainingData, monkeyp
     assert len(cut_up(tied, batch, 1).texts) == 1  # both must gather the weights as often
 
 
+class Indexed(TorchDispatchMode):
+    """Keeps the shapes of the tensors whose rows are taken one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index.Tensor:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_that_stays_whole_is_not_copied(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = (torch.arange(100) < torch.tensor([8, 100, 12, 90])[:, None]).long()
+    for each_costs, pieces in ((10_000, 1), (1, 4)):
+        monkeypatch.setitem(_EACH_COSTS, "cpu", each_costs)
+        with Indexed() as indexed:
+            cut = cut_up(settings(data, "retriever"), {"passages": {"attention_mask": mask}}, 1)
+        assert len(cut.texts) == pieces
+        assert ((4, 100) in indexed.shapes) == (pieces > 1)
+
+
 @pytest.mark.parametrize(("teacher", "times"), [("static", 1), ("dynamic", 2)])
 def test_a_frozen_teacher_reads_each_pair_once(data: TrainingData, teacher: str, times: int) -> None:
     """And one that learns twice, where the step runs in pieces; both once where it runs at once."""
@@ -229,12 +253,12 @@ def test_dropout_draws_the_same_on_both_ways_through(data: TrainingData, steep: 
 
 
 def all_graphs_at_once(engine: Any, method: Any, batch: Any, pieces: int, seeds: list[int]) -> dict[str, torch.Tensor]:
-    texts, places = by_length({name: value for name, value in batch.items() if isinstance(value, dict)})
-    outputs = []
+    texts = {name: value for name, value in batch.items() if isinstance(value, dict)}
+    orders, outputs = by_length(texts), []
     for i, seed in enumerate(seeds):
         torch.manual_seed(seed)
-        outputs.append(run(engine, piece_of(texts, i, pieces)))
-    whole = tuple(torch.cat(pieces)[place] for pieces, place in zip(zip(*outputs, strict=True), places, strict=True))
+        outputs.append(run(engine, piece_of(texts, orders, i, pieces)))
+    whole = tuple(torch.cat(pieces)[order.argsort()] for pieces, order in zip(zip(*outputs, strict=True), orders.values(), strict=True))
     loss, _ = method.loss(whole, {k: v for k, v in batch.items() if k not in texts})
     engine.backward(loss)
     return {"loss": loss.detach()}
@@ -261,7 +285,8 @@ def test_a_piece_has_a_row_of_every_kind() -> None:
     def tokens(rows: int) -> dict[str, torch.Tensor]:
         return {"input_ids": torch.arange(rows)[:, None], "attention_mask": torch.ones(rows, 1, dtype=torch.int64)}
 
-    cut = [piece_of({"pairs": tokens(7), "passages": tokens(2)}, i, 5) for i in range(5)]
+    texts = {"pairs": tokens(7), "passages": tokens(2)}
+    cut = [piece_of(texts, by_length(texts), i, 5) for i in range(5)]
     assert [piece["pairs"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [1], [2, 3], [4], [5, 6]]
     assert [piece["passages"]["input_ids"].flatten().tolist() for piece in cut] == [[0], [0], [0], [0], [1]]
 
@@ -270,9 +295,11 @@ def test_a_piece_has_texts_of_about_one_length() -> None:
     lengths = np.random.default_rng(3).integers(1, 40, 64)
     mask = torch.from_numpy((np.arange(40) < lengths[:, None]).astype(np.int64))
     texts = {"passages": {"input_ids": torch.arange(64)[:, None] * mask, "attention_mask": mask}}
-    ordered, (place,) = by_length(texts)
-    assert torch.equal(ordered["passages"]["input_ids"][place], texts["passages"]["input_ids"])
-    padded = [sum(piece_of(one, i, 8)["passages"]["attention_mask"].numel() for i in range(8)) for one in (texts, ordered)]
+    as_given = {"passages": torch.arange(64)}
+    padded = [
+        sum(piece_of(texts, orders, i, 8)["passages"]["attention_mask"].numel() for i in range(8))
+        for orders in (as_given, by_length(texts))
+    ]
     assert padded[1] == 8 * np.sort(lengths)[7::8].sum() < 0.8 * padded[0]
 
 
