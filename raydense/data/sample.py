@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.dataset import DatasetDraft
@@ -34,6 +35,8 @@ Ints = NDArray[np.int64]
 def sample(settings: SampleSettings) -> Artifact:
     """Make the sample: a data set of `corpus`, `queries` (all splits, with answers), `qrels/train`, `qrels/dev` and `qrels/test`.
 
+    With `unjudged`, `qrels/unjudged` has the positives of training queries that `qrels/train` does not know.
+
     Two queries of different splits never ask for the same fact. InputError where there are too few facts for the queries.
     """
     dataset = DatasetDraft(settings.output, provenance("sample", settings))
@@ -44,9 +47,19 @@ def sample(settings: SampleSettings) -> Artifact:
     _write_corpus(world, dataset, settings.shard_rows)
     asked = {split: world.questions(split, facts, turns) for split, (facts, turns) in splits.items()}
     dataset.table("queries", "queries", pa.concat_tables([queries for queries, _ in asked.values()]))
-    for split, (_, qrels) in asked.items():
+    judged = {split: qrels for split, (_, qrels) in asked.items()}
+    if settings.unjudged:
+        judged |= _leave_out(judged["train"], settings)
+    for split, qrels in judged.items():
         dataset.table(f"qrels/{split}", "qrels", qrels)
     return dataset.finish()
+
+
+def _leave_out(train: pa.Table, settings: SampleSettings) -> dict[str, pa.Table]:
+    """The judgements `train` without a share of those of notes, and these as `unjudged`; a query keeps the passage of the article."""
+    notes = pc.starts_with(train["passage_id"], "note-").to_numpy()
+    gone = notes & (np.random.default_rng([settings.seed, 2]).random(len(notes)) < settings.unjudged)
+    return {"train": train.filter(pa.array(~gone)), "unjudged": train.filter(pa.array(gone))}
 
 
 def _write_corpus(world: World, dataset: DatasetDraft, shard_rows: int) -> None:

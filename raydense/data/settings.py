@@ -39,6 +39,12 @@ class SampleSettings(Settings):
     notes: int = setting(
         1, "passages about each entity that repeat one of its six facts: with 12, most queries have three positives", ge=0, le=1_000
     )
+    unjudged: float = setting(
+        0.0,
+        "the share of the notes that answer a training query and are not judged for it, which look like negatives: they become qrels/unjudged",
+        ge=0,
+        le=1,
+    )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
     def forecast(self, known: Known) -> Forecast:
@@ -49,6 +55,8 @@ class SampleSettings(Settings):
             Holds(n := sum(asked.values()), "", 60, 19.0 * n),
         )
         splits = {f"qrels/{split}": Holds(n, "", 1.2, 9.0 * n) for split, n in asked.items()}
+        if self.unjudged:
+            splits["qrels/unjudged"] = Holds(self.train_queries, "at most", 1.2, 9.0 * self.train_queries)
         makes = {below(self.output, part): holds for part, holds in {"corpus": corpus, "queries": queries, **splits}.items()}
         needs = f"{corpus} passages and {queries} queries to make"
         work = {"passages": float(self.passages), "queries": float(n)}

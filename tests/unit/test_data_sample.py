@@ -143,3 +143,23 @@ def test_smallest_world(tmp_path: Path) -> None:
 def test_too_few_facts_for_the_queries(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train_queries: 100 passages have facts for \d+ train queries only, not 4800"):
         make_sample(SampleSettings(output=str(tmp_path / "s"), passages=100, dev_queries=5, test_queries=5))
+
+
+def test_some_notes_answer_a_training_query_and_are_not_judged_for_it(tmp_path: Path) -> None:
+    def pairs(folder: Path, split: str) -> set[tuple[str, str]]:
+        qrels = read_table(folder / "qrels" / split, "qrels")
+        return set(zip(qrels["query_id"].to_pylist(), qrels["passage_id"].to_pylist(), strict=True))
+
+    whole, some, none = (
+        make_sample(SampleSettings(output=str(tmp_path / str(share)), notes=12, unjudged=share, **SMALL)).path for share in (0.0, 0.5, 1.0)
+    )
+    assert not (whole / "qrels" / "unjudged").exists()
+    for folder in (some, none):
+        assert pairs(folder, "train") | pairs(folder, "unjudged") == pairs(whole, "train")
+        assert not pairs(folder, "train") & pairs(folder, "unjudged")
+        assert {query for query, _ in pairs(folder, "train")} == {query for query, _ in pairs(whole, "train")}, "each keeps a positive"
+        for split in ("dev", "test"):
+            assert pairs(folder, split) == pairs(whole, split)
+    notes = {(q, p) for q, p in pairs(whole, "train") if p.startswith("note-")}
+    assert pairs(none, "unjudged") == notes
+    assert 0.4 * len(notes) < len(pairs(some, "unjudged")) < 0.6 * len(notes)
