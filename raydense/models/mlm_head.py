@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from raydense.models.sharded import full_shape, gathered
 from raydense.models.weights import load_masked_lm
 
 
@@ -24,7 +25,7 @@ class MlmHead(nn.Module):
     def __init__(self, encoder: PreTrainedModel) -> None:
         super().__init__()
         config: Any = encoder.config
-        vocabulary, width = input_embeddings(encoder).shape
+        vocabulary, width = full_shape(input_embeddings(encoder))
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[getattr(config, "hidden_act", "gelu")]
         self.norm = nn.LayerNorm(width, eps=getattr(config, "layer_norm_eps", 1e-12))
@@ -50,9 +51,10 @@ class MlmHead(nn.Module):
         dense = [m for m in others if isinstance(m, nn.Linear)]
         norm = [m for m in others if isinstance(m, nn.LayerNorm)]
         if len(dense) == len(norm) == 1 and all(part.bias is not None for part in (dense[0], norm[0], output)):
-            self.dense.load_state_dict(dense[0].state_dict())
-            self.norm.load_state_dict(norm[0].state_dict())
-            self.bias.data.copy_(output.bias.data)
+            with gathered(dense[0], norm[0], output.bias):
+                self.dense.load_state_dict(dense[0].state_dict())
+                self.norm.load_state_dict(norm[0].state_dict())
+                self.bias.data.copy_(output.bias.data)
 
 
 def input_embeddings(encoder: PreTrainedModel) -> Tensor:

@@ -19,6 +19,7 @@ from raydense.models.dual_encoder import Batch, DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
 from raydense.models.masking import NOT_MASKED, mask_tokens, masked_places
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
+from raydense.models.sharded import full_shape
 from raydense.storage import model_place
 
 
@@ -140,7 +141,7 @@ class CotMae(PretrainModel):
         super().__init__(retriever, mlm_head)
         encoder: Any = retriever.encoder
         positions = getattr(getattr(encoder, "embeddings", None), "position_embeddings", None)
-        if positions is None or input_embeddings(encoder).shape[1] != encoder.config.hidden_size:
+        if positions is None or full_shape(input_embeddings(encoder))[1] != encoder.config.hidden_size:
             raise InputError(f"cotmae cannot use the embeddings of {encoder.config.model_type}", "model", "give an encoder such as BERT")
         self.decoder = new_layers(encoder, layers)
 

@@ -26,6 +26,7 @@ from transformers import (
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
 from raydense.models.float32_linear import keep_in_float32
+from raydense.models.sharded import raise_together, shares_out
 from raydense.runtime.verbosity import is_verbose
 
 _DROPOUTS = (
@@ -145,6 +146,18 @@ def has_pooler(config: PretrainedConfig) -> bool:
 
 
 def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
+    try:
+        loaded = _made_or_read(auto, inner, config, **kwargs)
+    except InputError as error:
+        if shares_out():
+            raise_together(error)
+        raise
+    if shares_out():
+        raise_together(None)
+    return loaded
+
+
+def _made_or_read(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
     try:
         if not _reads.get():
             return auto.from_config(config, dtype=torch.float32, **kwargs), []

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from raydense.errors import InputError
 from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.float32_linear import overflows_in_fp16
+from raydense.models.sharded import full_count, full_shape, is_sharded
 from raydense.runtime.processor import cpuinfo, gains_by_bf16
 from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
@@ -31,6 +32,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_LOSS_SCALE = 2.0**14
 _BUCKET = 50_000_000  # weights: 200 MB in float32
+WHOLE_AT_ONCE = 10**9  # weights of ZeRO 3 that are gathered and stay for their next use: 4 GB in float32
 
 
 def choose_precision(asked: str, device: torch.device, begun: Precision | None = None) -> Precision:
@@ -98,8 +100,8 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Opti
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if len(full_shape(p)) > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if len(full_shape(p)) <= 1], "weight_decay": 0.0},
     ]
     if settings.optimizer == "lamb":
         groups = [{**group, "scaled": scaled} for group, scaled in zip(groups, (True, False), strict=True)]
@@ -174,7 +176,7 @@ class Engine(ABC):
         """Read a checkpoint that contains the files of all its `workers`, whose number may differ from now."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights, unsharded, on the CPU (complete at least on worker 0), in fp32 if trained in it; without frozen weights."""
+        """The trained weights, unsharded, on the CPU, in fp32 if trained in it; without frozen weights. On all workers, or on worker 0 alone."""
         return {name: value.detach().cpu() for name, value in trained(self.module).items()}
 
 
@@ -232,20 +234,14 @@ class DeepSpeedEngine(Engine):
     """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
 
     def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
-        if device.type == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
-        import deepspeed  # imported only here: it takes a second, which DDP need not spend
-
-        if device.type == "cpu":
-            # otherwise it compiles its own collectives at the first start, which takes half a minute or more and a compiler; gloo suffices
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        limit_logs("DeepSpeed", "ERROR")
+        deepspeed = import_deepspeed(device)
         self._mixed = None if precision == "fp32" or casts(settings, device) else DTYPES[precision]
         self.precision: Precision = "fp32" if self._mixed else precision
         self.device, self.zero, self._pieces, self._clip = device, settings.engine.zero, pieces, settings.clip
         model = model.to(device)
+        _cast_shards(model, DTYPES[self.precision])
         self.optimizer = make_optimizer(model, settings)
-        weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        weights = full_count(weight for weight in model.parameters() if weight.requires_grad)
         config = deepspeed_config(settings, self.precision, dist.get_world_size(), pieces, weights, device.type == "cuda")
         with redirect_stdout(io.StringIO()):  # it prints what memory is in use
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
@@ -291,12 +287,37 @@ class DeepSpeedEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        state = trained(self.module)
+        kept = dist.get_rank() == 0  # no other worker needs the memory for all of them, and no GPU
+        state = super().weights() if kept else {}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if parameter.requires_grad:
                 full = safe_get_full_fp32_param(parameter)
-                state[name] = parameter if full is None else full
-        return {name: value.detach().cpu() for name, value in state.items()}
+                if kept:
+                    state[name] = (parameter if full is None else full).detach().cpu()
+        return state
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed for a device; imported only where it is used: it takes a second, which DDP need not spend."""
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    if device.type == "cpu":
+        # otherwise it compiles its own collectives at the first start, which takes half a minute or more and a compiler; gloo suffices
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    limit_logs("DeepSpeed", "ERROR")
+    return deepspeed
+
+
+def _cast_shards(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast a model whose weights are shared out, which DeepSpeed takes to be in its precision already."""
+    weights = list(model.parameters())
+    if any(map(is_sharded, weights)):
+        for weight in weights:
+            weight.data = weight.data.to(dtype)
+            if is_sharded(weight):
+                weight.ds_tensor.data = weight.ds_tensor.data.to(dtype)  # type: ignore[attr-defined]
 
 
 def bucket_of(weights: int) -> int:
@@ -324,6 +345,8 @@ def deepspeed_config(
             "stage": settings.engine.zero,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": _BUCKET,
+            "stage3_max_live_parameters": WHOLE_AT_ONCE,
+            "stage3_max_reuse_distance": WHOLE_AT_ONCE,
             "overlap_comm": gpu and settings.engine.zero > 0,
         },
         "zero_force_ds_cpu_optimizer": False,

@@ -24,13 +24,14 @@ from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.method import load_model, method_of
+from raydense.training.method import method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.rank import Rank
 from raydense.training.registered import State, newest_state
+from raydense.training.start_model import load_start
 from raydense.training.status import Status
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
@@ -82,7 +83,7 @@ class Loop:
         method = method_of(s)
         examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
-        model = load_model(s, job.start)
+        model = load_start(s, job.start, place.device)
         refuse_replaced(s, job.inputs)
         if s.activation_checkpointing:
             checkpoint_activations(model)

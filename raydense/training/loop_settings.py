@@ -19,7 +19,7 @@ class EngineSettings(BaseSettings):
     """What runs forward, backward and step."""
 
     name: Literal["deepspeed", "ddp"] = setting("deepspeed", "DeepSpeed, or PyTorch's DistributedDataParallel")
-    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3", ge=0, le=3)
+    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3; with 3 no worker ever holds the whole model", ge=0, le=3)
 
     @model_validator(mode="after")
     def _fits_engine(self) -> Self:

@@ -28,7 +28,7 @@ from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import DTYPES, bucket_of, casts, precision_for
+from raydense.training.engine import DTYPES, WHOLE_AT_ONCE, bucket_of, casts, precision_for, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
@@ -103,8 +103,10 @@ class Outline:
         weights, gradients, optimizer, updating = self._held()
         if pieces not in self._running:
             self._running[pieces] = self.running(pieces)
-        running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES))
+        running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES)) + self._gathered()
         saving = 4 * _count(self.model.parameters()) - gradients
+        if tied(settings):  # worker 0 saves, on a GPU in the memory of its machine, and gradients stay
+            saving = 0 if self._gpu else 4 * _count(self._trained)
         process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine.name == "deepspeed" else 0)
         return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
 
@@ -138,23 +140,32 @@ class Outline:
             return 4 * whole, 4 * trained, 8 * trained, 4 * max(made, summed)
         if s.engine.zero == 0:
             return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
+        if s.engine.zero == 3:  # float32 weights and moments, and the gradients' sums, of its share; they are copied in an update
+            shared = int(4 * share * trained)
+            return int(each * share * whole), shared + each * bucket_of(trained), 3 * shared, shared
         half = each < 4  # then gradients are added up in float32, next to those of a piece
-        if s.engine.zero == 3:
-            optimizer, updating = 12 * share + 1.9 * each, 5.6 + 6.4 * share
-            gradients = each * (1 + share) + (2 * share if half else 0)
-            return int(each * whole * share), int(gradients * trained) + self._buckets(), int(optimizer * trained), int(updating * trained)
         gradients = each + ((4 if s.engine.zero == 1 else 2 * share) if half else 0)
         updating = 3 + 6 * share if half and s.engine.zero == 1 else max(0, 16 * share - gradients)
         return each * whole, int(gradients * trained) + self._buckets(), int((12 + each) * share * trained), int(updating * trained)
 
+    def _gathered(self) -> int:
+        """Bytes of ZeRO 3 in a backward beyond a worker's share: weights that are whole, and a bucket's gradients, flat and as they are reduced.
+
+        Of several workers: one alone has no other weights than its share. As measured with DeepSpeed 0.19, docs/benchmarks/memory.md.
+        """
+        if not tied(self.settings):
+            return 0
+        whole = min(_count(self.model.parameters()), WHOLE_AT_ONCE) if self.settings.workers > 1 else 0
+        return self._weights.itemsize * (whole + 3 * bucket_of(_count(self._trained)))
+
     def _buckets(self) -> int:
-        """Bytes of DeepSpeed's buckets that the multiples of the weights leave out.
+        """Bytes of the buckets of ZeRO 1 and 2 that the multiples of the weights leave out.
 
         They were measured where one bucket holds all gradients. A smaller one comes on top of them, and on a GPU another, with ZeRO 1 and 2.
         """
         zero, trained = self.settings.engine.zero, _count(self._trained)
         size = 4 if zero == 1 else self._weights.itemsize
-        return size * bucket_of(trained) * ((bucket_of(trained) < trained) + (self._gpu and zero < 3))
+        return size * bucket_of(trained) * ((bucket_of(trained) < trained) + self._gpu)
 
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""

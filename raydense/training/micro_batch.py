@@ -1,6 +1,7 @@
 """`micro_batch: auto`: finds the most texts at once that fit in every worker's memory, before the first step.
 
-On a CPU by the estimate of memory.py and the machine's free memory; on a GPU by trying the longest batch.
+On a CPU by the estimate of memory.py and the machine's free memory; on a GPU by trying the longest batch. With ZeRO 3 by the estimate
+there, too: a model whose weights are shared out does not run before its engine is made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raydense.errors import InputError
-from raydense.training.engine import DTYPES
+from raydense.training.engine import DTYPES, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
 from raydense.training.pieces import pieces_of, texts_of
@@ -36,7 +37,9 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
     outline = Outline(settings, start, device)
     if together:
         dist.barrier()  # so that no worker counts memory as free that another is about to load its model into
-    if device.type == "cuda":
+    if device.type == "cuda" and tied(settings):
+        mine = largest_by_estimate(outline, int(_SHARE * torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_allocated(device))
+    elif device.type == "cuda":
         mine = largest_by_trial(model.to(device).train(), outline, device)
     else:
         mine = largest_by_estimate(outline, memory_for(on_machine) + psutil.Process().memory_info().rss)

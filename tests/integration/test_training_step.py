@@ -30,6 +30,7 @@ from raydense.training.method import load_model, method_of
 from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of, pieces_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
+from raydense.training.start_model import load_start
 from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
@@ -90,7 +91,7 @@ def one_step(asked: LoopSettings, rank: int = 0, workers: int = 1, go: Any = for
     """The mean loss of the first step over its parts, and the weights after it, by `descent`."""
     examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
     kind = method_of(asked)
-    model = load_model(asked, asked.model).train()
+    model = load_start(asked, asked.model, CPU).train()
     if asked.activation_checkpointing:
         checkpoint_activations(model)
     method = kind(asked, model, texts, rank, workers)
@@ -341,8 +342,8 @@ def test_ranks_give_the_loss_and_gradients_of_one(data: TrainingData, tmp_path: 
 def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, zero: int) -> None:
     asked = {
         (method, pieces): settings(data, method, engine={"name": "deepspeed", "zero": zero}, micro_batch=pieces, clip=0.0)
-        for method in ("retriever", "joint", "static", *(("generator", "mlm", "cocondenser", "cotmae") if zero == 2 else ()))
-        for pieces in (0, 1 if zero == 2 else 3)
+        for method in ("retriever", "joint", "static", *(("generator", "mlm", "cocondenser", "cotmae") if zero >= 2 else ()))
+        for pieces in ((0,) if zero == 3 and method in ("generator", "mlm", "cocondenser", "cotmae") else (0, 1 if zero == 2 else 3))
     }
     given = {name: s.model_dump(exclude_unset=True) for name, s in asked.items()}
     run_ranks(rank_of_several, (2, given, str(tmp_path)), 2)
@@ -465,7 +466,7 @@ def a_bad_step(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 
-    def steps(given: dict[str, Any], factors: list[float]) -> tuple[list[float], torch.Tensor]:
+    def steps(given: dict[str, Any], factors: list[float]) -> tuple[list[float], torch.Tensor | None]:
         torch.manual_seed(1)
         engine: Any = make_engine(torch.nn.Linear(4, 2, bias=False), TrainSettings(**given), CPU, given["precision"])
         norms = []
@@ -473,7 +474,7 @@ def a_bad_step(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
         for factor in factors:
             engine.backward(engine.forward(input=vectors).float().square().mean() * (factor if rank else 1.0))
             norms.append(engine.step(0.01))
-        return norms, engine.weights()["weight"]
+        return norms, engine.weights().get("weight")
 
     found = [(*steps(given, [1.0, bad, 1.0]), steps(given, [1.0, 1.0])[1]) for given in asked for bad in (math.nan, math.inf)]
     torch.save(found, f"{folder}/found-{rank}.pt")

@@ -160,6 +160,26 @@ def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
     assert estimates[3, 4].weights == pytest.approx(estimates[3, 1].weights / 4, abs=4)
 
 
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2)])
+def test_zero_3_holds_a_share_of_everything(data: TrainingData, monkeypatch: pytest.MonkeyPatch, precision: str, size: int) -> None:
+    """Of 2 workers, as measured: a model of 100 million weights in buckets of half of them; and one of many times what is gathered at once."""
+    monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
+    asked = settings(data, precision=precision, engine={"name": "deepspeed", "zero": 3}, workers=2)
+    found, weights = outline(asked), sum(p.numel() for p in loaded(asked).parameters())
+    monkeypatch.setattr("raydense.training.engine._BUCKET", weights // 2)
+    memory = found.memory(1)
+    running = memory.activations - found._gathered()
+    held = {4: 12.0, 2: 10.0}[size]  # bytes a weight after a step
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(held * weights, rel=1e-3)
+    assert found._gathered() == pytest.approx((size + 1.5 * size) * weights, rel=1e-3)
+    assert running > 0
+    monkeypatch.setattr("raydense.training.memory.WHOLE_AT_ONCE", weights // 10)
+    assert found._gathered() == pytest.approx(1.6 * size * weights, rel=1e-3)
+    saved = found.memory(1).total
+    found._gpu = True
+    assert found.memory(1).total < saved, "the copy to save is not on the GPU"
+
+
 def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
 
@@ -171,9 +191,11 @@ def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monk
     weights = sum(p.numel() for p in loaded(settings(data)).parameters())
     whole = {zero: gradients(zero) for zero in (1, 2, 3)}
     assert [gradients(zero, gpu=True) - whole[zero] for zero in (1, 2, 3)] == [4 * weights, 4 * weights, 0]
+    assert whole[3] == 8 * weights, "the sums, and a bucket"
     assert gradients(2, gpu=True, precision="bf16") - gradients(2, precision="bf16") == 2 * weights
     monkeypatch.setattr("raydense.training.engine._BUCKET", 1_000)
-    assert [gradients(zero) - whole[zero] for zero in (1, 2, 3)] == [4_000] * 3
+    assert [gradients(zero) - whole[zero] for zero in (1, 2)] == [4_000] * 2
+    assert gradients(3) == 4 * weights + 4_000
     assert gradients(1, gpu=True) - whole[1] == 8_000
 
 
