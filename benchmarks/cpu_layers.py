@@ -60,8 +60,9 @@ def steps(given: argparse.Namespace) -> tuple[list[float], float]:
     from step_job import LR, Job
     from torch import distributed as dist
 
-    from raydense.training.engine import choose_precision, make_engine
+    from raydense.training.engine import make_engine
     from raydense.training.pieces import pieces_of
+    from raydense.training.precision import choose_precision
     from raydense.training.step import forward_and_backward
 
     torch.set_num_threads(1)

@@ -101,8 +101,9 @@ def encoding(place: Place, half: str) -> Found:
 
 def train_step(place: Place, verb: str, name: str) -> Found:
     """An engine's step, against the same model, loss and batches with torch's AdamW and autocast."""
-    from raydense.training.engine import DTYPES, choose_precision, make_engine
+    from raydense.training.engine import make_engine
     from raydense.training.method import load_model
+    from raydense.training.precision import DTYPES, choose_precision
     from raydense.training.step import forward_and_backward
 
     training = world.training(place, verb, name)

@@ -153,9 +153,10 @@ def measure(name: str, root: Path) -> None:
 
     from raydense.data.store import PassageStore
     from raydense.training.batches import Sampler
-    from raydense.training.engine import choose_precision, make_engine
+    from raydense.training.engine import make_engine
     from raydense.training.method import load_model, method_of
     from raydense.training.pieces import pieces_of
+    from raydense.training.precision import choose_precision
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

@@ -20,11 +20,12 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.runtime.session import physical_cpus
 from raydense.training.batches import Sampler
-from raydense.training.engine import choose_precision, make_engine
+from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Method, load_model, method_of
 from raydense.training.part import Part
 from raydense.training.pieces import pieces_of
+from raydense.training.precision import choose_precision
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import forward_and_backward
 

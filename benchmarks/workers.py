@@ -24,8 +24,9 @@ from training_data import TrainingData, make_training_data
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
 from raydense.training.batches import Sampler
-from raydense.training.engine import Precision, learning_rate, make_engine
+from raydense.training.engine import learning_rate, make_engine
 from raydense.training.method import load_model, method_of
+from raydense.training.precision import Precision
 from raydense.training.settings import TrainSettings
 from raydense.training.step import forward_and_backward
 

@@ -41,7 +41,7 @@ def attention(
     unseen = None
     if attention_mask is not None:
         least = torch.finfo(query.dtype).min
-        unseen = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, least)
+        unseen = torch.zeros(attention_mask.shape, dtype=query.dtype).masked_fill_(~attention_mask, least).expand(len(query), -1, -1, -1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     found: Tensor = _Attention.apply(query, key, value, unseen, drawn_seed() if dropout else None, scale, dropout)
     return found.transpose(1, 2), None

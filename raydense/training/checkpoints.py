@@ -23,9 +23,10 @@ from torch import Tensor
 from raydense.errors import InputError
 from raydense.runtime.ray_internals import persist_checkpoint
 from raydense.storage import Place
-from raydense.training.engine import Engine, Precision, tied
+from raydense.training.engine import Engine, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.outage import outlasting
+from raydense.training.precision import Precision
 from raydense.training.registered import STATE, State, forget_unregistered
 from raydense.training.weights import save_weights
 

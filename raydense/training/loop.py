@@ -19,7 +19,7 @@ from raydense.training.batches import Sampler
 from raydense.training.checkpoints import Checkpoints
 from raydense.training.cores import share_cores
 from raydense.training.dev import METRIC, Dev, DevSet
-from raydense.training.engine import Engine, Precision, learning_rate, make_engine, precision_for
+from raydense.training.engine import Engine, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.log import Log
@@ -28,6 +28,7 @@ from raydense.training.method import method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
+from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.rank import Rank
 from raydense.training.registered import State, newest_state

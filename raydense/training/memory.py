@@ -28,10 +28,11 @@ from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import DTYPES, WHOLE_AT_ONCE, bucket_of, casts, precision_for, tied
+from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
+from raydense.training.precision import DTYPES, precision_for
 from raydense.training.step import checkpoint_activations
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux reports it.

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from raydense.errors import InputError
-from raydense.training.engine import DTYPES, tied
+from raydense.training.engine import tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
 from raydense.training.pieces import pieces_of, texts_of
+from raydense.training.precision import DTYPES
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from raydense.storage import Place
-from raydense.training.engine import Precision
+from raydense.training.precision import Precision
 
 RUN = "run"
 STATE = "state.json"

@@ -23,12 +23,12 @@ from raydense.errors import InputError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
 from raydense.training import notice
-from raydense.training.engine import Precision, choose_precision
 from raydense.training.generations import Generations
 from raydense.training.loop import Job, Loop, refuse_weights_not_finite
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
+from raydense.training.precision import Precision, choose_precision
 from raydense.training.rank import Rank
 from raydense.training.registered import RUN, State
 from raydense.training.settings import TrainSettings

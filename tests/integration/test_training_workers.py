@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from torch import Tensor, nn
 
-from raydense.training.engine import DeepSpeedEngine, Engine, Precision, TorchEngine, learning_rate, make_engine
+from raydense.training.engine import DeepSpeedEngine, Engine, TorchEngine, learning_rate, make_engine
+from raydense.training.precision import Precision
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")

@@ -61,6 +61,16 @@ def test_a_few_texts_at_a_time_give_what_all_at_once_give(monkeypatch: pytest.Mo
         torch.testing.assert_close(one, other)
 
 
+def test_one_mask_of_all_texts() -> None:
+    given, grad = some(3, 2, 5, 8, torch.bfloat16), torch.randn(3, 2, 5, 8).to(torch.bfloat16)
+    near = (torch.arange(5)[:, None] - torch.arange(5)).abs()[None, None] < 2  # as a sliding window
+
+    def run(mask: Tensor) -> list[Tensor]:
+        return grads(lambda q, k, v: attention(Layer(), q, k, v, mask)[0].transpose(1, 2), given, grad)
+
+    assert all(torch.equal(one, other) for one, other in zip(run(near), run(near.expand(3, 1, 5, 5)), strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_with_dropout_is_that_of_the_weights_that_were_kept(dtype: torch.dtype) -> None:
     texts, heads, tokens, p = 2, 3, 6, 0.4

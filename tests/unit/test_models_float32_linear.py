@@ -12,7 +12,8 @@ from raydense.errors import InputError
 from raydense.models.generator import Generator
 from raydense.models.sampling import sample_queries
 from raydense.models.tiny import make_tiny_generator
-from raydense.training.engine import TorchEngine, precision_for
+from raydense.training.engine import TorchEngine
+from raydense.training.precision import precision_for
 from raydense.training.settings import TrainSettings
 
 PASSAGES = ["a red fox in winter", "old bridges of stone carry no one home when rivers freeze", "fever"]

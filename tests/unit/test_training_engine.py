@@ -12,16 +12,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from raydense.errors import InputError
 from raydense.storage import Place
-from raydense.training.engine import (
-    TorchEngine,
-    _check_kernels,
-    choose_precision,
-    deepspeed_config,
-    learning_rate,
-    make_engine,
-    make_optimizer,
-    tied,
-)
+from raydense.training.engine import TorchEngine, deepspeed_config, learning_rate, make_engine, make_optimizer, tied
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 from raydense.training.settings import TrainSettings
 
@@ -203,25 +194,6 @@ def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     steps(first, 3)
     steps(second, 3)
     assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
-
-
-@pytest.mark.parametrize(("gains", "first"), [(True, "bf16"), (False, "fp32")])
-def test_precision_by_device(gains: bool, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydense.training.engine.gains_by_bf16", lambda described: gains)
-    assert choose_precision("auto", CPU) == first
-    assert [choose_precision("auto", CPU, begun) for begun in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", first]
-    assert [choose_precision(asked, CPU, "fp32") for asked in ("fp32", "bf16")] == ["fp32", "bf16"]
-    with pytest.raises(InputError, match="fp16 does not train on a CPU"):
-        choose_precision("fp16", CPU)
-
-
-def test_a_torch_without_kernels_for_the_gpu() -> None:
-    _check_kernels(7, 0, ["sm_70", "sm_80"])
-    _check_kernels(8, 9, ["sm_80", "sm_90"])
-    _check_kernels(12, 0, ["sm_80", "compute_90"])
-    _check_kernels(9, 0, ["sm_90a"])
-    with pytest.raises(InputError, match=r"this GPU is sm_70; .*cu126"):
-        _check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
 
 
 def test_no_setting_is_left_to_deepspeeds_defaults() -> None:
