@@ -32,7 +32,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [texts, heads, tokens, size] each, a mask that is True where a token is seen.
 
-    Whatever this file does not make faster goes to PyTorch's kernel: no gradient, another device, float32 without dropout, causal or biased attention.
+    Whatever this file does not make faster goes to PyTorch's kernel: no training, another device, float32 without dropout, causal or biased attention.
     """
     if not _is_ours(module, query, key, attention_mask, dropout, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
@@ -52,7 +52,9 @@ AttentionMaskInterface.register(CPU_ATTENTION, sdpa_mask)
 
 
 def _is_ours(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> bool:
-    if query.device.type != "cpu" or not (torch.is_grad_enabled() and query.requires_grad):
+    if (
+        query.device.type != "cpu" or not module.training
+    ):  # also without a gradient: gradient caching computes a text twice, with the same draws
         return False
     half = query.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)
     if not half and not (dropout and query.dtype == torch.float32):

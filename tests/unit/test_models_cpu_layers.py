@@ -61,6 +61,19 @@ def test_a_few_texts_at_a_time_give_what_all_at_once_give(monkeypatch: pytest.Mo
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(("dropout", "dtype"), [(0.2, torch.float32), (0.0, torch.bfloat16)])
+def test_in_training_a_way_through_without_gradients_has_the_values_of_one_with_them(dropout: float, dtype: torch.dtype) -> None:
+    given = some(3, 2, 40, 8, dtype)
+
+    def values() -> Tensor:
+        torch.manual_seed(2)
+        return attention(Layer(), *given, None, dropout=dropout)[0]
+
+    with torch.no_grad():
+        before = values()
+    assert torch.equal(before, values())
+
+
 def test_one_mask_of_all_texts() -> None:
     given, grad = some(3, 2, 5, 8, torch.bfloat16), torch.randn(3, 2, 5, 8).to(torch.bfloat16)
     near = (torch.arange(5)[:, None] - torch.arange(5)).abs()[None, None] < 2  # as a sliding window
