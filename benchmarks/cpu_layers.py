@@ -15,10 +15,8 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from unittest.mock import patch
 
 WAYS = ("PyTorch's", "ours")
@@ -56,37 +54,24 @@ def started(precision: str, way: str) -> tuple[list[float], float]:
 def steps(given: argparse.Namespace) -> tuple[list[float], float]:
     """CPU seconds of each step after the first, and the most memory of the process in GiB."""
     import step_ours
-    import torch
     from step_job import LR, Job
-    from torch import distributed as dist
 
-    from raydense.training.engine import make_engine
-    from raydense.training.pieces import pieces_of
-    from raydense.training.precision import choose_precision
     from raydense.training.step import forward_and_backward
 
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(
-            method="retriever", corpus=given.corpus, queries=given.queries, examples=given.examples, model=given.model, reranker="",
-            texts=str(Path(folder) / "texts.json"), sampled=[], batch_size=given.batch_size, negatives=1, length=given.length,
-            precision=given.precision[0], engine="deepspeed", micro_batch=0, threads=1,
-        )  # fmt: skip
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        method, sampler = step_ours.method_and_sampler(job)
-        device, pieces = torch.device("cpu"), pieces_of(method.settings)
-        precision = choose_precision(job.precision, device)
-        with nullcontext() if given.way == "ours" else patch("raydense.training.engine.use_cpu_layers", lambda model: None):
-            engine = make_engine(method.model, method.settings, device, precision, pieces)
-        engine.module.train()
-        spent = []
-        for step in range(given.steps + 1):
-            begun = time.process_time()
-            (part,) = sampler.step(step)
-            forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)
-            engine.step(LR)
-            spent.append(time.process_time() - begun)
+    job = Job(
+        method="retriever", corpus=given.corpus, queries=given.queries, examples=given.examples, model=given.model, reranker="", texts="",
+        sampled=[], batch_size=given.batch_size, negatives=1, length=given.length, precision=given.precision[0], engine="deepspeed",
+        micro_batch=0, threads=1,
+    )  # fmt: skip
+    with nullcontext() if given.way == "ours" else patch("raydense.training.engine.use_cpu_layers", lambda model: None):
+        method, sampler, engine, pieces = step_ours.start(job)
+    spent = []
+    for step in range(given.steps + 1):
+        begun = time.process_time()
+        (part,) = sampler.step(step)
+        forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)
+        engine.step(LR)
+        spent.append(time.process_time() - begun)
     return spent[1:], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

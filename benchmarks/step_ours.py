@@ -20,7 +20,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.runtime.session import physical_cpus
 from raydense.training.batches import Sampler
-from raydense.training.engine import make_engine
+from raydense.training.engine import Engine, make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Method, load_model, method_of
 from raydense.training.part import Part
@@ -99,17 +99,22 @@ def _texts(method: Method, part: Part, batch: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Make a step whenever it is asked for."""
-    job = Job.given()
+def start(job: Job) -> tuple[Method, Sampler, Engine, int]:
+    """What a worker of one process has before its first step, on the CPU: method, sampler, the engine in training, and the number of pieces."""
     torch.set_num_threads(job.threads or physical_cpus())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     method, sampler = method_and_sampler(job)
-    device = torch.device("cpu")
-    pieces = pieces_of(method.settings)
+    device, pieces = torch.device("cpu"), pieces_of(method.settings)
     engine = make_engine(method.model, method.settings, device, choose_precision(job.precision, device), pieces)
     engine.module.train()
+    return method, sampler, engine, pieces
+
+
+def main() -> None:
+    """Make a step whenever it is asked for."""
+    job = Job.given()
+    method, sampler, engine, pieces = start(job)
     for step, begun in zip(job.sampled, job.asked(), strict=True):
         (part,) = sampler.step(step)
         measured = forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)

@@ -52,9 +52,8 @@ AttentionMaskInterface.register(CPU_ATTENTION, sdpa_mask)
 
 
 def _is_ours(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> bool:
-    if (
-        query.device.type != "cpu" or not module.training
-    ):  # also without a gradient: gradient caching computes a text twice, with the same draws
+    # also without a gradient: gradient caching computes a text twice, and draws the same
+    if query.device.type != "cpu" or not module.training:
         return False
     half = query.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)
     if not half and not (dropout and query.dtype == torch.float32):
