@@ -18,6 +18,7 @@ from raydense.models.cpu_dropout import drawn_seed, drop_, kept_bits
 
 CPU_ATTENTION = "raydense_cpu"
 _AT_ONCE = 2**19  # pairs of tokens of all heads
+_OF_A_TEXT = 2**23  # the same, of one text: of more the kernel keeps less memory, unless there is dropout
 
 
 def attention(
@@ -32,7 +33,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [texts, heads, tokens, size] each, a mask that is True where a token is seen.
 
-    Whatever this file does not make faster goes to PyTorch's kernel: no training, another device, float32 without dropout, causal or biased attention.
+    Whatever this file does not make faster goes to PyTorch's kernel: no training, another device, float32 or long texts without dropout, causal or
+    biased attention.
     """
     if not _is_ours(module, query, key, attention_mask, dropout, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
@@ -57,6 +59,8 @@ def _is_ours(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None,
         return False
     half = query.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)
     if not half and not (dropout and query.dtype == torch.float32):
+        return False
+    if not dropout and query.shape[1] * query.shape[2] * key.shape[2] > _OF_A_TEXT:
         return False
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

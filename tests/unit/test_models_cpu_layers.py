@@ -74,6 +74,26 @@ def test_in_training_a_way_through_without_gradients_has_the_values_of_one_with_
     assert torch.equal(before, values())
 
 
+def test_long_texts_without_dropout_take_the_kernel_which_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.models.cpu_attention._OF_A_TEXT", 2 * 40 * 40 - 1)
+    for tokens, kernel in ((39, False), (40, True)):
+        given = some(1, 2, tokens, 8, torch.bfloat16)
+        found = attention(Layer(), *given, None)[0]
+        assert ("ScaledDotProduct" in _names(found)) is kernel
+        assert ("_Attention" in _names(found)) is not kernel
+
+
+def _names(found: Tensor) -> str:
+    """The names of the functions that a tensor's gradient goes through, down to the leaves."""
+    names, left = [], [found.grad_fn]
+    while left:
+        one = left.pop()
+        if one is not None:
+            names.append(one.name())
+            left += [each for each, _ in one.next_functions]
+    return " ".join(names)
+
+
 def test_one_mask_of_all_texts() -> None:
     given, grad = some(3, 2, 5, 8, torch.bfloat16), torch.randn(3, 2, 5, 8).to(torch.bfloat16)
     near = (torch.arange(5)[:, None] - torch.arange(5)).abs()[None, None] < 2  # as a sliding window
