@@ -50,7 +50,7 @@ class Device:
         import torch
 
         for module in model.modules() if self._half else ():
-            if isinstance(module, torch.nn.Linear):
+            if isinstance(module, torch.nn.Linear) and self._half not in getattr(module, "leaves", ()):
                 module.to(self._half)
         return model.to(self.name)
 

@@ -23,7 +23,7 @@ from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of
+from raydense.inference.precision import fix_precision, precision_of, recorded
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
@@ -132,7 +132,7 @@ class BlockScorer:
 
     def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
         self._draft = draft
-        self._device = Device(layout, settings.token_budget, settings.precision, begun)
+        self._device = Device(layout, settings.token_budget, settings.precision, begun or recorded(draft), cpu_bf16=True)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 
@@ -140,7 +140,7 @@ class BlockScorer:
         fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.cross_encoder import CrossEncoder
 
-        model = CrossEncoder.load(folder).to(self._device.name)
+        model = self._device.place(CrossEncoder.load(folder))
         check_unchanged(folder, prints["model"])
         return model
 

@@ -188,7 +188,9 @@ class RerankSettings(Settings, Spread):
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the others are dropped", ge=1)
-    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", f"{_PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
+    )
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries per committed file", ge=1)
 

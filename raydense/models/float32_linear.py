@@ -1,9 +1,12 @@
-"""A linear layer that autocast leaves in float32 when it computes in fp16, for values beyond fp16's range, as those of T5's feed-forward layers.
+"""Linear layers that autocast leaves in float32.
 
-Which layers need it, transformers says of its models: `_keep_in_fp32_modules`.
+Those whose values leave fp16's range, as of T5's feed-forward layers: which they are, transformers says of its models
+(`_keep_in_fp32_modules`). And a re-ranker's last layer, whose scores bf16 would round to 8 bits: many passages of a query would tie.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +17,36 @@ from transformers import PreTrainedModel
 class Float32Linear(nn.Linear):
     """As nn.Linear; under autocast to fp16 it computes in float32, and gives float32. bf16 has float32's range, and stays as it is."""
 
+    leaves: ClassVar[tuple[torch.dtype, ...]] = (torch.float16,)
+
     def forward(self, input: Tensor) -> Tensor:
         kind = input.device.type
-        if not (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16):
+        if not (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in self.leaves):
             return super().forward(input)
         with torch.autocast(kind, enabled=False):
             return linear(input.float(), self.weight, self.bias)
 
 
+class ScoreLinear(Float32Linear):
+    """As nn.Linear; under autocast it computes in float32, and gives float32."""
+
+    leaves = (torch.float16, torch.bfloat16)
+
+
 def keep_in_float32(model: PreTrainedModel) -> None:
-    """Replace the linear layers that transformers keeps in float32 by those that autocast leaves there; their weights stay."""
+    """Make Float32Linear of the linear layers that transformers keeps in float32."""
     kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    for name, layer in list(model.named_modules()):
-        above, _, own = name.rpartition(".")
-        if own in kept and isinstance(layer, nn.Linear):
-            with torch.device("meta"):
-                other = Float32Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-            other.weight, other.bias = layer.weight, layer.bias
-            setattr(model.get_submodule(above), own, other.train(layer.training))
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[2] in kept and isinstance(layer, nn.Linear):
+            layer.__class__ = Float32Linear
+
+
+def keep_score_in_float32(model: PreTrainedModel) -> None:
+    """Make ScoreLinear of the last linear layer, which gives the score of a pair."""
+    [*_, last] = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    last.__class__ = ScoreLinear
 
 
 def overflows_in_fp16(model: nn.Module) -> bool:
     """Whether a model has layers that must be computed in float32, so that its weights cannot all be cast to fp16."""
-    return any(isinstance(layer, Float32Linear) for layer in model.modules())
+    return any(type(layer) is Float32Linear for layer in model.modules())

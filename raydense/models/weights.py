@@ -25,7 +25,7 @@ from transformers import (
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
-from raydense.models.float32_linear import keep_in_float32
+from raydense.models.float32_linear import keep_in_float32, keep_score_in_float32
 from raydense.models.sharded import raise_together, shares_out
 from raydense.runtime.verbosity import is_verbose
 
@@ -76,7 +76,7 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
 def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     """A model with one score a pair: a cross-encoder as it is, an encoder with a new head drawn from torch's random state.
 
-    InputError where weights are missing, or the head gives several labels.
+    Its score is computed in float32 whatever autocast says. InputError where weights are missing, or the head gives several labels.
     """
     config = _config(inner, dropout)
     trained = is_cross_encoder(config)
@@ -87,6 +87,7 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
     if lacking:
         raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
+    keep_score_in_float32(model)
     return model
 
 

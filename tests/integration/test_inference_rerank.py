@@ -44,7 +44,7 @@ def a_run() -> list[pa.Table]:
 
 def settings(world: Path, output: Path, **more: object) -> RerankSettings:
     inputs = {name: str(world / name) for name in ("model", "run", "corpus", "queries")}
-    return RerankSettings.read({"output": str(output), "depth": DEPTH, "block": 4, **inputs, **more})
+    return RerankSettings.read({"output": str(output), "depth": DEPTH, "block": 4, "precision": "fp32", **inputs, **more})
 
 
 def expected(world: Path, texts: list[str], queries: list[str]) -> dict[str, list[tuple[str, float]]]:

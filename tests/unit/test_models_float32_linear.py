@@ -1,14 +1,20 @@
-"""A T5 in fp16: the output of its feed-forward layers, which leaves fp16's range in trained models, is computed in float32."""
+"""What is computed in float32 under autocast: of a T5 in fp16 the output of its feed-forward layers, which leaves fp16's range; a re-ranker's score."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from raydense.errors import InputError
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.models.cross_encoder import CrossEncoder
+from raydense.models.float32_linear import overflows_in_fp16
 from raydense.models.generator import Generator
 from raydense.models.sampling import sample_queries
 from raydense.models.tiny import make_tiny_generator
@@ -19,6 +25,7 @@ from raydense.training.settings import TrainSettings
 PASSAGES = ["a red fox in winter", "old bridges of stone carry no one home when rivers freeze", "fever"]
 QUERIES = ["what causes the fever", "stone", "when rivers freeze and no one"]
 CPU = torch.device("cpu")
+CPU_LAYOUT = Layout(fewest=1, first=1, most=1, gpus=0, cpus=1, per_node=1)
 LARGEST = torch.finfo(torch.float16).max
 
 
@@ -112,3 +119,37 @@ def test_deepspeed_would_cast_it(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         precision_for(settings(engine={"name": "deepspeed"}, precision="fp16"), gpu, model)
     other = nn.Linear(2, 2)
     assert precision_for(settings(engine={"name": "deepspeed"}), gpu, other) == "fp16"
+
+
+@pytest.fixture(scope="module")
+def reranker(tiny_folder: Path) -> CrossEncoder:
+    """A re-ranker whose scores are near 6, as a trained one's are for good passages: bf16 has steps of 1/32 there."""
+    torch.manual_seed(0)
+    model = CrossEncoder.load(tiny_folder)
+    with torch.no_grad():
+        model.model.classifier.weight *= 200
+        model.model.classifier.bias += 6
+    return model
+
+
+def test_the_scores_of_a_reranker_are_not_rounded_to_bf16(reranker: CrossEncoder, texts: list[str]) -> None:
+    """Rounded to 8 bits, nearly all passages of a query would tie."""
+    ten = texts[:10]
+    pairs = reranker.tokenize_pairs([text for text in ten for _ in ten], ten * 10).pad(reranker.tokenizer.pad_id)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        scores = reranker(pairs)
+    assert scores.dtype == torch.float32
+    assert len(scores.unique()) > 90
+    assert len(scores.bfloat16().unique()) < 20
+    with torch.inference_mode():
+        assert (scores - reranker(pairs)).abs().max() < 0.1
+    assert not overflows_in_fp16(reranker)  # its weights may all be cast
+
+
+def test_weights_cast_once_give_the_scores_of_autocast(reranker: CrossEncoder, texts: list[str]) -> None:
+    pairs = reranker.tokenize_pairs([texts[0]] * 10, texts[:10])
+    found = []
+    for place in (lambda model: model, Device(CPU_LAYOUT, 0, "bf16").place):
+        model = place(deepcopy(reranker))
+        found.append(Device(CPU_LAYOUT, 0, "bf16").run(pairs, model.tokenizer.pad_id, model, lambda n: None)[0])
+    np.testing.assert_array_equal(*found)
