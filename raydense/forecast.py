@@ -88,7 +88,7 @@ class Known:
         if not folder:
             return None
         manifest = read_manifest(folder)
-        if manifest is None or manifest["kind"] in ("model", "models"):
+        if manifest is None or manifest["kind"] in ("model", "joint"):
             return self._expected.get(_key(folder))
         return _held(manifest)
 

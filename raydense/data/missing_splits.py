@@ -16,7 +16,8 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     """The judgements with all of train, dev and test; `judged` has those of each split there is, with `query_id`.
 
     The queries of the first split that is there are divided between it and those that are missing, 7 : 1 : 2, at random but always in
-    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`) come into the same split.
+    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`) come into the same split, and
+    what another split that is there asks, too, is not drawn.
     InputError if none of the three is there, or has too few queries.
     """
     parts = divided(list(judged))
@@ -24,17 +25,23 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
         has = f"only {', '.join(sorted(judged))}" if judged else "none"
         raise InputError(f"there are no judgements of {', '.join(SHARES)} to draw from: {has}", "fill_splits", "name one of them so")
     giver = parts[0]
-    of_row = questions_of(judged[giver]["query_id"], queries)
-    questions, place = np.unique(of_row, return_inverse=True)
+    others = [judged[part]["query_id"] for part in SHARES if part in judged and part != giver]
+    of_giver, of_others = np.split(questions_of(_joined([judged[giver]["query_id"], *others]), queries), [len(judged[giver])])
+    questions, place = np.unique(of_giver, return_inverse=True)
+    free = np.flatnonzero(~np.isin(questions, of_others))
     shares = np.cumsum([SHARES[part] for part in parts])
-    ends = shares * len(questions) // shares[-1]
+    ends = shares * len(free) // shares[-1]
     if min(np.diff(ends, prepend=0)) == 0:
-        what = f"the {len(questions)} judged queries of {giver} are too few to draw {' and '.join(parts[1:])} from them"
+        what = f"the {len(free)} judged queries of {giver} alone are too few to draw {' and '.join(parts[1:])} from them"
         raise InputError(what, "fill_splits", "judge more queries")
-    piece = np.empty(len(questions), np.int64)
-    piece[np.random.default_rng(_SEED).permutation(len(questions))] = np.searchsorted(ends, np.arange(len(questions)), side="right")
+    piece = np.zeros(len(questions), np.int64)
+    piece[free[np.random.default_rng(_SEED).permutation(len(free))]] = np.searchsorted(ends, np.arange(len(free)), side="right")
     drawn = {part: judged[giver].filter(pa.array(piece[place] == number)) for number, part in enumerate(parts)}
     return {**judged, **drawn}
+
+
+def _joined(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 
 
 def questions_of(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:

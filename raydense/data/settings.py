@@ -31,6 +31,8 @@ def _listed(function: str) -> str:
 class SampleSettings(Settings):
     """Make a sample data set of any size: an invented world with similar entities, paraphrases and queries with several positives."""
 
+    newer = ("unjudged",)
+
     passages: int = setting(5_000, "passages to make, rounded up to whole entities", ge=100)
     train_queries: int = setting(4_800, "training queries", ge=1)
     dev_queries: int = setting(300, "dev queries", ge=1)

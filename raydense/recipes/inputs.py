@@ -77,7 +77,7 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
 def _parts(settings: Settings) -> set[str]:
     """The parts of a data set that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, SampleSettings):
-        return _SAMPLE
+        return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
     if isinstance(settings, MixSettings):
         return {"queries", "examples", *(["qrels"] if settings.qrels else []), *(["corpus"] if len(settings.corpus) > 1 else [])}
     if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():

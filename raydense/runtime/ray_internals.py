@@ -40,7 +40,7 @@ def is_started(actor: Any) -> bool:
 
 
 def node_leaves() -> bool:
-    """Whether Ray told this worker of a training that a node of its workers is going to be taken away.
+    """Whether Ray notified this worker of a training that a node of its workers is going to be taken away.
 
     Ray's public call is a meeting of all workers, through an actor, each time.
     """

@@ -107,7 +107,7 @@ def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: n
         mine = np.isin(run_at, at) & ~np.isin(run_rows, kept)
         hard = run_rows[mine][np.argsort(rank[mine], kind="stable")]
         _, first = np.unique(hard, return_index=True)
-        kept = np.union1d(kept, hard[np.sort(first)][: int((1 - _RANDOM) * (most - len(kept)))])
+        kept = np.union1d(kept, hard[np.sort(first)][: int((1 - _RANDOM) * max(0, most - len(kept)))])
     if len(kept) < most:
         others = rng.choice(corpus, size=min(corpus, 2 * most), replace=False)
         kept = np.sort(np.concatenate([kept, others[~np.isin(others, kept)][: most - len(kept)]]))

@@ -6,13 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
+from raydense.errors import StorageError
 from raydense.runtime.progress import say
 from raydense.storage import Place
-from raydense.training.notice import tell
+from raydense.training.notice import ask_to_end
 from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
@@ -30,7 +31,7 @@ class Ending:
     def __init__(self, shared: Place, steps: int) -> None:
         self._shared, self._steps = shared, steps
         self._given: signal.Signals | None = None
-        self._following, self._first, self._told = False, 0.0, False
+        self._following, self._first, self._asked = False, 0.0, False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -55,16 +56,17 @@ class Ending:
             self._following = False
 
     def look(self) -> None:
-        """After a signal: tell the workers to save and end. Ends here if none is at a step yet, or they take longer than five minutes."""
+        """After a signal: ask the workers to save and end. Ends here if none is at a step yet, or they take longer than five minutes."""
         if self._given is None:
             return
-        if not self._told:
-            if start_line(self._shared) is None:
-                self._end()
-            tell(self._shared)
-            self._told = True
-            say("train: saves after this step, and ends; a second signal ends it at once")
-        elif time.monotonic() - self._first > _WAITS_S:
+        if not self._asked:
+            with suppress(StorageError):  # in an outage it is asked again at the next look
+                if start_line(self._shared) is None:
+                    self._end()
+                ask_to_end(self._shared)
+                self._asked = True
+                say("train: saves after this step, and ends; a second signal ends it at once")
+        if time.monotonic() - self._first > _WAITS_S:
             self._end()
 
     def check(self, step: int | None = None) -> None:
@@ -84,7 +86,14 @@ class Ending:
     def _end(self, step: int | None = None) -> NoReturn:
         assert self._given is not None
         if step is None:
-            step = state.step if (state := newest_state(self._shared)) else 0
-        on = f"continues from step {step:,} of {self._steps:,}" if step < self._steps else "writes the model: all steps are done"
+            step = self._newest()
+        on = "continues from the newest checkpoint" if step is None else f"continues from step {step:,} of {self._steps:,}"
+        on = "writes the model: all steps are done" if step is not None and step >= self._steps else on
         say(f"train: ended by {self._given.name}; the same command {on}")
         raise KeyboardInterrupt if self._given == signal.SIGINT else SystemExit(128 + self._given)
+
+    def _newest(self) -> int | None:
+        """The step of the newest checkpoint, 0 without one; None where the store cannot be reached."""
+        with suppress(StorageError):
+            return state.step if (state := newest_state(self._shared)) else 0
+        return None

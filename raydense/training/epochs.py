@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from raydense.errors import InputError
 from raydense.training.examples import Examples
 from raydense.training.ragged import Ints
 
@@ -12,18 +13,26 @@ class Epochs:
     """The order of the examples of each epoch, a pure function of (seed, epoch); `steps` is how many batches it has.
 
     Without sources an epoch has every example once. With `one_source` each batch has examples of one source; the batches of all
-    sources are in random order, and each source's last, incomplete one is dropped.
+    sources are in random order, and each source's last, incomplete one is dropped. InputError if a source would never be drawn.
     """
 
     def __init__(self, examples: Examples, batch_size: int, one_source: bool, seed: int) -> None:
         self._batch_size, self._one_source, self._seed = batch_size, one_source, seed
         self._sources: list[tuple[Ints, int]] = []
-        if examples.source is not None and (one_source or len(set(examples.weights)) > 1 or examples.weights[0] != 1):
+        if examples.source is not None and (one_source or set(examples.weights.values()) != {1}):
             members = [np.flatnonzero(examples.source == number) for number in range(len(examples.weights))]
-            self._sources = [(one, round(weight * len(one))) for one, weight in zip(members, examples.weights, strict=True)]
+            self._sources = [(one, round(weight * len(one))) for one, weight in zip(members, examples.weights.values(), strict=True)]
+            self._refuse_undrawn(list(examples.weights))
         self._examples = len(examples)
         counts = [count for _, count in self._sources] or [self._examples]
         self.steps = sum(count // batch_size for count in counts) if one_source else sum(counts) // batch_size
+
+    def _refuse_undrawn(self, names: list[str]) -> None:
+        least = self._batch_size if self._one_source else 1
+        for name, (members, count) in zip(names, self._sources, strict=True):
+            if len(members) and count < least:
+                what = f"source {name} has {count} examples an epoch, by its weight, and is never drawn: a batch has {self._batch_size}"
+                raise InputError(what, "one_source" if self._one_source else "weights", "give it a larger weight, or leave it out")
 
     def order(self, epoch: int) -> Ints:
         """The positions of the epoch's examples, int64 [n]: batch b has those from b * batch_size on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,7 @@ class Examples:
     """Training examples, as arrays: the query's position [n], its positives and its hard negatives.
 
     `judged` are all judged positives, if some of them are never drawn as positives. Of mixed queries, `source` [n] is the number of
-    the source of each, and `weights` has that of each source.
+    the source of each, and `weights` has that of each source, by its name.
     """
 
     query: Ints
@@ -34,7 +34,7 @@ class Examples:
     negatives: Ragged
     judged: Ragged | None = None
     source: Ints | None = None
-    weights: tuple[float, ...] = ()
+    weights: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.query)
@@ -94,7 +94,7 @@ def _of_sources(examples: Examples, queries: pa.Table, settings: TrainSettings) 
             raise InputError("has no sources to make batches of one", settings.queries, "give queries of `raydense mix`")
         return examples
     number = pc.index_in(queries["source"], value_set=pa.array(list(weights))).to_numpy().astype(np.int64)
-    return replace(examples, source=number[examples.query], weights=tuple(weights.values()))
+    return replace(examples, source=number[examples.query], weights=weights)
 
 
 def _first_of_text(texts: pa.ChunkedArray) -> Ints:

@@ -28,7 +28,7 @@ def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
     made = Model(0, "about", start.each, start.bytes, flops=start.flops, **_lengths(settings, start)) if start else None
     needs = ", ".join(part for part in (_said(settings, steps, examples), memory) if part)
     makes: dict[str, Holds] = {settings.output: made} if made else {}
-    if made and method_of(settings).artifact == "models":
+    if made and method_of(settings).artifact == "joint":
         makes |= {below(settings.output, part): replace(made, bytes=0.0) for part in ("retriever", "reranker")}
     if steps is None or made is None:
         return Forecast(needs, makes)

@@ -102,7 +102,7 @@ class Loop:
         self.log = Log(job.shared, place)
         self.checkpoints = Checkpoints(job.shared, self.engine, place.rank, self.log.send)
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
-        self.notice, self.told = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
+        self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
 
     def _precision(self, model: nn.Module) -> Precision:
         """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker.
@@ -143,7 +143,7 @@ class Loop:
         status = Status(self.job.shared) if self.place.rank == 0 else None
         started, first = time.monotonic(), state.step
         self.notice.watch()
-        while state.step < self.job.until and not (self.told or self._stalled(state)):
+        while state.step < self.job.until and not (self.ends or self._stalled(state)):
             self._take_generation(self.job.generations.at(state.step))
             for step, sent in self.batches.range(state.step, self.job.generations.end(state.step)):
                 parts = self.transfer.receive(sent)
@@ -156,7 +156,7 @@ class Loop:
                 if status:
                     status.at(step + 1)
                 state = self._after(replace(state, step=step + 1, skipped=0 if updated else state.skipped + 1))
-                if self.told or self._stalled(state):
+                if self.ends or self._stalled(state):
                     break
         self.notice.close()
         self.log.flush()
@@ -241,7 +241,7 @@ class Loop:
         if self.job.generations.boundary(state.step):
             self._hand_over(state.step)
         asked = self.notice.asked()
-        self.told = asked == Asked.END
+        self.ends = asked == Asked.END
         if not last and (asked or self._is_due(state.step)):
             self.log.flush()
             self.checkpoints.save(state)

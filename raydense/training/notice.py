@@ -35,7 +35,7 @@ class Notice:
     def __init__(self, shared: Place, minutes: float, rank: int, workers: int, device: torch.device) -> None:
         """`minutes` after a checkpoint the next one is due, by the clock of worker 0; 0: never."""
         self._shared, self._minutes, self._rank, self._workers, self._device = shared, minutes, rank, workers, device
-        self._told, self._closed = threading.Event(), threading.Event()
+        self._end_asked, self._closed = threading.Event(), threading.Event()
         self.saved()
 
     def watch(self) -> None:
@@ -62,7 +62,7 @@ class Notice:
     def _word(self) -> Asked:
         if self._rank:
             return Asked.NOTHING
-        if self._told.is_set() or node_leaves():
+        if self._end_asked.is_set() or node_leaves():
             return Asked.END
         late = self._minutes and time.monotonic() - self._saved > 60 * self._minutes
         return Asked.SAVE if late else Asked.NOTHING
@@ -71,14 +71,14 @@ class Notice:
         while not self._closed.wait(self._shared.look_every_s):
             with suppress(StorageError):
                 if (self._shared / _STOP).stat() is not None:
-                    return self._told.set()
+                    return self._end_asked.set()
 
 
-def tell(shared: Place) -> None:
-    """Tell the workers to save after the step that they are in, and to end."""
+def ask_to_end(shared: Place) -> None:
+    """Ask the workers to save after the step that they are in, and to end."""
     (shared / _STOP).write_text("")
 
 
 def withdraw(shared: Place) -> None:
-    """Before workers start: remove what an earlier run told its own."""
+    """Before workers start: remove what an earlier run asked of its own."""
     (shared / _STOP).delete()

@@ -103,7 +103,7 @@ def ask_until_told(rank: int, folder: str) -> None:
     while asks.asked() == Asked.NOTHING:
         rounds += 1
         if rank and rounds == 100:
-            notice.tell(Place.of(folder))
+            notice.ask_to_end(Place.of(folder))
     Path(folder, f"rounds-{rank}").write_text(str(rounds))
     dist.destroy_process_group()
 

@@ -48,7 +48,7 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
 def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: str) -> None:
     draft = begun(tmp_path / "x", "fp16")
     actor = actor_of(verb, draft, precision_of(draft.committed().values(), draft))
-    with pytest.raises(InputError, match="computed in fp16, and this device would continue in (fp32|bf16); continue where") as caught:
+    with pytest.raises(InputError, match=r"computed in fp16, and this device would continue in (fp32|bf16); continue where") as caught:
         actor(pa.table({}))
     assert str(caught.value).startswith(f"{tmp_path / 'x'}: ")
 

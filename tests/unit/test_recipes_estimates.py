@@ -56,6 +56,13 @@ def test_a_plan_of_ms_marco_has_figures_for_every_stage(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_plan_has_figures_for_what_follows_a_joint_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "describe", lambda settings: ("", 5))
+    monkeypatch.setattr(forecasts, "_ESTIMATES", {})
+    rows = plan(Recipe.read(recipe_file("rocketqav2-sample"), tmp_path / "out"), prices=Prices(2, 1))
+    assert total_of(rows)["unknown"] == []
+
+
 def test_the_lines_of_a_large_file_are_estimated_from_its_first(msmarco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ImportSettings(format="msmarco", input=str(msmarco), output="o")
     monkeypatch.setattr("raydense.data.source_size._READ", 20_000)

@@ -413,6 +413,15 @@ def test_a_part_that_an_import_will_not_make_is_wrong(tmp_path, missing, note):
     assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", "for words, data"))
 
 
+@pytest.mark.parametrize("unjudged", [0, 0.5])
+def test_a_sample_has_unjudged_positives_only_where_it_makes_some(tmp_path, unjudged):
+    data = {"do": "sample", "unjudged": unjudged}
+    words = {"do": "index", "kind": "bm25", "corpus": "$data/corpus"}
+    found = {"do": "search", "index": "$words", "queries": "$data/queries", "qrels": "$data/qrels/unjudged"}
+    recipe = Recipe.build({"given": {}, "stages": {"data": data, "words": words, "found": found}}, tmp_path / "out", "r.yaml")
+    assert plan(recipe)[2]["state"] == ("waits" if unjudged else "wrong")
+
+
 @pytest.mark.parametrize("models", [["m=tiny"], ["tiny", "x=other"]])
 def test_tiny_is_refused_where_several_trained_models_are_read(models):
     with pytest.raises(InputError, match="models: tiny is a small model from scratch"):

@@ -75,6 +75,12 @@ def test_a_dev_set_always_has_hard_and_random_passages(queries: int, most: int, 
         assert len(dev.query) == queries
 
 
+def test_one_query_with_more_positives_than_passages_leaves_no_room_for_others() -> None:
+    run = np.zeros(200, np.int64), np.arange(200), np.arange(100, 300)
+    dev = retriever_set(np.zeros(40, np.int64), np.arange(40), run, 20, 400, np.random.default_rng(0))
+    assert dev.rows.tolist() == list(range(40))
+
+
 def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path: Path) -> None:
     """The means of the sources, by the numbers of their queries, are the mean of all; each is that of its own queries alone."""
     model = DualEncoder.load(tiny_folder)

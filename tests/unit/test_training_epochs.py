@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydense.errors import InputError
 from raydense.training.epochs import Epochs
 from raydense.training.examples import Examples
 from raydense.training.ragged import Ragged
@@ -14,7 +16,9 @@ from raydense.training.ragged import Ragged
 def examples(sizes: list[int], weights: list[float]) -> Examples:
     source = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
     each = Ragged(np.arange(len(source)), np.arange(len(source) + 1))
-    return Examples(np.arange(len(source)), each, each, source=source, weights=tuple(weights))
+    return Examples(
+        np.arange(len(source)), each, each, source=source, weights={f"s{number}": weight for number, weight in enumerate(weights)}
+    )
 
 
 @given(
@@ -26,6 +30,11 @@ def examples(sizes: list[int], weights: list[float]) -> Examples:
 )
 def test_each_source_comes_as_often_as_its_weight_says(sizes: list[int], weights: list[float], batch: int, one: bool, epoch: int) -> None:
     given_ = examples(sizes, weights[: len(sizes)])
+    least = batch if one else 1
+    if any(size and round(size * weight) < least for size, weight in zip(sizes, weights, strict=False)):
+        with pytest.raises(InputError, match=r"source s\d has \d examples an epoch, by its weight, and is never drawn"):
+            Epochs(given_, batch, one, seed=5)
+        return
     epochs = Epochs(given_, batch, one, seed=5)
     order = epochs.order(epoch)
     assert given_.source is not None

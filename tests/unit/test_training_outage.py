@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from raydense.errors import InputError, StorageError
+from raydense.storage import Place
+from raydense.training.ending import Ending
 from raydense.training.outage import Latest, outlasting
 
 
@@ -66,3 +71,45 @@ def test_small_work_never_holds_its_caller_and_may_fail() -> None:
     go_on.set()
     latest.close()
     assert (done, latest.idle()) == ([], True)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """While its item is True the store of a training cannot be reached."""
+    state = [True]
+
+    def reached(path: Place) -> str | None:
+        if state[0]:
+            raise StorageError(f"{path}: failed for 120 s")
+        return "begun"
+
+    monkeypatch.setattr(Place, "read_text", reached)
+    monkeypatch.setattr("raydense.training.ending.newest_state", reached)
+    before = signal.getsignal(signal.SIGTERM)
+    yield state
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_in_an_outage_asks_the_workers_to_save_when_it_is_over(tmp_path: Path, away: list[bool]) -> None:
+    def signalled() -> None:
+        with Ending(Place.of(tmp_path), 10) as ending, ending.following():
+            signal.raise_signal(signal.SIGTERM)
+            ending.look()
+            assert not any(tmp_path.iterdir())
+            away[0] = False
+            ending.look()
+            assert len(list(tmp_path.iterdir())) == 1
+            ending.check(7)
+
+    with pytest.raises(SystemExit) as caught:
+        signalled()
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_before_the_steps_ends_at_once_also_in_an_outage(
+    tmp_path: Path, away: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught, Ending(Place.of(tmp_path), 10):
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert "continues from the newest checkpoint" in capsys.readouterr().err
