@@ -198,6 +198,27 @@ def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, ca
     assert "strict" not in strict.shaping(), "what was imported before this was a setting is still the same"
 
 
+def test_without_titles_a_corpus_has_texts_alone(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "in")
+    with open(folder / "corpus.jsonl", "a") as corpus:
+        corpus.write('{"_id": "titled", "title": "only a title", "text": " "}\n')
+    out = imported("beir", folder, tmp_path / "loose", titles=False, strict=False)
+    texts = ["first\ttext\nnext line", "second", "drittes über 文本", "only a title"]
+    assert passages(out / "corpus") == [(name, "", text) for name, text in zip(("d1", "2", "d3", "titled"), texts, strict=True)]
+    store = PassageStore(out / "corpus")
+    assert store.text_hash.tolist() == hash_strings(pa.array(texts)).tolist()
+    with pytest.raises(InputError, match=r"corpus\.jsonl:4: empty text"):
+        imported("beir", folder, tmp_path / "strict", titles=False)
+    put(tmp_path / "dpr/psgs_w100.tsv", "id\ttext\ttitle", "1\twords\tOne")
+    assert passages(imported("dpr", tmp_path / "dpr", tmp_path / "psgs", titles=False) / "corpus") == [("1", "", "words")]
+
+
+def test_newer_settings_leave_earlier_imports_as_they_are() -> None:
+    given = {"format": "beir", "input": "in", "output": "out"}
+    assert not {"strict", "titles", "fill_splits"} & ImportSettings.read(given).shaping().keys()
+    assert ImportSettings.read(given | {"titles": False}).shaping()["titles"] is False
+
+
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: no such file or folder"):
         imported("beir", tmp_path / "nowhere", tmp_path / "out")
