@@ -85,6 +85,26 @@ def test_beir(tmp_path: Path) -> None:
     assert imported("beir", tmp_path / "in", tmp_path / "out") == out
 
 
+def test_answers_of_beir_queries_are_kept(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "q1", "text": "who?", "answers": ["A. B.", "甲"]},
+        {"_id": "q2", "text": "when?"},
+        {"_id": "q3", "text": "why?", "answers": []},
+    ]
+    put_json(tmp_path / "in/queries.jsonl", *rows)
+    out = imported("beir", tmp_path / "in/queries.jsonl", tmp_path / "out")
+    assert [row["answers"] for row in table(out / "queries", "queries")] == [["A. B.", "甲"], [], []]
+    again = exported("beir", tmp_path / "again", queries=out / "queries")
+    assert [json.loads(line) for line in (again / "queries.jsonl").read_text().splitlines()] == [*rows[:2], {"_id": "q3", "text": "why?"}]
+
+
+@pytest.mark.parametrize("answers", ['"one"', '["one", null]', '{"text": ["one"]}', "[1]"])
+def test_answers_that_are_no_list_of_strings_are_refused(tmp_path: Path, answers: str) -> None:
+    put(tmp_path / "queries.jsonl", '{"_id": "q1", "text": "who?"}', f'{{"_id": "q2", "text": "who?", "answers": {answers}}}')
+    with pytest.raises(InputError, match=r"queries\.jsonl:2: 'answers' is .*, not a list of strings"):
+        imported("beir", tmp_path / "queries.jsonl", tmp_path / "out")
+
+
 def test_only_the_corpus(tmp_path: Path) -> None:
     corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c", shard_rows=2)
     assert corpus.kind == "corpus"
