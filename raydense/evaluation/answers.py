@@ -120,12 +120,12 @@ def answers_of(queries: pa.Table, where: object) -> pa.Table:
 
 
 class AnswerSearch:
-    """Looks for answers in the first passages of each query, block after block of a run; holds a rank for each query."""
+    """Looks for answers in the first passages of each of `query_ids`, block after block of a run; holds a rank for each query."""
 
     def __init__(self, settings: AnswerSettings, answered: pa.Table, store: PassageStore, run: str, where: object) -> None:
         self._settings, self._store, self._run = settings, store, run
         ids = answered["query_id"].combine_chunks()
-        self._lookup, self._met = IdLookup(ids), np.zeros(len(ids), dtype=bool)
+        self.query_ids, self._lookup, self._met = ids, IdLookup(ids), np.zeros(len(ids), dtype=bool)
         self._matchers, self._given_up = matchers_of(settings.match, answered["answers"].to_pylist(), ids.to_pylist(), where)
         self._ranks = np.zeros(len(ids), dtype=np.int64)
 

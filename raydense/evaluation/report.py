@@ -57,7 +57,7 @@ def _template() -> jinja2.Template:
 
 
 def table_rows(names: list[str], measured: dict[str, Any], significance: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """One row per run: its metrics, each with whether it is the best and its significance mark, and its answer accuracy."""
+    """One row per run: its metrics, each with whether it is the best and its significance mark, and how answers were matched."""
     metrics = list(measured[names[0]]["metrics"])
     highest = {m: max(measured[name]["metrics"][m] for name in names) for m in metrics}
     rows = []
