@@ -75,7 +75,7 @@ class HiddenSettings(BaseSettings):
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
-    newer = ("strict", "fill_splits")  # what a strict import takes, the other takes as it is
+    newer = ("strict", "titles", "fill_splits")  # what a strict import takes, the other takes as it is
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
@@ -87,7 +87,10 @@ class ImportSettings(Settings):
         True,
         "refuse passages without text, and judgements of passages that the corpus lacks; otherwise both are kept and counted, for `evaluate`: `mine` refuses such judgements",
     )
-
+    titles: bool = setting(
+        True,
+        "keep the passages' titles; otherwise models and BM25 see the texts alone, where a passage without text has its title as text",
+    )
     fill_splits: bool = setting(
         False,
         "make all of qrels/train, dev and test: those that the source lacks are drawn from the queries of one that it has, 7 : 1 : 2",

@@ -195,13 +195,18 @@ class CorpusWriter:
     """Writes a stream of passages into a corpus draft, a file of `shard_rows` passages at a time; holds one file in memory.
 
     `where(row)` is the origin of a passage (`corpus.jsonl:17`), for messages. With `strict` off, passages without text are
-    accepted, and counted in `blank`.
+    accepted, and counted in `blank`. With `titles` off, titles are left out; that of a passage without text becomes its text.
     """
 
     def __init__(
-        self, draft: Draft, shard_rows: int, where: Callable[[int], str] = lambda row: f"passage {row}", strict: bool = True
+        self,
+        draft: Draft,
+        shard_rows: int,
+        where: Callable[[int], str] = lambda row: f"passage {row}",
+        strict: bool = True,
+        titles: bool = True,
     ) -> None:
-        self.draft, self.shard_rows, self.where, self.strict = draft, shard_rows, where, strict
+        self.draft, self.shard_rows, self.where, self.strict, self.titles = draft, shard_rows, where, strict, titles
         self.rows = self.blank = self._shard = self._held_rows = 0
         self._held: list[pa.Table] = []
         self._id_hashes: list[NDArray[np.uint64]] = []
@@ -223,7 +228,10 @@ class CorpusWriter:
                 raise InputError(f"empty {name}", self.where(row), "fill it, or remove the passage")
         self._id_hashes.append(hash_strings(table["passage_id"]))
         # without text the title is all that distinguishes a passage
-        self._text_hashes.append(hash_strings(pc.if_else(blank, table["title"], table["text"]) if self.blank else table["text"]))
+        texts = pc.if_else(blank, table["title"], table["text"]) if self.blank else table["text"]
+        self._text_hashes.append(hash_strings(texts))
+        if not self.titles:
+            table = table.set_column(1, "title", pa.repeat("", table.num_rows)).set_column(2, "text", texts)
         self.rows += table.num_rows
         self._held.append(table)
         self._held_rows += table.num_rows

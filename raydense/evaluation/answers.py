@@ -12,6 +12,7 @@ import pyarrow as pa
 import regex
 from numpy.typing import NDArray
 
+from raydense.data.cjk import CJK
 from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
@@ -19,14 +20,18 @@ from raydense.evaluation.metrics import Measured
 from raydense.evaluation.settings import AnswerSettings
 from raydense.runtime.progress import say
 
-_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+_FIRST, _MIDDLE, _LAST = "\u1100-\u1112", "\u1161-\u1175", "\u11a8-\u11c2"  # what a syllable of Hangul is in Unicode NFD
+_RUN = rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{CJK}{_FIRST}{_MIDDLE}{_LAST}]]+"
+_ONE_OF_CJK = rf"(?:[{CJK}]|[{_FIRST}][{_MIDDLE}][{_LAST}]?)\p{{M}}*"
+_TOKEN = regex.compile(rf"{_RUN}|{_ONE_OF_CJK}|[^\p{{Z}}\p{{C}}]", regex.V1)
 _GAP = "\n"
 _SEARCH_S = 1.0
 
 
 def normal_tokens(text: str) -> str:
-    """The tokens of a text, each between two line feeds: runs of letters, digits and marks, or single other signs.
+    """The tokens of a text, each between two line feeds: runs of letters, digits and marks, or single other signs, as DPR's.
 
+    A character of Chinese, Japanese or Korean is a token of its own: DPR takes a whole clause for one, in which no answer is found.
     Unicode NFD and lower case, white space and control characters left out; so a token never holds the line feed.
     """
     tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
@@ -115,12 +120,12 @@ def answers_of(queries: pa.Table, where: object) -> pa.Table:
 
 
 class AnswerSearch:
-    """Looks for answers in the first passages of each query, block after block of a run; holds a rank for each query."""
+    """Looks for answers in the first passages of each of `query_ids`, block after block of a run; holds a rank for each query."""
 
     def __init__(self, settings: AnswerSettings, answered: pa.Table, store: PassageStore, run: str, where: object) -> None:
         self._settings, self._store, self._run = settings, store, run
         ids = answered["query_id"].combine_chunks()
-        self._lookup, self._met = IdLookup(ids), np.zeros(len(ids), dtype=bool)
+        self.query_ids, self._lookup, self._met = ids, IdLookup(ids), np.zeros(len(ids), dtype=bool)
         self._matchers, self._given_up = matchers_of(settings.match, answered["answers"].to_pylist(), ids.to_pylist(), where)
         self._ranks = np.zeros(len(ids), dtype=np.int64)
 

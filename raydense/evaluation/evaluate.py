@@ -15,12 +15,13 @@ from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
 from raydense.evaluation.answers import AnswerSearch, answers_of
 from raydense.evaluation.depths import by_depth
-from raydense.evaluation.metrics import Judgements, Measuring
+from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun, Places
 from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
+from raydense.evaluation.truncation import cut_to, deeper_than
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, Place, named_folders, provenance
 
@@ -28,8 +29,9 @@ from raydense.storage import Artifact, Draft, Place, named_folders, provenance
 def evaluate(settings: EvaluateSettings) -> Artifact:
     """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, one row per query that counts.
 
-    Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. Without qrels the metrics are top-1 and
-    so on, answer accuracy over all queries that have answers. `summary["result"]` is the object
+    Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. With `answers` the metrics also have top-1
+    and so on, answer accuracy over those judged queries that have answers; without qrels these alone, over all queries that have
+    answers. A metric that looks deeper than a re-ranked run, whose candidates were cut, is left out of it. `summary["result"]` is the object
     of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
     the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
     InputError on an unknown metric, a name used twice, or what answers need and is missing.
@@ -80,7 +82,7 @@ def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
 
 def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
-    metrics = asked.judgements and Measuring(asked.judgements, folder)
+    metrics = Measuring(asked.judgements, folder) if asked.judgements else None
     answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, settings.answers)
     places = Places(asked.lookup, artifact)
     with Progress("evaluate", artifact.rows, "hits") as progress:
@@ -91,13 +93,29 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     if artifact.rows and not places.count.any():
         what = f"has no query of the {len(asked.query_ids):,} that are measured"
         raise InputError(what, folder, f"give the run of the queries of {settings.qrels or settings.queries}")
-    summary, by_answers = answers.result() if answers else (None, None)
-    measured = metrics.result() if metrics else by_answers
-    assert measured is not None  # as settings without qrels have answers
+    summary, measured = _result(asked, metrics, answers)
+    depth = cut_to(artifact, places.count)
+    left_out = deeper_than(depth, measured.means) if depth else []
+    measured = measured.without(left_out)
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
     say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")
-    return MeasuredRun(name, artifact, measured, summary, places)
+    if left_out:
+        say(
+            f"evaluate: {name}: left out {', '.join(left_out)}: it holds the first {depth:,} passages of each query alone, which were re-ranked"
+        )
+    return MeasuredRun(name, artifact, measured, summary, places, depth, left_out)
+
+
+def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | None) -> tuple[dict[str, Any] | None, Measured]:
+    """What metrics.json has of the answers, and all that was measured: by judgements, by answers, or both."""
+    if answers is None:
+        assert metrics is not None  # as settings without qrels have answers
+        return None, metrics.result()
+    summary, accuracy = answers.result()
+    if metrics is None:
+        return summary, accuracy
+    return summary, metrics.result().beside(accuracy, asked.lookup.positions(answers.query_ids))
 
 
 def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings) -> AnswerSearch:
@@ -113,6 +131,8 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
         each[run.name] = {"metrics": run.measured.means, "queries": queries}
         if run.answers:
             each[run.name]["answers"] = run.answers
+        if run.left_out:
+            each[run.name]["left_out"] = run.left_out
     if len(runs) == 1:
         return each[runs[0].name]
     return {"runs": each, "significance": significance_of(runs)}
@@ -133,12 +153,13 @@ def _analysis(
 def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
     """Each run against the first, by each metric; the randomisation p-values are corrected together, by Holm."""
     first = runs[0].measured.per_query
-    found = compare_all({run.name: {m: (run.measured.per_query[m], first[m]) for m in first} for run in runs[1:]})
+    others = {run.name: run.measured.per_query for run in runs[1:]}
+    found = compare_all({name: {m: (values[m], first[m]) for m in first if m in values} for name, values in others.items()})
     return {
         "compared_with": runs[0].name,
         "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES:,} sign flips",
         "correction": "Corrected p (p_holm): that of the randomisation test, corrected by Holm for"
-        f" {len(first) * (len(runs) - 1)} comparisons",
+        f" {sum(map(len, found.values()))} comparisons",
         "runs": found,
     }
 
@@ -146,6 +167,6 @@ def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
 def _per_query(runs: list[MeasuredRun], query_ids: pa.Array) -> pa.Table:
     tables = []
     for run in runs:
-        columns = {metric: pa.array(values) for metric, values in run.measured.per_query.items()}
+        columns = {metric: pa.array(values, from_pandas=True) for metric, values in run.measured.per_query.items()}
         tables.append(pa.table({"run": pa.array([run.name] * len(query_ids)), "query_id": query_ids, **columns}))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables, promote_options="default")

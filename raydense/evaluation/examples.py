@@ -12,6 +12,7 @@ import regex
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from raydense.data.cjk import CJK
 from raydense.data.store import PassageStore
 from raydense.evaluation.runs import Asked, MeasuredRun
 
@@ -19,6 +20,7 @@ SHOWN_HITS = 5
 SHOWN_QUERIES = 3
 TEXT_LENGTH = 280
 _SEARCH_S = 1.0
+_WORD = rf"(?![{CJK}])\w"  # a character that a word may go on with
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ class Reader:
 
 
 def answer_pattern(answers: list[str], as_regex: bool) -> regex.Pattern[str] | None:
-    """What to mark in a text: any of the answers, whole words, whatever the case."""
+    """What to mark in a text: any of the answers, whole words (but in Chinese, Japanese and Korean), whatever the case."""
     if not answers:
         return None
-    parts = [f"(?:{a})" if as_regex else rf"(?<!\w){regex.escape(a)}(?!\w)" for a in answers]
+    parts = [f"(?:{a})" if as_regex else rf"(?:(?<!{_WORD})|(?=[{CJK}])){regex.escape(a)}(?:(?!{_WORD})|(?<=[{CJK}]))" for a in answers]
     return regex.compile("|".join(parts), regex.IGNORECASE)
 
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from raydense.evaluation.table import aligned, piped
+from raydense.evaluation.table import aligned, figure, metrics_in, piped
 
 Row = dict[str, Any]
 
@@ -48,7 +48,8 @@ def _mean(unit: str, split: str, names: list[str], rows: dict[tuple[str, str], R
 
 
 def _means(of: list[dict[str, float]]) -> dict[str, float]:
-    return {metric: fmean(each[metric] for each in of) for metric in of[0]} if of else {}
+    shared = [metric for metric in of[0] if all(metric in each for each in of)] if of else []
+    return {metric: fmean(each[metric] for each in of) for metric in shared}
 
 
 def text_table(summary: dict[str, Any]) -> str:
@@ -70,24 +71,24 @@ def _page(summary: dict[str, Any], block: str, drawn: Callable[[list[list[str]]]
 
 def _lines(run: str, of: dict[str, list[Row]]) -> list[list[str]]:
     """The cells of a run's table, its head first; the splits have a column where there are several."""
-    metrics = list(of["sets"][0]["metrics"])
+    metrics = metrics_in(of["sets"])
     lines = [[run, "split", "queries", "passages", *metrics]]
     for mean in of["means"]:
         split = mean["split"]
         rows = [row for row in of["sets"] if row["split"] == split]
         groups = {row["group"]: row for row in of["groups"] if row["split"] == split}
         for unit, members in groupby(rows, lambda row: _unit(row["set"])):
-            lines += [_line(row["set"], split, row, f"{row['queries']:,}", f"{row['passages']:,}") for row in members]
+            lines += [_line(row["set"], split, row, metrics, f"{row['queries']:,}", f"{row['passages']:,}") for row in members]
             if unit in groups:
-                lines.append(_line(f"{unit}: {_over(groups[unit])}", split, groups[unit]))
+                lines.append(_line(f"{unit}: {_over(groups[unit])}", split, groups[unit], metrics))
         if mean["of"] > 1 and mean["count"]:
-            lines.append(_line(_over(mean), split, mean))
+            lines.append(_line(_over(mean), split, mean, metrics))
     several = len(of["means"]) > 1
     return [line if several else [line[0], *line[2:]] for line in lines]
 
 
-def _line(name: str, split: str, row: Row, queries: str = "", passages: str = "") -> list[str]:
-    return [name, split, queries, passages, *(f"{value:.4f}" for value in row["metrics"].values())]
+def _line(name: str, split: str, row: Row, metrics: list[str], queries: str = "", passages: str = "") -> list[str]:
+    return [name, split, queries, passages, *(figure(row["metrics"].get(metric)) for metric in metrics)]
 
 
 def _over(row: Row) -> str:

@@ -21,11 +21,23 @@ _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics of one run: means over the judged queries, and the value of each query, float64 [queries]."""
+    """The metrics of one run: means, and the value of each query, float64 [queries]; NaN where a metric is not taken of a query."""
 
     means: dict[str, float]
     per_query: dict[str, Values]
     unanswered: int
+
+    def beside(self, others: Measured, queries: Rows) -> Measured:
+        """These metrics and `others`, which were taken of some of the queries alone: those of these numbers."""
+        spread = {name: np.full(len(next(iter(self.per_query.values()))), np.nan) for name in others.per_query}
+        for name, values in others.per_query.items():
+            spread[name][queries] = values
+        return Measured(self.means | others.means, self.per_query | spread, self.unanswered)
+
+    def without(self, names: list[str]) -> Measured:
+        """All but the metrics of these names."""
+        means = {name: value for name, value in self.means.items() if name not in names}
+        return Measured(means, {name: self.per_query[name] for name in means}, self.unanswered)
 
 
 def parse_metrics(names: list[str]) -> list[ir_measures.Measure]:

@@ -91,13 +91,18 @@ class Places:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run under its name: what was measured, and where the hits of each query are, which are read when they are wanted."""
+    """One run under its name: what was measured, and where the hits of each query are, which are read when they are wanted.
+
+    Of a re-ranked run `depth` is what it was cut to, and `left_out` are the metrics that look deeper; None and empty otherwise.
+    """
 
     name: str
     artifact: Artifact
     measured: Measured
     answers: dict[str, Any] | None
     places: Places
+    depth: int | None
+    left_out: list[str]
 
     def hits(self, query: int) -> pa.Table:
         """The hits of query number `query`, in trec_eval's order."""

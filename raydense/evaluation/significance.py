@@ -28,11 +28,13 @@ class Comparison:
 
 
 def compare(values: NDArray[np.float64], first: NDArray[np.float64]) -> Comparison:
-    """Compare the per-query values of a run with the first run's, both float64 [queries], in the same order.
+    """Compare the per-query values of a run with the first run's, both float64 [queries], in the same order; a query with NaN is left out.
 
     Two-sided, paired: Student's t-test, and Fisher's randomisation test of the mean difference (Smucker, Allan and Carterette
     2007) with 10,000 random sign flips from a fixed seed. Where no query differs both p-values are 1.
     """
+    there = ~np.isnan(values - first)
+    values, first = values[there], first[there]
     gaps = values - first
     same = np.isclose(gaps, 0.0, atol=1e-12)
     wins, losses = int((gaps[~same] > 0).sum()), int((gaps[~same] < 0).sum())

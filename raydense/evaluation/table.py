@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raydense.storage import Artifact
@@ -11,12 +11,22 @@ from raydense.storage import Artifact
 def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None, metrics: list[str] | None = None) -> str:
     """The runs of a report artifact, a line each, with their metrics (all, or those named, in that order) and seconds if given."""
     runs = _runs_of(report)
-    names = metrics or list(next(iter(runs.values()))["metrics"])
+    names = metrics or metrics_in(runs.values())
     lines = [["", *names, *(["seconds"] if seconds is not None else [])]]
     for run, measured in runs.items():
         time = [] if seconds is None else [f"{seconds[run]:,.1f}" if run in seconds else "-"]
-        lines.append([run, *(f"{measured['metrics'][name]:.4f}" for name in names), *time])
+        lines.append([run, *(figure(measured["metrics"].get(name)) for name in names), *time])
     return aligned(lines)
+
+
+def metrics_in(measured: Iterable[dict[str, Any]]) -> list[str]:
+    """The metrics that any of some runs has, in their order."""
+    return list(dict.fromkeys(name for of in measured for name in of["metrics"]))
+
+
+def figure(value: float | None) -> str:
+    """A metric as a cell, "-" where it was left out."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def metrics_of(report: Artifact) -> dict[str, dict[str, float]]:

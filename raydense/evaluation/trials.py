@@ -66,11 +66,12 @@ def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
 
 
 def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
-    """By metric, the values of each query and those of the first variant, both averaged over the seeds that both have."""
+    """By metric that both have, the values of each query and those of the first variant, both averaged over the seeds that both have."""
     both = values.merge(first, on=["seed", "query_id"], suffixes=("", " of the first"))
     means = both.drop(columns="seed").groupby("query_id").mean()
     shared = [m for m in values.columns if m not in ("seed", "query_id") and f"{m} of the first" in means]
-    return {m: (means[m].to_numpy(), means[f"{m} of the first"].to_numpy()) for m in shared} if len(means) else {}
+    pairs = {m: (means[m].to_numpy(), means[f"{m} of the first"].to_numpy()) for m in shared}
+    return {m: pair for m, pair in pairs.items() if not np.isnan(pair[0] - pair[1]).all()}
 
 
 def text_table(summary: dict[str, Any], once: Collection[str]) -> str:

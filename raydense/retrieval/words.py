@@ -18,6 +18,7 @@ import Stemmer
 from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 
+from raydense.data.cjk import CJK
 from raydense.errors import InputError, did_you_mean
 
 NONE = "none"
@@ -25,10 +26,9 @@ _NO_CACHE = 0  # of stems: emptying it takes longer than stemming
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0002fa1f"
-_WORD = re.compile(rf"\w\w+|[{_CJK}]")
+_WORD = re.compile(rf"\w\w+|[{CJK}]")
 _IS_CJK = np.zeros(0x30000, np.bool_)  # by code point; larger ones are not
-for low, high in re.findall("(.)-(.)", _CJK):
+for low, high in re.findall("(.)-(.)", CJK):
     _IS_CJK[ord(low) : ord(high) + 1] = True
 # Texts are split as UTF-8: ASCII in lower case, a blank for what is in no word; bytes of other characters stay.
 _ASCII = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 32 for byte in range(256)).lower()

@@ -85,6 +85,26 @@ def test_beir(tmp_path: Path) -> None:
     assert imported("beir", tmp_path / "in", tmp_path / "out") == out
 
 
+def test_answers_of_beir_queries_are_kept(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "q1", "text": "who?", "answers": ["A. B.", "甲"]},
+        {"_id": "q2", "text": "when?"},
+        {"_id": "q3", "text": "why?", "answers": []},
+    ]
+    put_json(tmp_path / "in/queries.jsonl", *rows)
+    out = imported("beir", tmp_path / "in/queries.jsonl", tmp_path / "out")
+    assert [row["answers"] for row in table(out / "queries", "queries")] == [["A. B.", "甲"], [], []]
+    again = exported("beir", tmp_path / "again", queries=out / "queries")
+    assert [json.loads(line) for line in (again / "queries.jsonl").read_text().splitlines()] == [*rows[:2], {"_id": "q3", "text": "why?"}]
+
+
+@pytest.mark.parametrize("answers", ['"one"', '["one", null]', '{"text": ["one"]}', "[1]"])
+def test_answers_that_are_no_list_of_strings_are_refused(tmp_path: Path, answers: str) -> None:
+    put(tmp_path / "queries.jsonl", '{"_id": "q1", "text": "who?"}', f'{{"_id": "q2", "text": "who?", "answers": {answers}}}')
+    with pytest.raises(InputError, match=r"queries\.jsonl:2: 'answers' is .*, not a list of strings"):
+        imported("beir", tmp_path / "queries.jsonl", tmp_path / "out")
+
+
 def test_only_the_corpus(tmp_path: Path) -> None:
     corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c", shard_rows=2)
     assert corpus.kind == "corpus"
@@ -196,6 +216,27 @@ def test_what_public_sets_have_is_kept_where_it_is_not_strict(tmp_path: Path, ca
     with pytest.raises(InputError, match=r"names query 'q9'"):
         import_dataset(loose.model_copy(update={"output": str(tmp_path / "again")}))
     assert "strict" not in strict.shaping(), "what was imported before this was a setting is still the same"
+
+
+def test_without_titles_a_corpus_has_texts_alone(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "in")
+    with open(folder / "corpus.jsonl", "a") as corpus:
+        corpus.write('{"_id": "titled", "title": "only a title", "text": " "}\n')
+    out = imported("beir", folder, tmp_path / "loose", titles=False, strict=False)
+    texts = ["first\ttext\nnext line", "second", "drittes über 文本", "only a title"]
+    assert passages(out / "corpus") == [(name, "", text) for name, text in zip(("d1", "2", "d3", "titled"), texts, strict=True)]
+    store = PassageStore(out / "corpus")
+    assert store.text_hash.tolist() == hash_strings(pa.array(texts)).tolist()
+    with pytest.raises(InputError, match=r"corpus\.jsonl:4: empty text"):
+        imported("beir", folder, tmp_path / "strict", titles=False)
+    put(tmp_path / "dpr/psgs_w100.tsv", "id\ttext\ttitle", "1\twords\tOne")
+    assert passages(imported("dpr", tmp_path / "dpr", tmp_path / "psgs", titles=False) / "corpus") == [("1", "", "words")]
+
+
+def test_newer_settings_leave_earlier_imports_as_they_are() -> None:
+    given = {"format": "beir", "input": "in", "output": "out"}
+    assert not {"strict", "titles", "fill_splits"} & ImportSettings.read(given).shaping().keys()
+    assert ImportSettings.read(given | {"titles": False}).shaping()["titles"] is False
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:

@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 import raydense.evaluation.answers as answers
 from raydense.errors import InputError
 from raydense.evaluation.answers import RegexMatchers, first_answer_ranks, token_matcher
+from raydense.evaluation.examples import answer_pattern, cut
 
 
 def slow_tokens(text: str) -> list[str]:
-    """Runs of letters, digits and marks; other visible signs one by one (DPR's SimpleTokenizer)."""
+    """Runs of letters, digits and marks; other visible signs one by one (DPR's SimpleTokenizer), and so each Chinese character."""
     tokens: list[str] = []
     word = False
     for sign in unicodedata.normalize("NFD", text):
         kind = unicodedata.category(sign)[0]
+        if unicodedata.name(sign, "").startswith("CJK UNIFIED IDEOGRAPH"):
+            tokens, word = [*tokens, sign], False
+            continue
         if kind in "LNM":
             tokens = [*tokens[:-1], tokens[-1] + sign] if word else [*tokens, sign]
         elif kind not in "ZC":
@@ -28,7 +32,7 @@ def slow_tokens(text: str) -> list[str]:
     return [token.lower() for token in tokens]
 
 
-words = st.text(st.sampled_from("abA é\u0301-.,'\n\t\u00a0\u200b1"), max_size=12)
+words = st.text(st.sampled_from("abA é\u0301-.,'\n\t\u00a0\u200b1中文。"), max_size=12)
 
 
 @given(text=words, found=st.lists(words, max_size=3))
@@ -50,10 +54,27 @@ def test_equals_the_slow_reading(text: str, found: list[str]):
         ("1984", "in 19845", False),
         ("", "anything", False),
         ("\u200b", "anything", False),
+        ("梵語", "夜柔吠陀可以為研究梵語的參考", True),
+        ("語梵", "夜柔吠陀可以為研究梵語的參考", False),
+        ("364.6公里", "全长364.6公里。", True),
+        ("64.6公里", "全长364.6公里。", False),
+        ("ω-force", "光荣和ω-force开发", True),
+        ("force", "光荣和ω-forces开发", False),
+        ("カタカナ", "これはカタカナです", True),
+        ("か", "がく", False),
+        ("が", "か\u3099く", True),
+        ("서울", "서울은 수도", True),
+        ("소", "손", False),
+        ("𠀋", "𠀀𠀋", True),
     ],
 )
 def test_tokens(answer: str, text: str, held: bool):
     assert token_matcher([answer])(text) is held
+
+
+def test_answers_are_marked_where_they_match():
+    marks = answer_pattern(["梵語", "york"], as_regex=False)
+    assert cut("研究梵語的參考, York語, yorkshire", marks) == "研究<mark>梵語</mark>的參考, <mark>York</mark>語, yorkshire"
 
 
 def test_expressions_match_any_case_and_bad_ones_are_named():

@@ -18,6 +18,7 @@ from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
+from raydense.evaluation.trials import summarise
 from raydense.storage import Artifact, Draft, named_folders
 
 EVIL = "<script>alert('x')</script> & \"more\""
@@ -123,6 +124,34 @@ def test_answer_accuracy(world: Path):
     assert regex["queries"] == 3
     with pytest.raises(InputError, match="corpus: missing"):
         evaluate_world(world, "none", [str(world / "good")], answers={"match": "token"}, queries=texts["queries"])
+
+
+def test_answer_accuracy_stands_beside_the_metrics_of_judgements(world: Path):
+    """Of three judged queries two have an answer: the third has no value, and is in no test of the accuracy."""
+    table = pq.read_table(world / "queries" / "queries-00000.parquet")
+    column = pa.array([["paris"], ["rome"], [], ["x"]], pa.list_(pa.string()))
+    write_table(world / "asked", "queries", table.set_column(2, "answers", column))
+    more = {"queries": str(world / "asked"), "corpus": str(world / "corpus"), "answers": {"k": "1 2"}}
+    report = evaluate_world(world, "report", [str(world / "bad"), str(world / "good")], **more)
+    result = report.summary["result"]
+    assert result["runs"]["good"]["metrics"] == {"RR@10": pytest.approx(2.5 / 3), "R@1": 0.5, "top-1": 1.0, "top-2": 1.0}
+    assert result["runs"]["bad"]["metrics"] == {"RR@10": pytest.approx(1 / 3), "R@1": 0.0, "top-1": 0.0, "top-2": 1.0}
+    assert result["runs"]["good"]["answers"]["queries"] == 2
+    against = result["significance"]["runs"]["good"]
+    assert list(against) == ["RR@10", "R@1", "top-1", "top-2"]
+    assert (against["top-1"]["difference"], against["top-1"]["wins"], against["top-1"]["ties"]) == (1.0, 2, 0)
+    assert (against["top-2"]["ties"], against["top-2"]["p_randomisation"]) == (2, 1.0)
+    assert "8 comparisons" not in result["significance"]["correction"]
+    assert "4 comparisons" in result["significance"]["correction"]
+    values = pq.read_table(report.path / "per_query.parquet").to_pylist()
+    assert [row["top-1"] for row in values] == [0.0, 0.0, None, 1.0, 1.0, None]
+    assert comparison_table(report).splitlines()[0].split() == ["RR@10", "R@1", "top-1", "top-2"]
+    text = (report.path / "report.html").read_text()
+    assert "over the 2 judged queries that have answers" in text
+    assert Page(text).stack == []
+    rows = summarise({"one": {"1": report}, "other": {"1": report}})["runs"]["good"]
+    assert rows["one"]["metrics"]["top-1"]["mean"] == 1.0
+    assert rows["other"]["significance"]["top-1"]["ties"] == 2
 
 
 def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path):

@@ -158,6 +158,15 @@ def test_sets_of_a_sub_folder_count_as_one():
     assert list(mean["metrics"].values()) == pytest.approx(np.stack([table[0], group, table[4], table[5]]).mean(0))
 
 
+def test_a_metric_that_some_sets_lack_has_no_mean():
+    names = [("a", "test"), ("b", "test")]
+    measured = rows({name: [0.2, 0.4] for name in names})
+    measured[0]["runs"] = {"dense": {"nDCG@10": 0.4}}
+    summary = summarise(measured, names)
+    assert summary["runs"]["dense"]["means"][0]["metrics"] == pytest.approx({"nDCG@10": 0.3})
+    assert [line.split()[-2:] for line in text_table(summary).splitlines()[2:]] == [["0.4000", "-"], ["0.2000", "0.4000"], ["0.3000", "-"]]
+
+
 def test_a_mean_over_less_than_all_is_marked():
     values = {("a", "test"): [0.2, 0.4], ("b", "dev"): [1.0, 1.0], ("b", "test"): [0.4, 0.8], ("g/x", "test"): [0.9, 0.9]}
     summary = summarise(rows(values), [*values, ("g/y", "test"), ("z", "test")])

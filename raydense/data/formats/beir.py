@@ -1,10 +1,12 @@
-"""BEIR: `corpus.jsonl` {_id, title, text}, `queries.jsonl` {_id, text}, `qrels/<split>.tsv` with a header line."""
+"""BEIR: `corpus.jsonl` {_id, title, text}, `queries.jsonl` {_id, text, perhaps answers}, `qrels/<split>.tsv` with a header line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raydense.data.formats.files import either, files_of, plain
 from raydense.data.formats.intake import Intake, Passages
@@ -13,7 +15,7 @@ from raydense.data.formats.outlet import Outlet, write_columns, write_json_lines
 from raydense.errors import InputError
 
 CORPUS = [Field("passage_id", "id", "_id"), Field("title", "text", needed=False), Field("text", "text")]
-QUERIES = [Field("query_id", "id", "_id"), Field("text", "text")]
+QUERIES = [Field("query_id", "id", "_id"), Field("text", "text"), Field("answers", "texts", needed=False)]
 QRELS = [Field("query_id", "id", "query-id"), Field("passage_id", "id", "corpus-id"), Field("relevance", "int", "score")]
 HEADER = "query-id\tcorpus-id\tscore"
 
@@ -59,7 +61,11 @@ def _read_file(path: Path, intake: Intake) -> None:
 
 
 def _read_queries(path: Path, intake: Intake) -> None:
-    intake.queries(pa.concat_tables(json_lines(path, QUERIES)), where(path))
+    """The queries, with their answers where some have any; BEIR's own sets have none."""
+    table = pa.concat_tables(json_lines(path, QUERIES))
+    answers = pc.coalesce(table["answers"], pa.scalar([], table["answers"].type))
+    has_some = pc.any(pc.greater(pc.list_value_length(answers), 0)).as_py()
+    intake.queries(table.set_column(2, "answers", answers) if has_some else table.drop_columns(["answers"]), where(path))
 
 
 def _read_qrels(path: Path, intake: Intake) -> None:
@@ -77,9 +83,14 @@ def write(outlet: Outlet) -> None:
         passages = (row for table in outlet.passages() for row in table.to_pylist())
         write_json_lines(outlet.path / "corpus.jsonl", ({"_id": p["passage_id"], "title": p["title"], "text": p["text"]} for p in passages))
     if "queries" in outlet.given:
-        rows = outlet.queries.select(["query_id", "text"]).to_pylist()
-        write_json_lines(outlet.path / "queries.jsonl", ({"_id": q["query_id"], "text": q["text"]} for q in rows))
+        write_json_lines(outlet.path / "queries.jsonl", map(_query, outlet.queries.to_pylist()))
     if outlet.settings.qrels:
         (outlet.path / "qrels").mkdir()
         split = Path(outlet.settings.qrels).resolve().name
         write_columns(outlet.path / "qrels" / f"{split}.tsv", [outlet.table("qrels").to_pydict()], header=HEADER)
+
+
+def _query(row: dict[str, Any]) -> dict[str, Any]:
+    """A query as its line has it: with answers where it has some."""
+    line = {"_id": row["query_id"], "text": row["text"]}
+    return line | {"answers": row["answers"]} if row.get("answers") else line

@@ -29,12 +29,12 @@ Passages = tuple[Iterable[pa.Table], Where]
 _FIX = "correct it, or give the data set that it was made for"
 
 
-def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True) -> Artifact:
-    """Write a stream of tables of passages, each with a function from a row to its file and line; with `strict` off, also those without text."""
+def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool = True, titles: bool = True) -> Artifact:
+    """Write a stream of tables of passages, each with a function from a row to its file and line; `strict` and `titles` as in `CorpusWriter`."""
     if draft.done:
         return draft.done
     tables, at = passages
-    writer = CorpusWriter(draft, shard_rows, at, strict)
+    writer = CorpusWriter(draft, shard_rows, at, strict, titles)
     with Progress("import corpus", 0, "passages") as progress:
         for table in tables:
             writer.add(table)
@@ -48,13 +48,14 @@ class Intake:
     """The data set that an import writes. Give the corpus first, then the queries, then what refers to them.
 
     `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
-    With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have.
+    With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have. With
+    `titles` off, the corpus has texts alone.
     With `fill_splits` or `hidden` the judgements are held until `finish`, which draws the splits that are missing, and hides some.
     `hard_negatives` is for formats whose files have more negatives than a training wants.
     """
 
     def __init__(self, dataset: DatasetDraft, settings: ImportSettings) -> None:
-        self.dataset, self.shard_rows, self.strict = dataset, settings.shard_rows, settings.strict
+        self.dataset, self.shard_rows, self.strict, self.titles = dataset, settings.shard_rows, settings.strict, settings.titles
         self.hard_negatives = settings.hard_negatives or HardNegatives()
         self.store = PassageStore(settings.corpus) if settings.corpus else None
         self.query_ids: IdLookup | None = None
@@ -65,7 +66,7 @@ class Intake:
 
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""
-        artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows, self.strict)
+        artifact = write_corpus(self.dataset.part("corpus", "corpus"), passages, self.shard_rows, self.strict, self.titles)
         self.store = PassageStore(self.dataset.keep("corpus", artifact))
         self.parts += 1
 

@@ -26,9 +26,15 @@ from raydense.errors import InputError
 
 BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 4
-_ARROW = {"id": pa.string(), "text": pa.string(), "int": pa.int32(), "float": pa.float32()}
-_JSON_TYPES = {"id": (str, int), "text": (str,)}
-_EXPECTED = {"id": "a string or a whole number", "text": "a string", "int": "a whole number of 32 bits", "float": "a finite number"}
+_ARROW = {"id": pa.string(), "text": pa.string(), "texts": pa.list_(pa.string()), "int": pa.int32(), "float": pa.float32()}
+_JSON_TYPES = {"id": (str, int), "text": (str,), "texts": (list,)}
+_EXPECTED = {
+    "id": "a string or a whole number",
+    "text": "a string",
+    "texts": "a list of strings",
+    "int": "a whole number of 32 bits",
+    "float": "a finite number",
+}
 _FIX = "correct the line"
 _UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
 
@@ -37,7 +43,7 @@ class Field(NamedTuple):
     """A field to read: raydense's name for it, its type, the file's name for it, and whether each line must have it."""
 
     name: str
-    type: Literal["id", "text", "int", "float"]
+    type: Literal["id", "text", "texts", "int", "float"]
     source: str = ""
     needed: bool = True
 
@@ -96,7 +102,7 @@ def _where(path: Path, skip: int, row: int) -> str:
 
 
 def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
-    """The objects of a JSON lines file, their fields (of type id or text) renamed to raydense's names; other fields are left out."""
+    """The objects of a JSON lines file, their fields (of type id, text or texts) renamed to raydense's names; other fields are left out."""
     wanted = pa.schema([(f.key, _ARROW[f.type]) for f in fields])
     options = pa.json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
     reading = pa.json.ReadOptions(block_size=2 * BLOCK_BYTES)
@@ -127,8 +133,11 @@ def _checked(value: Any, field: Field, at: str) -> Any:
         if not field.needed:
             return None
         raise InputError(f"no {field.key!r}", at, "each line needs it")
-    if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]):
+    of_strings = field.type != "texts" or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]) or not of_strings:
         raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_EXPECTED[field.type]}", at, _FIX)
+    if isinstance(value, list):
+        return [check_string(one, field.key, at) for one in value]
     return check_string(str(value), field.key, at)
 
 
@@ -220,7 +229,9 @@ def _tables(
 
 
 def _lacks(column: pa.ChunkedArray, field: Field) -> bool:
-    """Whether a required field is missing, or a number is not one."""
+    """Whether a required field is missing, a number is not one, or a list has a hole."""
+    if field.type == "texts" and pc.list_flatten(column).null_count:
+        return True
     if field.type == "float" and not pc.all(pc.is_finite(column)).as_py():
         return True
     return bool(field.needed and column.null_count)

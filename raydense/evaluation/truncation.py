@@ -1,0 +1,26 @@
+"""Metrics that look deeper than a re-ranked run, which has the first candidates of each query alone: what they miss was cut off, not lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from raydense.data.store import Rows
+from raydense.storage import Artifact
+
+_CUTOFF = re.compile(r"(?:@|^top-)(\d+)$")
+
+
+def cut_to(run: Artifact, hits: Rows) -> int | None:
+    """To how many candidates of each query a re-ranked run was cut; None for another run, and where none was cut off.
+
+    `hits` has the number of hits of each query, int64 [queries]: one that has as many as were re-ranked may have had more.
+    """
+    made_from = run.manifest["made_from"]
+    depth = int(made_from["settings"]["depth"]) if made_from.get("stage") == "rerank" else None
+    return depth if depth is not None and (hits >= depth).any() else None
+
+
+def deeper_than(depth: int, metrics: Iterable[str]) -> list[str]:
+    """Those of `metrics` (R@100, top-100) that look at more than `depth` passages of a query."""
+    return [metric for metric in metrics if (cutoff := _CUTOFF.search(metric)) and int(cutoff[1]) > depth]
