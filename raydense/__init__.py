@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
+    from raydense.data.oracle import oracle
     from raydense.data.sample import sample
-    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, SampleSettings
+    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
     from raydense.data.store import PassageStore
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
@@ -46,8 +47,9 @@ _HOMES = {
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
+    "raydense.data.oracle": ["oracle"],
     "raydense.data.sample": ["sample"],
-    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "SampleSettings"],
+    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "SampleSettings"],
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
@@ -98,6 +100,7 @@ __all__ = [
     "LabelSettings",
     "MineSettings",
     "MixSettings",
+    "OracleSettings",
     "PassageStore",
     "PretrainSettings",
     "RerankSettings",
@@ -120,6 +123,7 @@ __all__ = [
     "label",
     "mine",
     "mix",
+    "oracle",
     "pretrain",
     "rerank",
     "sample",

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
-from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, below, total
+from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
 from raydense.storage import named
 
@@ -160,6 +160,24 @@ class MixSettings(Settings):
             makes[below(self.output, "corpus")] = replace(corpus, word="at most")
         needs = f"{examples} examples of {len(self.examples)} sources"
         return Forecast(needs, makes, "mix", {"examples": float(examples.rows)}, 2 * PROCESS_BYTES)
+
+
+class OracleSettings(Settings):
+    """Give every passage the queries judged relevant for it, or for its document, in place of queries that `generate` writes."""
+
+    corpus: Folder = artifact("corpus", "the passages; those of `split` also get the queries judged for their document")
+    queries: Folder = artifact("queries", "the queries")
+    qrels: Folder = artifact("qrels", "the judgements: those of training queries, since test queries would be known before the test")
+
+    def forecast(self, known: Known) -> Forecast:
+        """At most as many queries as are judged, each at all passages of a document; the time grows with the passages."""
+        passages, judged = known.of(self.corpus), known.of(self.qrels)
+        if not passages or not judged:
+            return Forecast()
+        each = QUERY_CHARACTERS * judged.rows * judged.each / passages.rows
+        made = Holds(passages.rows, passages.word, each, passages.rows * (each + 12))
+        needs = f"{passages} passages, {judged} judged queries"
+        return Forecast(needs, {self.output: made}, "oracle", {"passages": float(passages.rows)}, PROCESS_BYTES)
 
 
 class ExportSettings(Settings):

@@ -21,6 +21,7 @@ _MAKES = {
     "import": "dataset",
     "split": "corpus",
     "generate": "generated",
+    "oracle": "generated",
     "filter": "generated",
     "encode": "embeddings",
     "index": "index",

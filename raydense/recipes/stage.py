@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, SampleSettings
+from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
@@ -41,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(TrainSettings, "raydense.refresh.train:train"),
     "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
+    "oracle": Verb(OracleSettings, "raydense.data.oracle:oracle"),
     "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(IndexSettings, "raydense.retrieval.index:index"),

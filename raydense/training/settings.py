@@ -221,7 +221,7 @@ class ContextSettings(BaseSettings):
     context: Literal["passage", "query", "mixed"] = setting(
         ..., "passage: another passage of the document; query: one of the passage's queries; mixed: either; drawn at random each time"
     )
-    generated: FolderOrNone = artifact("generated", "what `generate` wrote for the corpus; for context query and mixed", None)
+    generated: FolderOrNone = artifact("generated", "what `generate` or `oracle` wrote for the corpus; for context query and mixed", None)
     context_mask: float = setting(0.15, "share of a context's tokens to mask", gt=0, lt=1)
 
     @model_validator(mode="after")

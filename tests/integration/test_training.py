@@ -218,12 +218,15 @@ def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("objective", "changes"), [("pair", {"alpha": 0.3}), ("multi-positive", {"positives": 2})])
+@pytest.mark.parametrize(
+    ("objective", "changes"), [("pair", {"alpha": 0.3}), ("pair", {"alpha": 0.3, "shared": False}), ("multi-positive", {"positives": 2})]
+)
 def test_other_objectives_learn(data: TrainingData, tmp_path: Path, objective: str, changes: dict) -> None:
     model = train(steady(data, tmp_path / "model", objective=objective, max_steps=30, lr=1e-3, **changes))
     history = losses(read_history(model.path / "history.jsonl"))
     assert history[-5:].mean() < history[:5].mean()
     assert model.summary["objective"] == objective
+    assert DualEncoder.load(model.path).config.shared is changes.get("shared", True)
 
 
 @pytest.mark.long

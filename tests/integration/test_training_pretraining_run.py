@@ -12,10 +12,16 @@ from training_data import TrainingData, make_training_data
 from transformers import AutoModel
 
 from raydense.data.generated import commit_queries
+from raydense.data.oracle import oracle
+from raydense.data.settings import OracleSettings
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.mining.consistency import filter
+from raydense.mining.settings import FilterSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.refresh.train import train
+from raydense.retrieval.index import index
+from raydense.retrieval.settings import IndexSettings
 from raydense.storage import Draft
 from raydense.training.pretrain import pretrain
 from raydense.training.settings import PretrainSettings
@@ -57,6 +63,23 @@ def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path,
         pretrain(settings(data, tmp_path / "one", context="mixed"))
     fine = train(data.settings(tmp_path / "fine", model=str(made.path), max_steps=2))
     assert fine.summary["steps"] == 2
+
+
+def test_the_judged_queries_are_contexts_as_generated_ones_are(
+    data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sample = data.root / "sample"
+    given = {"corpus": str(sample / "corpus"), "queries": str(sample / "queries"), "qrels": str(sample / "qrels/train")}
+    contexts = oracle(OracleSettings(**given, output=str(tmp_path / "contexts")))
+    made = pretrain(settings(data, tmp_path / "encoder", generated=str(contexts.path)))
+    assert f"{contexts.summary['without']:,} of {contexts.rows:,} passages have no context" in capfd.readouterr().err
+    assert contexts.rows > contexts.summary["without"]
+    assert made.manifest["made_from"]["inputs"]["generated"] == contexts.fingerprint
+    filtered_by = index(IndexSettings(kind="bm25", corpus=given["corpus"], shards=1, output=str(tmp_path / "words")))
+    kept = filter(
+        FilterSettings(generated=str(contexts.path), corpus=given["corpus"], index=str(filtered_by.path), output=str(tmp_path / "kept"))
+    )
+    assert 0 < kept.summary["queries"] <= contexts.summary["queries"]
 
 
 @pytest.mark.long

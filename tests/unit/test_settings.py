@@ -28,7 +28,6 @@ def test_every_field_has_a_description(verb):
         ({"lr": "fast"}, "train.lr: input should be a valid number, unable to parse string as a number (given: 'fast')"),
         ({"lr": -1}, "train.lr: input should be greater than 0"),
         ({"loss": "pointwise"}, "objective retriever does not use loss: leave it out"),
-        ({"objective": "pair", "shared": False}, "passage-centric loss compares queries and passages in one space: it needs shared true"),
         ({"objective": "pair", "in_batch": False, "in_batch_queries": True}, "in_batch_queries needs in_batch"),
         ({"objective": "joint"}, "reranker: missing; give it: the re-ranker"),
         ({"objective": "joint", "reranker": "r", "negatives": 0}, "a joint without in_batch needs negatives of at least 1"),
@@ -113,6 +112,7 @@ def test_what_an_objective_means_by_default():
 
     assert read("pair").in_batch
     assert read("pair").shared
+    assert read("pair", shared=False).shared is False
     joint = read("joint", reranker="r")
     assert (joint.in_batch, joint.loss, joint.teacher, joint.direction) == (False, "listwise", "dynamic", "de_ce")
     assert read("reranker", loss="pointwise").loss == "pointwise"

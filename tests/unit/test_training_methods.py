@@ -157,13 +157,26 @@ def test_reranker_losses(tiny_folder: Path, three: Texts, loss_name: str) -> Non
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("in_batch_queries", [False, True])
-def test_pair_is_both_losses(tiny_folder: Path, three: Texts, in_batch_queries: bool) -> None:
-    """PAIR eq. 6 with its denominators written out: s(p+, p-) of the query's own and the in-batch negatives."""
-    model = DualEncoder.load(tiny_folder)
-    loss, metrics, _ = loss_of(
-        Pair(settings(objective="pair", negatives=2, temperature=0.5, alpha=0.3, in_batch_queries=in_batch_queries), model, three, 0, 1)
+def test_pair_is_both_losses(tiny_folder: Path, three: Texts, in_batch_queries: bool, shared: bool) -> None:
+    """PAIR eq. 6 with its denominators written out: s(p+, p-) = E_P(p+) . E_P(p-) of the query's own and the in-batch negatives."""
+    asked = settings(
+        objective="pair",
+        negatives=2,
+        temperature=0.5,
+        alpha=0.3,
+        in_batch_queries=in_batch_queries,
+        **({} if shared else {"shared": False}),
     )
+    model = Pair.load(asked, str(tiny_folder))
+    if not shared:  # both have the folder's weights: only different ones tell whose vectors are compared
+        assert model.query_encoder is not None
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for weight in model.query_encoder.parameters():
+                weight += 0.2 * torch.randn_like(weight)
+    loss, metrics, _ = loss_of(Pair(asked, model, three, 0, 1))
     q, p = vectors(model, three, PART, ROWS)
     query_centric = np.mean([log_softmax_loss(q[i] @ p.T / 0.5, i, ~KNOWN[i]) for i in range(3)])
     each = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @method("pair")
 class Pair(Retriever):
-    """L = (1 - alpha) L_Q + alpha L_P (PAIR eq. 6), with one encoder for queries and passages.
+    """L = (1 - alpha) L_Q + alpha L_P (PAIR eq. 6); with separate encoders s(p+, p-) = E_P(p+) . E_P(p-), as its eq. 4 has it.
 
     L_P has the negatives of L_Q, and with `in_batch_queries` also the batch's other queries, except those that p+ answers.
     """
@@ -27,14 +27,12 @@ class Pair(Retriever):
     class Settings(Retriever.Settings):
         """Train a retriever by PAIR's query-centric and passage-centric losses."""
 
+        shared: bool | None = setting(True, "one encoder for queries and passages; false trains two, the paper's ablation")
         alpha: float = setting(0.1, "weight of the passage-centric loss; that of the query-centric loss is 1 - alpha", ge=0, le=1)
         in_batch_queries: bool = setting(False, "also use the batch's other queries as negatives in the passage-centric loss")
 
         @model_validator(mode="after")
         def _fits_pair(self) -> Self:
-            if self.shared is False:
-                raise ValueError("the passage-centric loss compares queries and passages in one space: it needs shared true")
-            self.__dict__["shared"] = True
             if self.in_batch_queries and not self.in_batch:
                 raise ValueError("in_batch_queries needs in_batch")
             return self
