@@ -18,8 +18,8 @@ from raydense.errors import InputError
 from raydense.evaluation.metrics import Judgements
 from raydense.evaluation.runs import Places
 from raydense.evaluation.settings import FuseSettings
-from raydense.evaluation.tuning import tuned
-from raydense.retrieval.fusion import Hits, Pooled, by_rank, by_score
+from raydense.evaluation.tuning import combinations, lambdas, tuned
+from raydense.retrieval.fusion import Hits, Pooled, by_rank, by_score, spread
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, named_folders, provenance
 
@@ -143,12 +143,20 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     numbers = np.sort(numbers[numbers >= 0])
     if not len(numbers):
         raise InputError("no run has a query that is judged here", settings.qrels, "give judgements of queries that the runs have")
-    blocks = (Block(places, query_ids, part) for part in _pieces(numbers, places))
-    weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), len(names))
+    pieces = _pieces(numbers, places)
+    tried = combinations(len(names)) if rule.method == "reciprocal" or rule.scale else lambdas(_spreads(places, query_ids, pieces))
+    blocks = (Block(places, query_ids, part) for part in pieces)
+    weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), tried, settings.k)
     alone = dict(zip(names, values["alone"], strict=True))
     measured = ", ".join(f"{name} {value:.4f}" for name, value in alone.items())
     say(f"fuse: {settings.metric} on {len(numbers):,} dev queries: {measured}, fused {values['fused']:.4f}")
     return Rule(rule.method, rule.scale, weights), {"dev": {"metric": settings.metric, **alone, "fused": values["fused"]}}
+
+
+def _spreads(places: list[Places], query_ids: pa.Array, pieces: list[Rows]) -> list[float]:
+    """What the scores of each run span, summed over the queries."""
+    blocks = (Block(places, query_ids, part) for part in pieces)
+    return [sum(of_run) for of_run in zip(*([spread(hits) for hits in block.runs] for block in blocks), strict=True)]
 
 
 def _pieces(numbers: Rows, places: list[Places]) -> list[Rows]:

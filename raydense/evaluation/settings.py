@@ -112,7 +112,10 @@ class FuseSettings(Settings):
         None,
         "reciprocal: weight / (60 + rank), which needs no tuning; sum: weight x score; by default sum if qrels are given, else reciprocal",
     )
-    scale: bool = setting(True, "sum: scores from 0 to 1 in the list of each query and run; false takes them as they are, as DPR's hybrid")
+    scale: bool = setting(
+        True,
+        "sum: scores from 0 to 1 in the list of each query and run; false takes them as they are, as DPR's hybrid, and qrels then tune its lambda",
+    )
     weights: Annotated[list[Annotated[float, Field(ge=0)]], BeforeValidator(words)] = setting(
         [], "the weight of each run, as 0.3 0.7; by default equal"
     )
@@ -134,8 +137,8 @@ class FuseSettings(Settings):
             raise ValueError("all weights are 0")
         if not self.qrels:
             self._refuse_given(["metric"], "a fusion without qrels")
-        elif not self.scale:
-            raise ValueError("qrels tune the weights of scores from 0 to 1: leave out scale")
+        elif not self.scale and len(self.run) > 2:
+            raise ValueError("qrels tune the weights of scores as they are for two runs only: leave out scale, or give weights")
         elif len(self.run) > MOST_TUNED:
             raise ValueError(f"qrels tune the weights of at most {MOST_TUNED} runs: fuse some first, or give weights")
         if self.method is None:

@@ -1,4 +1,4 @@
-"""Tunes the weights of a fusion: of all combinations in small steps, the one with the best metric on dev queries."""
+"""Tunes the weights of a fusion: of all that are tried, those with the best metric on dev queries."""
 
 from __future__ import annotations
 
@@ -14,30 +14,45 @@ from raydense.retrieval.fusion import Pooled
 if TYPE_CHECKING:
     from raydense.evaluation.fuse import Block
 
-_DEEPEST = 1_000  # hits that count for a metric without cutoff
+_FARTHEST, _STEPS = (
+    16.0,
+    4,
+)  # lambda lies at most so many times above or below the ratio of the spreads, in so many steps for each factor of 2
 
 
 def combinations(runs: int) -> list[list[float]]:
-    """Weights that sum to 1: of two runs in steps of 0.05, of more in steps of 0.1."""
+    """Weights that sum to 1, those nearest to each other first: of two runs in steps of 0.05, of more in steps of 0.1."""
     steps = 20 if runs == 2 else 10
     first = product(range(steps + 1), repeat=runs - 1)
-    return [[part / steps for part in (*parts, steps - sum(parts))] for parts in first if sum(parts) <= steps]
+    every = [[part / steps for part in (*parts, steps - sum(parts))] for parts in first if sum(parts) <= steps]
+    return sorted(every, key=lambda weights: max(weights) - min(weights))
 
 
-def tuned(judgements: Judgements, blocks: Iterable[tuple[Block, Pooled]], runs: int) -> tuple[list[float], dict[str, Any]]:
-    """The weights with the best mean metric, of equal ones those nearest to each other; and the means: `fused`, and of each run `alone`.
+def lambdas(spreads: list[float]) -> list[list[float]]:
+    """Weights [1, lambda] for the scores of two runs as they are, and each run alone; first the lambda at which both runs' scores span as much.
 
-    A judged query that no run has counts 0 for all.
+    `spreads` is what the scores of each run span.
     """
-    tried = combinations(runs)
+    ratio = spreads[0] / spreads[1] if min(spreads) > 0 else 1.0
+    most = round(_STEPS * np.log2(_FARTHEST))
+    nearest_first = sorted(range(-most, most + 1), key=abs)
+    return [*([1.0, float(f"{ratio * 2 ** (step / _STEPS):.3g}")] for step in nearest_first), [1.0, 0.0], [0.0, 1.0]]
+
+
+def tuned(
+    judgements: Judgements, blocks: Iterable[tuple[Block, Pooled]], tried: list[list[float]], most: int
+) -> tuple[list[float], dict[str, Any]]:
+    """Of the weights that are tried the first with the best mean metric over the first `most` hits; and the means: `fused`, and of each run `alone`.
+
+    The weights that are tried have each run alone among them, its weight 1. A judged query that no run has counts 0 for all.
+    """
     measuring = [Measuring(judgements, "the fused run") for _ in tried]
     (measure,) = judgements.measures
-    most = int(measure.params.get("cutoff", _DEEPEST))
+    depth = min(most, int(measure.params.get("cutoff", most)))
     for block, pooled in blocks:
         for weights, each in zip(tried, measuring, strict=True):
-            each.add(block.table(pooled.fused(weights, most)))
+            each.add(block.table(pooled.fused(weights, depth)))
     means = np.array([next(iter(each.result().means.values())) for each in measuring])
-    spread = np.array([max(weights) - min(weights) for weights in tried])
-    best = int(np.lexsort((spread, -np.round(means, 12)))[0])
+    best, runs = int(np.argmax(np.round(means, 12))), len(tried[0])
     ends = [tried.index([float(run == other) for other in range(runs)]) for run in range(runs)]
     return tried[best], {"fused": float(means[best]), "alone": means[ends].tolist()}

@@ -66,6 +66,14 @@ def by_score(runs: Sequence[Hits], scale: bool) -> Pooled:
     return _pooled(runs, values, lowest)
 
 
+def spread(hits: Hits) -> float:
+    """The highest less the lowest score of each query, summed."""
+    if not len(hits.score):
+        return 0.0
+    score, starts = hits.score.astype(np.float64), np.flatnonzero(np.diff(hits.query, prepend=-1))
+    return float(np.sum(np.maximum.reduceat(score, starts) - np.minimum.reduceat(score, starts)))
+
+
 def _pooled(runs: Sequence[Hits], values: list[Parts], lowest: list[Parts]) -> Pooled:
     """The passages of all runs, each once for a query; `lowest` is what a run says of the passages that it lacks, at each of its hits."""
     width = 1 + max((int(hits.passage.max()) for hits in runs if len(hits.passage)), default=0)

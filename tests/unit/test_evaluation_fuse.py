@@ -18,7 +18,7 @@ from raydense.errors import InputError
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.fuse import fuse
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
-from raydense.evaluation.tuning import combinations
+from raydense.evaluation.tuning import combinations, lambdas
 from raydense.storage import Artifact
 from tests.mining_world import Run, write_table
 
@@ -145,6 +145,45 @@ def test_the_weights_are_those_with_the_best_metric_of_all_that_are_tried(world:
     ]
 
 
+def test_lambda_is_the_best_of_a_grid_around_the_ratio_of_what_the_scores_span(world: tuple[Path, list[str]], tmp_path: Path):
+    root, runs = world
+    first, second = ({q: [(p, 40 * score) for p, score in hits] for q, hits in hits_of(Artifact.open(run)).items()} for run in runs)
+    runs = [
+        write_run(tmp_path / "a", first),
+        write_run(tmp_path / "b", {q: [(p, score / 4_000) for p, score in hits] for q, hits in second.items()}),
+    ]
+    asked = {"run": runs, "scale": False}
+    tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), qrels=str(root / "qrels"), metric="RR@5", **asked))
+    judged = [f"q{i}" for i in range(15)]
+    spans = [np.mean([np.ptp([score for _, score in hits_of(Artifact.open(run))[query]]) for query in judged]) for run in runs]
+    values = {}
+    for step in range(-16, 17):
+        weight = float(f"{spans[0] / spans[1] * 2 ** (step / 4):.3g}")
+        made = fuse(FuseSettings(output=str(tmp_path / f"w{step}"), method="sum", weights=[1.0, weight], **asked))
+        values[weight] = measured(root, str(made.path), tmp_path / f"r{step}")
+    one, weight = tuned.summary["weights"].values()
+    assert (one, tuned.summary["method"], tuned.summary["scale"]) == (1.0, "sum", False)
+    assert values[weight] == max(values.values()) == pytest.approx(tuned.summary["dev"]["fused"])
+    assert max(values.values()) > max(tuned.summary["dev"][name] for name in "ab")
+
+
+def test_lambda_where_a_run_has_one_hit_for_each_query():
+    assert lambdas([3.0, 0.0])[0] == [1.0, 1.0]
+
+
+def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
+    """The second run has the positive, but no weight puts it first: with one passage of each query it is worth nothing."""
+    runs = [
+        write_run(tmp_path / "a", {"q": [("p1", 3.0), ("p2", 2.9), ("p3", 0.0)]}),
+        write_run(tmp_path / "b", {"q": [("p1", 3.0), ("p3", 1.0), ("p2", 0.0)]}),
+    ]
+    write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["p3"], "relevance": pa.array([1], pa.int32())})])
+    for metric in ("RR", "RR@10"):
+        tuned = fuse(FuseSettings(output=str(tmp_path / metric), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, k=1))
+        assert tuned.summary["dev"] == {"metric": metric, "a": 0.0, "b": 0.0, "fused": 0.0}
+        assert list(tuned.summary["weights"].values()) == [0.5, 0.5]
+
+
 def test_combinations_sum_to_one():
     assert [len(combinations(runs)) for runs in (2, 3, 4)] == [21, 66, 286]
     assert all(sum(weights) == pytest.approx(1) for runs in (2, 3, 4) for weights in combinations(runs))
@@ -160,7 +199,7 @@ def test_combinations_sum_to_one():
         ({"weights_of": "f", "method": "sum"}, "with weights_of does not use method"),
         ({"metric": "RR@10"}, "without qrels does not use metric"),
         ({"method": "reciprocal", "scale": False}, "method reciprocal does not use scale"),
-        ({"qrels": "q", "scale": False}, "leave out scale"),
+        ({"run": list("abc"), "qrels": "q", "scale": False}, "for two runs only: leave out scale"),
         ({"run": list("abcde"), "qrels": "q"}, "at most 4 runs"),
     ],
 )

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
 from raydense.recipes.content import recipe_file
 from raydense.recipes.recipe import Recipe
+from raydense.retrieval.settings import SearchSettings
 from raydense.training.forecasts import _steps
 from raydense.training.settings import LoopSettings
 
@@ -133,3 +135,21 @@ def test_lists_of_one_kind_and_of_the_other_are_as_long(recipe: str, tmp_path: P
     joint: Any = stages["joint"]
     assert (joint.examples, joint.more_examples) == (stages["undenoised"].output, stages["denoised"].output)
     assert {getattr(stages[name], "negatives", None) for name in ("joint", "undenoised", "denoised")} == {joint.negatives}
+
+
+@pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_no_fusion_is_tuned_on_what_is_reported(file: Path, tmp_path: Path) -> None:
+    settings = [stage.settings for stage in Recipe.read(file, tmp_path).stages]
+    reported = {one.qrels for one in settings if isinstance(one, EvaluateSettings)}
+    assert not [one.output for one in settings if isinstance(one, FuseSettings) and one.qrels in reported]
+
+
+def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:
+    stages = {stage.name: stage.settings for stage in Recipe.read(recipe_file("multiple-positives-multi"), tmp_path).stages}
+    fused = {name: one for name, one in stages.items() if isinstance(one, FuseSettings)}
+    searched = {one.output: one for one in stages.values() if isinstance(one, SearchSettings)}
+    assert len(fused) == 4
+    for name, one in fused.items():
+        assert (one.method, one.scale, one.weights) == ("sum", False, [1, 1.1])
+        report: Any = stages[name.replace("hybrid", "report")]
+        assert [(searched[run].qrels, searched[run].k) for run in one.run] == [(report.qrels, 2_000)] * 2
