@@ -61,7 +61,7 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     for key, values in own.items():
         there = content.get(key) or {}
         if key == "stages":
-            content[key] = _merged_stages(there, values)
+            content[key] = _merged_stages(there, values, _swept(own.get("sweep")))
         elif key == "defaults" and isinstance(values, dict):
             content[key] = _merged(there, values)
         else:
@@ -93,7 +93,17 @@ def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...], fault
     return content
 
 
-def _merged_stages(base: dict[str, Any], own: Any) -> Any:
+def _swept(sweep: Any) -> dict[str, list[Any]]:
+    """All values that a sweep gives to each stage."""
+    found: dict[str, list[Any]] = {}
+    variants = sweep.get("variants") if isinstance(sweep, dict) else None
+    for changes in (sweep, *(variants.values() if isinstance(variants, dict) else ())):
+        for key, value in changes.items() if isinstance(changes, dict) else ():
+            found.setdefault(str(key).partition(".")[0], []).append(value)
+    return found
+
+
+def _merged_stages(base: dict[str, Any], own: Any, swept: dict[str, list[Any]]) -> Any:
     if not isinstance(own, dict):
         return own
     stages = dict(base)
@@ -101,7 +111,7 @@ def _merged_stages(base: dict[str, Any], own: Any) -> Any:
         there: Any = base.get(name)
         same = isinstance(there, dict) and isinstance(values, dict) and values.get("do", there.get("do")) == there.get("do")
         stages[name] = _merged(there, values) if same else values
-    order = _order(list(base), [name for name in own if name not in base], stages)
+    order = _order(list(base), [name for name in own if name not in base], {name: [stages[name], swept.get(name)] for name in stages})
     return {name: stages[name] for name in order if stages[name] is not None}
 
 
@@ -112,7 +122,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:
-    """`names` with each of `new` before the first stage that names it, or else after all, in their given order."""
+    """`names` with each of `new` before the first stage that names it, also in a sweep, or else after all, in their given order."""
     order, last = list(names), len(names)
     for name in reversed(new):
         users = (place for place, other in enumerate(order) if name in named_in(stages[other]))

@@ -13,6 +13,7 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.recipes.content import recipe_file, recipe_named
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import Stage
+from raydense.recipes.sweep import Sweep
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Draft, provenance
@@ -169,6 +170,22 @@ stages:
 """)
     names = [stage.name for stage in Recipe.read(twin, "out").stages]
     assert names == ["data", "words", "first", "second", "train", "ran", "report", "last", "later"]
+
+
+def test_a_new_stage_comes_before_the_first_that_names_it_in_a_sweep(recipe, tmp_path):
+    twin = tmp_path / "twin.yaml"
+    twin.write_text("""
+base: recipe.yaml
+stages:
+  warm: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: x}
+sweep:
+  variants:
+    cold: {}
+    warm: {train.model: $warm}
+""")
+    for trial in Sweep.read(twin, "out").trials:
+        names = [stage.name for stage in trial.recipe.stages]
+        assert names.index("warm") == names.index("train") - 1
 
 
 @pytest.mark.parametrize(
