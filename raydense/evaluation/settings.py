@@ -79,7 +79,11 @@ class SuiteSettings(Settings):
     model: FolderOrNone = artifact("model", "faiss: the retriever", None)
     reranker: FolderOrNone = artifact("model", "a re-ranker for the first passages of each query, which is measured, too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
-    splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
+    splits: Words = setting(
+        ["test"],
+        "the qrels to measure against: each set on the first that it has of `test/dev/train`, on all that it has of `dl19 dl20`",
+        min_length=1,
+    )
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
