@@ -18,7 +18,7 @@ from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun, Places
-from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
+from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, SimilaritySettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.evaluation.truncation import cut_to, deeper_than
@@ -146,7 +146,8 @@ def _analysis(
         return {}
     found = {"depths": by_depth(runs, judgements)}
     if queries is not None and settings.corpus is not None:
-        found["similarity"] = similarities(runs, models, judgements, queries, PassageStore(settings.corpus))
+        wanted = settings.similarity or SimilaritySettings()
+        found["similarity"] = similarities(runs, models, judgements, queries, PassageStore(settings.corpus), wanted)
     return {name: of for name, of in found.items() if of}
 
 

@@ -15,12 +15,13 @@ from raydense.evaluation.table import aligned, figure, metrics_in, piped
 Row = dict[str, Any]
 
 
-def summarise(measured: Sequence[Row], asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def summarise(measured: Sequence[Row], asked: Sequence[tuple[str, str]], splits: Sequence[str] = ()) -> dict[str, Any]:
     """{"runs": {run: {"sets", "groups", "means"}}, "missing"}: what was `measured` of the sets and splits that were `asked`, in their order.
 
     A measured row has `set`, `split`, `queries`, `passages`, `report` and `runs`, the metrics of each run. A group's row has the
-    mean over its sets, that of "means", one a split, the mean over sets and groups; `count` says over how many, `of` of how
-    many that were asked. A group that lacks a set is not counted in the mean of all.
+    mean over its sets, that of "means", one for each of `splits`, the mean over sets and groups; `count` says over how many, `of` of
+    how many that were asked. Of `test/dev` are the sets that were asked for either. A group that lacks a set is not counted in the
+    mean of all.
     """
     there = {(row["set"], row["split"]): row for row in measured}
     runs: dict[str, dict[str, list[Row]]] = {}
@@ -28,9 +29,11 @@ def summarise(measured: Sequence[Row], asked: Sequence[tuple[str, str]]) -> dict
         rows = {key: {**there[key], "metrics": there[key]["runs"][run]} for key in asked if key in there}
         rows = {key: {name: value for name, value in row.items() if name != "runs"} for key, row in rows.items()}
         groups, means = [], []
-        for split in dict.fromkeys(split for _, split in asked):
-            names = [name for name, of in asked if of == split]
-            units = [_mean(unit, split, list(of), rows) for unit, of in groupby(names, _unit)]
+        for split in dict.fromkeys(splits or (split for _, split in asked)):
+            keys = [key for key in asked if key[1] in split.split("/")]
+            if not keys:
+                continue
+            units = [_mean(unit, split, list(of), rows) for unit, of in groupby(keys, _unit)]
             groups += [unit for unit in units if unit["of"] > 1 and unit["count"]]
             whole = [unit["metrics"] for unit in units if unit["count"] == unit["of"]]
             means.append({"split": split, "count": len(whole), "of": len(units), "metrics": _means(whole)})
@@ -38,13 +41,13 @@ def summarise(measured: Sequence[Row], asked: Sequence[tuple[str, str]]) -> dict
     return {"runs": runs, "missing": [{"set": name, "split": split} for name, split in asked if (name, split) not in there]}
 
 
-def _unit(name: str) -> str:
-    return name.partition("/")[0]
+def _unit(key: tuple[str, str]) -> str:
+    return key[0].partition("/")[0]
 
 
-def _mean(unit: str, split: str, names: list[str], rows: dict[tuple[str, str], Row]) -> Row:
-    found = [rows[name, split]["metrics"] for name in names if (name, split) in rows]
-    return {"group": unit, "split": split, "count": len(found), "of": len(names), "metrics": _means(found)}
+def _mean(unit: str, split: str, keys: list[tuple[str, str]], rows: dict[tuple[str, str], Row]) -> Row:
+    found = [rows[key]["metrics"] for key in keys if key in rows]
+    return {"group": unit, "split": split, "count": len(found), "of": len(keys), "metrics": _means(found)}
 
 
 def _means(of: list[dict[str, float]]) -> dict[str, float]:
@@ -75,15 +78,15 @@ def _lines(run: str, of: dict[str, list[Row]]) -> list[list[str]]:
     lines = [[run, "split", "queries", "passages", *metrics]]
     for mean in of["means"]:
         split = mean["split"]
-        rows = [row for row in of["sets"] if row["split"] == split]
+        rows = [row for row in of["sets"] if row["split"] in split.split("/")]
         groups = {row["group"]: row for row in of["groups"] if row["split"] == split}
-        for unit, members in groupby(rows, lambda row: _unit(row["set"])):
-            lines += [_line(row["set"], split, row, metrics, f"{row['queries']:,}", f"{row['passages']:,}") for row in members]
+        for unit, members in groupby(rows, lambda row: _unit((row["set"], ""))):
+            lines += [_line(row["set"], row["split"], row, metrics, f"{row['queries']:,}", f"{row['passages']:,}") for row in members]
             if unit in groups:
                 lines.append(_line(f"{unit}: {_over(groups[unit])}", split, groups[unit], metrics))
         if mean["of"] > 1 and mean["count"]:
             lines.append(_line(_over(mean), split, mean, metrics))
-    several = len(of["means"]) > 1
+    several = len(of["means"]) > 1 or len({row["split"] for row in of["sets"]}) > 1
     return [line if several else [line[0], *line[2:]] for line in lines]
 
 

@@ -89,6 +89,13 @@ class Judgements:
         start, stop = self._edges[query], self._edges[query + 1]
         return dict(zip(self._passages[start:stop].to_pylist(), self._relevance[start:stop].tolist(), strict=True))
 
+    def judged(self, queries: Rows) -> tuple[Rows, pa.Array, Rows]:
+        """The judgements of the queries of these numbers: the place of each one's query in `queries`, the passage's id, and the relevance."""
+        counts = self._edges[queries + 1] - self._edges[queries]
+        place = np.repeat(np.arange(len(queries)), counts)
+        at = np.arange(counts.sum()) + (self._edges[queries] - np.cumsum(counts) + counts)[place]
+        return place, self._passages.take(pa.array(at)), self._relevance[at]
+
     @property
     def with_positive(self) -> Rows:
         """The numbers of the queries that have a passage of relevance 1 or more, rising."""

@@ -24,6 +24,13 @@ class AnswerSettings(BaseSettings):
     )
 
 
+class SimilaritySettings(BaseSettings):
+    """How near positives are to their queries, and to the first passages that are no positives (PAIR, figure 4)."""
+
+    queries: int = setting(100, "of how many of the judged queries, evenly chosen; 0: all of them, as the paper has it", ge=0)
+    passages: int = setting(10, "to how many of the first passages of each query that are no positives; the paper has 100", ge=1)
+
+
 class EvaluateSettings(Settings):
     """Measure runs against judgements, or by the answers that they hold (give run and qrels, run and answers, or suite).
 
@@ -43,10 +50,15 @@ class EvaluateSettings(Settings):
     corpus: FolderOrNone = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Folders = artifact("model", "trained models whose curves the report draws", [])
     answers: AnswerSettings | None = group("also measure whether the first k passages hold an answer of the query")
+    similarity: SimilaritySettings | None = group(
+        "of what the report has how near positives are to queries and to other passages, for the runs that one of `models` found"
+    )
     title: str = setting("raydense report", "the headline of the report")
 
     @model_validator(mode="after")
     def _measures(self) -> Self:
+        if self.similarity is not None and not (self.qrels and self.queries and self.corpus and self.models):
+            raise ValueError("similarity needs qrels, queries, corpus and models, of which one found a run")
         if self.qrels is None:
             if self.answers is None:
                 raise ValueError("nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus")
@@ -79,7 +91,11 @@ class SuiteSettings(Settings):
     model: FolderOrNone = artifact("model", "faiss: the retriever", None)
     reranker: FolderOrNone = artifact("model", "a re-ranker for the first passages of each query, which is measured, too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
-    splits: Words = setting(["test"], "the qrels to measure against; a set that has some of several is measured on those", min_length=1)
+    splits: Words = setting(
+        ["test"],
+        "the qrels to measure against: each set on the first that it has of `test/dev/train`, on all that it has of `dl19 dl20`",
+        min_length=1,
+    )
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)

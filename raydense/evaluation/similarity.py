@@ -3,85 +3,121 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.store import PassageStore
+from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import query_positions
-from raydense.evaluation.metrics import Judgements
+from raydense.evaluation.metrics import Judgements, trec_order
 from raydense.evaluation.runs import MeasuredRun
-from raydense.runtime.progress import say
+from raydense.evaluation.settings import SimilaritySettings
+from raydense.runtime.progress import Progress
 from raydense.storage import fingerprint_of
 
 if TYPE_CHECKING:
     from raydense.models.dual_encoder import DualEncoder
 
-_QUERIES, _NEGATIVES = 100, 10
+_QUERIES_AT_ONCE, _TEXTS_AT_ONCE, _PAIRS_AT_ONCE = 1_024, 8_192, 65_536
 _TOKENS = 4096
 _RETRIEVER = "retriever"  # of a folder that holds it and a re-ranker
+Vectors = NDArray[np.float32]
+
+
+class _Pairs(NamedTuple):
+    """The rows of p+ of some queries, by their numbers, both int64 [queries]; and of each p- its query's place there and its row, int64 [pairs]."""
+
+    query: Rows
+    positive: Rows
+    of: Rows
+    negative: Rows
 
 
 def similarities(
-    runs: list[MeasuredRun], models: dict[str, Path], judgements: Judgements, queries: pa.Table, store: PassageStore
+    runs: list[MeasuredRun],
+    models: dict[str, Path],
+    judgements: Judgements,
+    queries: pa.Table,
+    store: PassageStore,
+    settings: SimilaritySettings,
 ) -> dict[str, dict[str, Any]]:
     """For each run that one of `models` found: what its s(p+, q) and s(p+, p-) are, mean and standard deviation over the pairs.
 
-    A sample of what the paper has, which takes the first 100 passages of every query: at most 100 judged queries, evenly chosen;
-    p+ is the positive of the highest grade, p- each of the first 10 passages of the run that are not known positives, nor of p+'s
-    text. `nearer` is the share of pairs where s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4).
+    The queries are at most `settings.queries` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
+    the first `settings.passages` of the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where
+    s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Holds a vector of each different passage.
     """
     retrievers = {fingerprint_of(folder): folder for model in models.values() for folder in (model, model / _RETRIEVER) if folder.is_dir()}
     found = {}
     for run in runs:
         made_from = run.artifact.manifest["made_from"]
         folder = retrievers.get(made_from["inputs"].get("model", "")) if made_from.get("stage") == "search" else None
-        triples = _triples(run, judgements, store) if folder else []
-        if folder and triples:
-            say(f"evaluate: {run.name}: encoding the positives and negatives of {len(triples):,} queries")
-            found[run.name] = _similarity(folder, triples, queries, store)
+        pairs = _pairs(run, judgements, store, settings) if folder else None
+        if folder and pairs and len(pairs.query):
+            found[run.name] = _similarity(folder, pairs, judgements.query_ids, queries, store)
     return found
 
 
-def _triples(run: MeasuredRun, judgements: Judgements, store: PassageStore) -> list[tuple[str, int, NDArray[np.int64]]]:
-    """Query id, row of p+, and rows of its p-."""
+def _pairs(run: MeasuredRun, judgements: Judgements, store: PassageStore, settings: SimilaritySettings) -> _Pairs:
+    """The pairs of the chosen queries; without those whose p+ the corpus lacks, or that have no p-."""
     asked = judgements.with_positive
-    chosen = [int(asked[int(at)]) for at in np.unique(np.linspace(0, len(asked) - 1, _QUERIES).round())] if len(asked) else []
-    triples = []
-    for query in chosen:
-        grades = judgements.grades(query)
-        positive = [p for p, grade in grades.items() if grade >= 1]
-        row = int(store.rows_of(pa.array([max(positive, key=lambda p: grades[p])], pa.string()))[0])
-        hits = store.rows_of(run.hits(query)["passage_id"])
-        known = store.rows_of(pa.array(positive, pa.string()))
-        others = hits[(hits >= 0) & ~np.isin(hits, known)]
-        if row >= 0 and len(others := others[store.text_hash[others] != store.text_hash[row]]):
-            triples.append((judgements.query_ids[query].as_py(), row, others[:_NEGATIVES]))
-    return triples
+    if settings.queries and len(asked):
+        asked = asked[np.unique(np.linspace(0, len(asked) - 1, settings.queries).round().astype(np.int64))]
+    none = np.empty(0, np.int64)
+    parts = [_Pairs(none, none, none, none)]
+    for start in range(0, len(asked), _QUERIES_AT_ONCE):
+        found = _pairs_of(asked[start : start + _QUERIES_AT_ONCE], run, judgements, store, settings.passages)
+        parts.append(found._replace(of=found.of + sum(len(part.query) for part in parts)))
+    return _Pairs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _similarity(folder: Path, triples: list[tuple[str, int, NDArray[np.int64]]], queries: pa.Table, store: PassageStore) -> dict[str, Any]:
+def _pairs_of(asked: Rows, run: MeasuredRun, judgements: Judgements, store: PassageStore, passages: int) -> _Pairs:
+    """The pairs of some queries, whose numbers rise."""
+    judged, ids, grade = judgements.judged(asked)
+    judged, ids, grade = judged[grade >= 1], ids.filter(pa.array(grade >= 1)), grade[grade >= 1]
+    known, best = store.rows_of(ids), np.lexsort((-grade, judged))
+    positive = known[best[np.unique(judged[best], return_index=True)[1]]]
+    found = run.places.rows_of(asked)
+    hits, number = trec_order(found, judgements.numbers(found["query_id"]))
+    at, row = np.searchsorted(asked, number), store.rows_of(hits["passage_id"])
+    others = (row >= 0) & (positive[at] >= 0) & ~np.isin(at * len(store) + row, (judged * len(store) + known)[known >= 0])
+    at, row = at[others], row[others]
+    differs = store.text_hash[row] != store.text_hash[positive[at]]
+    at, row = at[differs], row[differs]
+    starts = np.flatnonzero(np.append(True, at[1:] != at[:-1])) if len(at) else at
+    rank = np.arange(len(at)) - np.repeat(starts, np.diff(np.append(starts, len(at))))
+    kept, of = np.unique(at[rank < passages], return_inverse=True)
+    return _Pairs(asked[kept], positive[kept], of, row[rank < passages])
+
+
+def _similarity(folder: Path, pairs: _Pairs, query_ids: pa.Array, queries: pa.Table, store: PassageStore) -> dict[str, Any]:
     from raydense.models.dual_encoder import DualEncoder  # only here: importing torch takes seconds
 
     model = DualEncoder.load(folder)
-    asked, positives, others = zip(*triples, strict=True)
-    at = query_positions(pa.array(asked, pa.string()), queries, "qrels")
-    q = _vectors(model, queries["text"].take(pa.array(at)).to_pylist(), "queries")
-    rows, place = np.unique(np.concatenate([positives, *others]), return_inverse=True)
-    p = _vectors(model, store.passages(rows), "passages")[place]
-    of = np.repeat(np.arange(len(triples)), [len(rows) for rows in others])
-    positive, negative = p[: len(triples)], p[len(triples) :]
-    to_query = np.einsum("nd,nd->n", positive, q)
-    to_negative = np.einsum("nd,nd->n", positive[of], negative)
+    at = query_positions(query_ids.take(pa.array(pairs.query)), queries, "qrels")
+    rows, place = np.unique(np.concatenate([pairs.positive, pairs.negative]), return_inverse=True)
+    positive, negative = np.split(place, [len(pairs.positive)])
+    with Progress("evaluate similarity", len(at) + len(rows), "texts") as progress:
+        q = np.concatenate([_vectors(model, queries["text"].take(pa.array(part)).to_pylist(), "queries", progress) for part in _parts(at)])
+        p = np.concatenate([_vectors(model, store.passages(part), "passages", progress) for part in _parts(rows)])
+    to_query = np.einsum("nd,nd->n", p[positive], q)
+    steps = range(0, len(negative), _PAIRS_AT_ONCE)
+    cuts = [slice(start, start + _PAIRS_AT_ONCE) for start in steps]
+    to_negative = np.concatenate([np.einsum("nd,nd->n", p[positive[pairs.of[cut]]], p[negative[cut]]) for cut in cuts])
     return {
-        "queries": len(triples),
-        "pairs": len(of),
+        "queries": len(pairs.query),
+        "pairs": len(pairs.of),
         "s(p+,q)": {"mean": _figure(to_query.mean()), "spread": _figure(to_query.std())},
         "s(p+,p-)": {"mean": _figure(to_negative.mean()), "spread": _figure(to_negative.std())},
-        "nearer": float(np.mean(to_query[of] > to_negative)),
+        "nearer": float(np.mean(to_query[pairs.of] > to_negative)),
     }
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """The rows of texts that are tokenised together."""
+    return [rows[start : start + _TEXTS_AT_ONCE] for start in range(0, len(rows), _TEXTS_AT_ONCE)]
 
 
 def _figure(value: np.floating) -> float:
@@ -89,7 +125,7 @@ def _figure(value: np.floating) -> float:
     return float(f"{value:.5g}")
 
 
-def _vectors(model: DualEncoder, texts: list[str], side: str) -> NDArray[np.float32]:
+def _vectors(model: DualEncoder, texts: list[str], side: str, progress: Progress) -> Vectors:
     import torch
 
     from raydense.models.tokens import batches_by_token_budget
@@ -100,4 +136,5 @@ def _vectors(model: DualEncoder, texts: list[str], side: str) -> NDArray[np.floa
     for batch in batches_by_token_budget(tokens.lengths, _TOKENS):
         with torch.inference_mode():
             found[batch] = encode(tokens.select(batch).pad(model.tokenizer.pad_id)).numpy()
+        progress.add(len(batch))
     return found

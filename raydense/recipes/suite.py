@@ -58,16 +58,15 @@ class Suite:
         root = suite.local()
         if f"{output.located}/".startswith(f"{suite.located}/"):
             raise InputError(f"lies in the suite {root}, where the next run would take it for test sets", output, "give another --output")
-        splits = list(dict.fromkeys(settings.splits))
-        folders = {_folder(split): split for split in splits}
-        if len(folders) < len(splits):
-            raise InputError(f"{' and '.join(splits)} would be measured in the same folder", "splits", "measure them in two suites")
+        choices = _choices(settings.splits)
         members = []
         for source in _chosen(find_sets(root), settings):
-            held = [split for split in splits if split in source.splits]
+            found = (next((split for split in choice if split in source.splits), None) for choice in choices)
+            held = [split for split in found if split]
             if not held:
-                there = f"has qrels of {', '.join(source.splits)}, not of {' or '.join(splits)}"
-                raise InputError(there, source.folder, "choose among them with --splits, or leave the set out with --sets")
+                there = f"has qrels of {', '.join(source.splits)}, not of {' or '.join(split for choice in choices for split in choice)}"
+                fix = f"measure it on one of them by --splits {'/'.join([*choices[0], source.splits[0]])}, or leave the set out with --sets"
+                raise InputError(there, source.folder, fix)
             members.append(_member(source, held, settings))
         return cls(settings, tuple(members))
 
@@ -75,6 +74,17 @@ class Suite:
     def asked(self) -> list[tuple[str, str]]:
         """Each set with each split that it is measured on."""
         return [(member.name, split) for member in self.members for split in member.reports]
+
+
+def _choices(words: list[str]) -> list[list[str]]:
+    """The splits to measure: of each inner list the first that a set has. InputError where they cannot be told apart."""
+    choices = [word.split("/") for word in dict.fromkeys(words)]
+    splits = [split for choice in choices for split in choice]
+    if twice := next((split for split in splits if splits.count(split) > 1), None):
+        raise InputError(f"{twice} is named twice", "splits", "name each split once")
+    if len({_folder(split) for split in splits}) < len(splits):
+        raise InputError(f"{' and '.join(splits)} would be measured in the same folder", "splits", "measure them in two suites")
+    return choices
 
 
 def find_sets(root: Path) -> list[Source]:
@@ -244,7 +254,11 @@ def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, 
         if state(report)[0] == "done"
     ]
     settings = suite.settings.model_dump(mode="json", exclude={"output"})
-    summary = {**summarise(measured, suite.asked), "failed": {name: why(error) for name, error in failed.items()}, "settings": settings}
+    summary = {
+        **summarise(measured, suite.asked, suite.settings.splits),
+        "failed": {name: why(error) for name, error in failed.items()},
+        "settings": settings,
+    }
     for name, text in (("suite.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"), ("suite.md", markdown_table(summary))):
         (Place.of(suite.settings.output) / name).write_text(text)
     return summary, text_table(summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from inference_world import make_corpus, make_retriever
 
 from raydense.data.tables import commit_table
+from raydense.evaluation import similarity as similarity_module
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
@@ -125,20 +127,32 @@ def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> No
     assert "by depth" not in result["page"]
 
 
-def test_similarities_are_those_that_sentence_transformers_gives(world: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "chosen", "passages"),
+    [
+        ({}, range(QUERIES), 10),
+        ({"queries": 0, "passages": 100}, range(QUERIES), 100),
+        ({"queries": 7, "passages": 3}, (0, 5, 10, 14, 19, 24, 29), 3),
+    ],
+)
+def test_similarities_are_those_that_sentence_transformers_gives(
+    world: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, int], chosen: Sequence[int], passages: int
+) -> None:
+    for bound, small in (("_QUERIES_AT_ONCE", 4), ("_TEXTS_AT_ONCE", 9), ("_PAIRS_AT_ONCE", 50)):
+        monkeypatch.setattr(similarity_module, bound, small)
     from sentence_transformers import SentenceTransformer
 
     root = world["root"]
-    given = {"queries": str(root / "queries"), "corpus": str(root / "corpus"), "models": [f"trained={root / 'retriever'}"]}
-    result = measure(world, "similar", **given)
+    folders = {"queries": str(root / "queries"), "corpus": str(root / "corpus"), "models": [f"trained={root / 'retriever'}"]}
+    result = measure(world, f"similar-{passages}", **folders, **({"similarity": given} if given else {}))
     assert list(result["similarity"]) == ["dense"]
     similarity = result["similarity"]["dense"]
     model = SentenceTransformer(str(root / "retriever"))
     text = {f"p{i}": text for i, text in enumerate(world["texts"])}
     to_query, to_negative, nearer = [], [], []
-    for q, judged in world["judged"].items():
+    for q, judged in ((f"q{number}", world["judged"][f"q{number}"]) for number in chosen):
         positive = next(p for p, grade in judged.items() if grade == 2)
-        negatives = [p for p, _ in world["found"][q] if judged.get(p, 0) < 1 and text[p] != text[positive]][:10]
+        negatives = [p for p, _ in world["found"][q] if judged.get(p, 0) < 1 and text[p] != text[positive]][:passages]
         vectors = model.encode([text[positive], world["queries"][q], *(text[p] for p in negatives)])
         to_query.append(float(vectors[0] @ vectors[1]))
         to_negative += (vectors[2:] @ vectors[0]).tolist()

@@ -59,6 +59,8 @@ def test_sets_and_splits_are_chosen(root: Path):
     assert asked(sets="forum/ imported linked packed plain") == test
     assert asked(sets="forum", splits="dev.small test") == [("forum/a", "dev.small"), *test[:2]]
     assert asked(splits="test train") == [*test, ("trained", "train")]
+    assert asked(splits="train/test") == [*test, ("trained", "train")]
+    assert asked(sets="forum", splits="dev.small/test") == [("forum/a", "dev.small"), ("forum/b", "test")], "the first that a set has"
 
 
 def test_the_stages_of_a_set(root: Path):
@@ -109,7 +111,8 @@ def test_a_name_is_no_reference(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, r"suite/trained: has qrels of train, not of test; choose among them with --splits"),
+        ({}, r"suite/trained: has qrels of train, not of test; measure it on one of them by --splits test/train, or leave the set out"),
+        ({"sets": "plain", "splits": "test/dev dev"}, r"splits: dev is named twice; name each split once"),
         ({"sets": "plian"}, r"sets: no set 'plian' in .*suite; did you mean 'plain'\?"),
         ({"sets": "plain", "splits": "dev.small dev-small"}, r"splits: dev\.small and dev-small would be measured in the same folder"),
         ({"sets": "plain", "model": None}, r"a suite needs model, the retriever to measure, or kind bm25"),
@@ -156,6 +159,18 @@ def test_sets_of_a_sub_folder_count_as_one():
     mean = of["means"][0]
     assert (mean["count"], mean["of"]) == (4, 4)
     assert list(mean["metrics"].values()) == pytest.approx(np.stack([table[0], group, table[4], table[5]]).mean(0))
+
+
+def test_sets_that_are_measured_on_the_first_split_that_they_have_share_one_mean():
+    values = {("a", "test"): [0.2, 0.4], ("g/x", "test"): [0.6, 0.6], ("g/y", "dev"): [0.2, 0.2], ("m", "dev"): [0.9, 0.8]}
+    summary = summarise(rows(values), list(values), ["test/dev"])
+    of = summary["runs"]["dense"]
+    assert of["means"] == [{"split": "test/dev", "count": 3, "of": 3, "metrics": pytest.approx({"nDCG@10": 0.5, "R@100": 1.6 / 3})}]
+    assert [(group["group"], group["metrics"]["nDCG@10"]) for group in of["groups"]] == [("g", pytest.approx(0.4))]
+    lines = [line.split() for line in text_table(summary).splitlines()]
+    assert lines[0][1] == "split"
+    assert [(line[0], line[1]) for line in lines[2:5]] == [("a", "test"), ("g/x", "test"), ("g/y", "dev")]
+    assert lines[-1][:4] == ["mean", "of", "3", "test/dev"]
 
 
 def test_a_metric_that_some_sets_lack_has_no_mean():
