@@ -20,6 +20,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
+from raydense.mining.counts import listed
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.mining.negatives import Flags
@@ -78,6 +79,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {which}, {made.summary['new']:.0%} of their negatives differ from before; {duration(time.monotonic() - begun)}")
+    say(f"refresh {number}: {made.summary['candidates']:,} candidates seen; removed: {listed(made.summary['removed'])}")
     if pool.name and joins_cluster():
         say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
 
@@ -162,5 +164,14 @@ def _renewed(
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
     table, replaced = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)
     commit_table(draft, "examples.parquet", table)
-    summary = {"step": step, "queries": int(replaced.sum()), "new": share_new(old, table, replaced)}
+    summary = {"step": step, "queries": int(replaced.sum()), "new": share_new(old, table, replaced), **_counts(mined)}
     return draft.finish(len(table), **summary, model=model.fingerprint, corpus=store.fingerprint)
+
+
+def _counts(mined: Artifact | None) -> dict[str, Any]:
+    """The candidates that were seen, and how many were removed by each rule of `mine`, or by the re-ranker of `label`."""
+    counts: dict[str, Any] = mined.summary if mined else {"candidates": 0, "removed": {}}
+    if "removed" in counts:
+        return {key: counts[key] for key in ("candidates", "removed")}
+    seen = counts["candidates"]
+    return {"candidates": sum(seen.values()), "removed": {why: count for why, count in seen.items() if why != "confident negatives"}}

@@ -128,6 +128,19 @@ def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: Train
         assert np.mean(inside) > 0.98  # float16 vectors may order the last ones of a list otherwise
 
 
+def test_a_training_says_what_each_rule_removed_from_the_new_negatives(data: TrainingData, waited: Artifact) -> None:
+    ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
+    examples = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
+    for number, summary in enumerate(waited.summary["generations"], 1):
+        ranks = of_rank(waited.path.parent / f"phases-{number}/run")
+        known = {(q, ids[row]) for q, rows in zip(examples["query_id"], examples["positives"], strict=True) for row in rows}
+        assert summary["candidates"] == len(ranks) == 96 * DEPTH
+        assert summary["removed"]["positive"] == len(known & ranks.keys()) > 0
+        assert summary["removed"]["max score"] == 0
+        made = Artifact.open(waited.path / f"refresh/{number:03d}", "examples")
+        assert made.summary == summary
+
+
 def test_in_mode_async_they_are_taken_a_period_later(
     data: TrainingData, waited: Artifact, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
