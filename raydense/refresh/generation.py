@@ -48,7 +48,8 @@ _SERVING = ("index", "retriever")  # the folders that a pool and its callers nee
 def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
     """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated.
 
-    `pool` answers from the generation until the next one is made, and ends with the last one.
+    `pool` answers from the generation until the next one is made, and ends with the last one. InputError before the next phase where
+    nobody waits for the generation any more.
     """
     refresh = refresh_of(settings)
     assert isinstance(settings, TrainSettings)
@@ -61,11 +62,14 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     known = _positives(settings, before, number, work / "positives")
     concurrent = generations.behind > 0
     spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
+    generations.refuse_given_up()
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     # a task that claims all cores of a node would wait for a training that waits for its negatives
     shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards, "background": concurrent}
+    generations.refuse_given_up()
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
+    generations.refuse_given_up()
     found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
     store, examples = PassageStore(corpus), read_table(before, "examples")
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
@@ -73,6 +77,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
         earlier = Artifact.open(generations.run(number - 1), "run")
         drawn_from = changed(found, earlier, work / "changed")
         stands = standing(examples, found, earlier, store)
+    generations.refuse_given_up()
     mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
     generations.close(number, _SERVING if pool.name else ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,13 @@ def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: P
 def test_a_training_that_leaves_no_cpus_for_its_refresh_is_refused(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
         train(renewing(data, tmp_path / "model", mode="async", workers=4))
+
+
+def test_a_training_that_ends_early_leaves_no_generation_in_the_making(data: TrainingData, tmp_path: Path) -> None:
+    """By steps so small that the dev metric never rises: it ends after 4, and the negatives of step 3 would be learned from after 6."""
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 2, "patience": 2}
+    made = train(renewing(data, tmp_path / "model", mode="async", every=3, lr=1e-12, dev=dev))
+    assert made.summary["steps"] == 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "refresh"]
+    assert pools() == []
+    assert not (tmp_path / "model/.work").exists()
