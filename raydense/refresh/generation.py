@@ -20,6 +20,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, concat_parts, positives_of, read_table
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
+from raydense.mining.counts import listed
 from raydense.mining.label import label
 from raydense.mining.mine import mine
 from raydense.mining.negatives import Flags
@@ -47,7 +48,8 @@ _SERVING = ("index", "retriever")  # the folders that a pool and its callers nee
 def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
     """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated.
 
-    `pool` answers from the generation until the next one is made, and ends with the last one.
+    `pool` answers from the generation until the next one is made, and ends with the last one. InputError before the next phase where
+    nobody waits for the generation any more.
     """
     refresh = refresh_of(settings)
     assert isinstance(settings, TrainSettings)
@@ -60,11 +62,14 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     known = _positives(settings, before, number, work / "positives")
     concurrent = generations.behind > 0
     spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
+    generations.refuse_given_up()
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     # a task that claims all cores of a node would wait for a training that waits for its negatives
     shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards, "background": concurrent}
+    generations.refuse_given_up()
     dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
     asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
+    generations.refuse_given_up()
     found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
     store, examples = PassageStore(corpus), read_table(before, "examples")
     drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
@@ -72,12 +77,14 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
         earlier = Artifact.open(generations.run(number - 1), "run")
         drawn_from = changed(found, earlier, work / "changed")
         stands = standing(examples, found, earlier, store)
+    generations.refuse_given_up()
     mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
     generations.close(number, _SERVING if pool.name else ())
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
     which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
     say(f"refresh {number}: {which}, {made.summary['new']:.0%} of their negatives differ from before; {duration(time.monotonic() - begun)}")
+    say(f"refresh {number}: {made.summary['candidates']:,} candidates seen; removed: {listed(made.summary['removed'])}")
     if pool.name and joins_cluster():
         say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
 
@@ -162,5 +169,14 @@ def _renewed(
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
     table, replaced = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)
     commit_table(draft, "examples.parquet", table)
-    summary = {"step": step, "queries": int(replaced.sum()), "new": share_new(old, table, replaced)}
+    summary = {"step": step, "queries": int(replaced.sum()), "new": share_new(old, table, replaced), **_counts(mined)}
     return draft.finish(len(table), **summary, model=model.fingerprint, corpus=store.fingerprint)
+
+
+def _counts(mined: Artifact | None) -> dict[str, Any]:
+    """The candidates that were seen, and how many were removed by each rule of `mine`, or by the re-ranker of `label`."""
+    counts: dict[str, Any] = mined.summary if mined else {"candidates": 0, "removed": {}}
+    if "removed" in counts:
+        return {key: counts[key] for key in ("candidates", "removed")}
+    seen = counts["candidates"]
+    return {"candidates": sum(seen.values()), "removed": {why: count for why, count in seen.items() if why != "confident negatives"}}

@@ -42,9 +42,11 @@ class GenerationBuilder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._left.set()
-        if error is not None and self._thread.is_alive():
+        if self._thread.is_alive():
             with suppress(StorageError):
-                self._generations.give_up("the training was stopped")
+                self._generations.give_up("the training has ended" if error is None else "the training was stopped")
+            if error is None:  # what it went on to write would stand in the finished model's folder
+                self._thread.join()
 
     def make_open(self) -> float:
         """Make all generations whose weights were handed over; returns the seconds."""

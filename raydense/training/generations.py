@@ -144,15 +144,19 @@ class Generations:
         """Wait until a generation is made; returns the seconds. InputError if the driver could not make it."""
         begun = time.monotonic()
         while not self.made(number):
-            fault = (self._shared / _FAULT).read_text()
-            if fault is not None:
-                raise InputError(fault, "refresh", "fix it, and run the same command again")
+            self.refuse_given_up()
             time.sleep(self.look_every_s)
         return time.monotonic() - begun
 
     def give_up(self, why: str) -> None:
-        """Notify waiting workers that no further generation will come."""
+        """Notify waiting workers that no further generation will come, and what makes one that nobody waits for it."""
         (self._shared / _FAULT).write_text(why)
+
+    def refuse_given_up(self) -> None:
+        """InputError after `give_up`."""
+        fault = (self._shared / _FAULT).read_text()
+        if fault is not None:
+            raise InputError(fault, "refresh", "fix it, and run the same command again")
 
     def begin(self) -> None:
         """Remove the error of an earlier run, and the folders that it did not clean up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,19 @@ def test_the_new_negatives_are_what_the_weights_of_the_boundary_find(data: Train
             inside.append(np.isin(found[query], nearest).mean())
         assert len(found) == 96
         assert np.mean(inside) > 0.98  # float16 vectors may order the last ones of a list otherwise
+
+
+def test_a_training_says_what_each_rule_removed_from_the_new_negatives(data: TrainingData, waited: Artifact) -> None:
+    ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
+    examples = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
+    for number, summary in enumerate(waited.summary["generations"], 1):
+        ranks = of_rank(waited.path.parent / f"phases-{number}/run")
+        known = {(q, ids[row]) for q, rows in zip(examples["query_id"], examples["positives"], strict=True) for row in rows}
+        assert summary["candidates"] == len(ranks) == 96 * DEPTH
+        assert summary["removed"]["positive"] == len(known & ranks.keys()) > 0
+        assert summary["removed"]["max score"] == 0
+        made = Artifact.open(waited.path / f"refresh/{number:03d}", "examples")
+        assert made.summary == summary
 
 
 def test_in_mode_async_they_are_taken_a_period_later(
@@ -279,3 +293,13 @@ def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: P
 def test_a_training_that_leaves_no_cpus_for_its_refresh_is_refused(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"4 workers x 1 CPU, and 1.5 for what finds negatives meanwhile, is more than the 4 here"):
         train(renewing(data, tmp_path / "model", mode="async", workers=4))
+
+
+def test_a_training_that_ends_early_leaves_no_generation_in_the_making(data: TrainingData, tmp_path: Path) -> None:
+    """By steps so small that the dev metric never rises: it ends after 4, and the negatives of step 3 would be learned from after 6."""
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 2, "patience": 2}
+    made = train(renewing(data, tmp_path / "model", mode="async", every=3, lr=1e-12, dev=dev))
+    assert made.summary["steps"] == 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "refresh"]
+    assert pools() == []
+    assert not (tmp_path / "model/.work").exists()

@@ -69,7 +69,7 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("rocketqa-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
     ("rocketqa-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
     ("rocketqa-msmarco", "retriever-2", RETRIEVER | {"epochs": 42.5}, (MARCO, 5_185)),
-    ("rocketqa-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, None),
+    ("rocketqa-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, (MARCO + 1_700_000, 21_480)),
     ("rocketqa-nq", "retriever-1", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
     ("rocketqa-nq", "reranker-1", NQ_RERANKER, (NQ, 3_674)),
     ("rocketqa-nq", "retriever-2", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
@@ -78,8 +78,9 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("pair-msmarco", "teacher", RERANKER, (MARCO, 19_342)),
     ("pair-msmarco", "stage-1", PAIR, (1_800_000, 17_560)),
     ("pair-msmarco", "stage-2", PAIR_2, (MARCO, 5_185)),
+    ("rocketqav2-nq", "reranker-1", NQ_RERANKER, (NQ, 3_674)),
     ("pair-nq", "teacher", NQ_RERANKER, (NQ, 3_674)),
-    ("pair-nq", "stage-1", PAIR | {"optimizer": "adamw", "cross_batch": False}, None),
+    ("pair-nq", "stage-1", PAIR | {"optimizer": "adamw", "cross_batch": False}, (1_800_000, 17_560)),
     ("pair-nq", "stage-2", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
     ("rocketqav2-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
     ("rocketqav2-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
@@ -88,8 +89,8 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("rocketqav2-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
     ("main-table-msmarco", "dpr", DPR, None),
     ("main-table-msmarco", "ance", {"lr": 1e-6, "batch_size": 64, "optimizer": "lamb", "max_steps": 210_000, "warmup": 0.024}, None),
-    ("main-table-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, None),
-    ("main-table-msmarco", "pair-1", PAIR, None),
+    ("main-table-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, (MARCO + 1_700_000, 21_480)),
+    ("main-table-msmarco", "pair-1", PAIR, (1_800_000, 17_560)),
     ("main-table-msmarco", "pair", PAIR_2, (MARCO, 5_185)),
     ("main-table-msmarco", "joint", JOINT, (2 * MARCO, 20_954)),
     ("main-table-nq", "retriever-3", RETRIEVER | {"batch_size": 1024, "epochs": 30}, None),
@@ -127,6 +128,16 @@ def test_a_training_has_the_constants_of_the_page(
         assert steps is not None
         assert steps.rows == updates[1]
         assert re.search(rf"\| {updates[1]:,}\b", PAGE.read_text("utf-8")), "the table of updates has it"
+
+
+@pytest.mark.parametrize("pseudo", [0, 1_234, 100_000, 1_700_000])
+def test_step_4_on_natural_questions_has_the_updates_of_the_scripts(pseudo: int, tmp_path: Path) -> None:
+    """`run_dual_encoder_train.sh`: 30 epochs of so many whole batches of 512 rows on each of 2 cards."""
+    settings = next(one.settings for one in Recipe.read(recipe_file("rocketqa-nq"), tmp_path).stages if one.name == "retriever-3")
+    assert isinstance(settings, LoopSettings)
+    steps = _steps(settings, Holds(NQ + pseudo))
+    assert steps is not None
+    assert steps.rows == (NQ + pseudo) // 512 // 2 * 30
 
 
 @pytest.mark.parametrize("recipe", ["rocketqav2-msmarco", "rocketqav2-nq"])

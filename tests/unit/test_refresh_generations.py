@@ -54,7 +54,7 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     before = read_table(data.root / "examples", "examples").to_pydict()
     ids = before["query_id"]
     # the last one first: the order of the new ones is not that of the examples
-    mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]])
+    mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]], candidates=6, removed={})
     model = Draft.open(tmp_path / "model", "model", {})
     none = np.zeros(sum(map(len, before["negatives"])), dtype=bool)
     made = _renewed(settings_of(data), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
@@ -68,6 +68,32 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     old = {(q, row) for q in (9, 5) for row in before["negatives"][q]}
     assert made.summary["queries"] == 2
     assert made.summary["new"] == pytest.approx(len(fresh - old) / len(fresh), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("summary", "candidates", "removed"),
+    [
+        ({"candidates": 40, "removed": {"skipped rank": 3, "absolute margin": 7}}, 40, {"skipped rank": 3, "absolute margin": 7}),
+        (
+            {"candidates": {"gold positives": 4, "confident negatives": 9, "between the thresholds": 2}},
+            15,
+            {"gold positives": 4, "between the thresholds": 2},
+        ),
+    ],
+)
+def test_a_generation_says_what_its_margins_or_its_re_ranker_removed(
+    data: TrainingData, tmp_path: Path, summary: dict[str, Any], candidates: int, removed: dict[str, int]
+) -> None:
+    """As `mine` counts it, or `label`: their folders go when the generation is made."""
+    query = read_table(data.root / "examples", "examples")["query_id"][3].as_py()
+    mined = write_examples(tmp_path / "mined", [query], [[0]], [[7, 8]], **summary)
+    none = np.zeros(sum(map(len, read_table(data.root / "examples", "examples")["negatives"].to_pylist())), dtype=bool)
+    model = Draft.open(tmp_path / "model", "model", {}).finish(0)
+    made = _renewed(settings_of(data), str(data.root / "examples"), mined, none, model, 5, tmp_path / "made")
+    assert made.summary["candidates"] == candidates
+    assert made.summary["removed"] == removed
+    alone = _renewed(settings_of(data), str(data.root / "examples"), None, none, model, 5, tmp_path / "alone")
+    assert (alone.summary["candidates"], alone.summary["removed"]) == (0, {})
 
 
 def test_a_fraction_of_the_queries_is_drawn_again_each_time(data: TrainingData, tmp_path: Path) -> None:
