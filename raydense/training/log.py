@@ -13,14 +13,14 @@ from torch import Tensor
 
 from raydense.storage import Place
 from raydense.training.history import USAGE, USAGE_EVENTS, History, Line
-from raydense.training.rank import Rank
+from raydense.training.worker import Worker
 
 
 class Log:
     """Losses and metrics of steps, kept on the device until worker 0 writes their means over workers."""
 
-    def __init__(self, shared: Place, place: Rank) -> None:
-        self.place, self._shared = place, shared
+    def __init__(self, shared: Place, worker: Worker) -> None:
+        self.worker, self._shared = worker, shared
         self._held: list[tuple[int, Line, dict[str, Tensor]]] = []
         self._history: History | None = None
         self._usage: History | None = None
@@ -29,7 +29,7 @@ class Log:
 
     def open(self, done: int) -> None:
         """Begin after `done` steps."""
-        if self.place.rank == 0:
+        if self.worker.rank == 0:
             self._history = History(self._shared, done)
             self._usage = History(self._shared, done, USAGE, USAGE_EVENTS)
         self._flushed = time.monotonic()
@@ -45,9 +45,9 @@ class Log:
         if not self._held:
             return
         values = torch.stack([torch.stack(list(v.values())) for _, _, v in self._held])
-        if self.place.workers > 1:
+        if self.worker.workers > 1:
             dist.all_reduce(values)
-            values /= self.place.workers
+            values /= self.worker.workers
         lines: list[Line] = [
             {"step": step, **{name: value for name, value in zip(held, row, strict=True) if math.isfinite(value)}, **after}
             for (step, after, held), row in zip(self._held, values.tolist(), strict=True)
@@ -62,9 +62,9 @@ class Log:
 
     def _used(self, step: int) -> Line:
         """The tokens of all workers for each second since the last flush, and the memory of the worker that has taken most, in GiB."""
-        here = torch.tensor([self._tokens, _peak_memory(self.place.device)], dtype=torch.float64, device=self.place.device)
-        of_all = [torch.empty_like(here) for _ in range(self.place.workers)]
-        if self.place.workers > 1:
+        here = torch.tensor([self._tokens, _peak_memory(self.worker.device)], dtype=torch.float64, device=self.worker.device)
+        of_all = [torch.empty_like(here) for _ in range(self.worker.workers)]
+        if self.worker.workers > 1:
             dist.all_gather(of_all, here)
         else:
             of_all = [here]

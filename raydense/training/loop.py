@@ -30,12 +30,12 @@ from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
-from raydense.training.rank import Rank
 from raydense.training.registered import State, newest_state
 from raydense.training.start_model import load_start
 from raydense.training.status import Status
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
+from raydense.training.worker import Worker
 
 FOUND = "micro_batch.txt"
 SKIPPED_AT_MOST = 20  # in a row: float16 halves its scale from 2^14 on until a gradient is finite
@@ -67,8 +67,8 @@ def train_worker(job: Job) -> dict[str, Any]:
 
     context = get_context()
     try:
-        place = Rank(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
-        return Loop(job, place).run()
+        worker = Worker(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
+        return Loop(job, worker).run()
     except InputError as error:
         return {"fault": list(error.args)}
 
@@ -76,33 +76,33 @@ def train_worker(job: Job) -> dict[str, Any]:
 class Loop:
     """One worker's run, from the newest checkpoint to the last step."""
 
-    def __init__(self, job: Job, place: Rank) -> None:
-        self.job, self.place, self.settings = job, place, job.settings
+    def __init__(self, job: Job, worker: Worker) -> None:
+        self.job, self.worker, self.settings = job, worker, job.settings
         s = self.settings
-        threads = share_cores(place.device, int(s.cpus_per_worker), place.on_machine, job.generations.behind)
-        self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(place.device)
+        threads = share_cores(worker.device, int(s.cpus_per_worker), worker.on_machine, job.generations.behind)
+        self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(worker.device)
         method = method_of(s)
         examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
-        model = load_start(s, job.start, place.device)
+        model = load_start(s, job.start, worker.device)
         refuse_replaced(s, job.inputs)
         if s.activation_checkpointing:
             checkpoint_activations(model)
-            if place.device.type == "cpu":
+            if worker.device.type == "cpu":
                 give_memory_back()
         if s.micro_batch == "auto":
             s = self.settings = self._with_micro_batch(model)
-        self.method = method(s, model, texts, place.rank, place.workers)
+        self.method = method(s, model, texts, worker.rank, worker.workers)
         self.pieces = pieces_of(s)
-        self.dev = {name: Dev(dev, model, texts, place.rank, place.workers) for name, dev in job.dev.items()}
+        self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
         self.decides = next(iter(job.dev), METRIC)  # which step is the best
-        self.engine: Engine = make_engine(model, s, place.device, self.precision, self.pieces)
+        self.engine: Engine = make_engine(model, s, worker.device, self.precision, self.pieces)
         self.engine.module.train()
-        self.log = Log(job.shared, place)
-        self.checkpoints = Checkpoints(job.shared, self.engine, place.rank, self.log.send)
+        self.log = Log(job.shared, worker)
+        self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
-        self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, place.rank, place.workers, place.device), False
+        self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False
 
     def _precision(self, model: nn.Module) -> Precision:
         """The number format of the training; InputError, on all workers, where `auto` chooses another one on the device of another worker.
@@ -110,10 +110,10 @@ class Loop:
         The steps that are done may be of this run: Ray starts workers again, perhaps on nodes of another kind.
         """
         done = newest_state(self.job.shared)
-        mine = precision_for(self.settings, self.place.device, model, done.precision if done else None)
-        if self.place.workers == 1 or self.settings.precision != "auto":
+        mine = precision_for(self.settings, self.worker.device, model, done.precision if done else None)
+        if self.worker.workers == 1 or self.settings.precision != "auto":
             return mine
-        found = [mine] * self.place.workers
+        found = [mine] * self.worker.workers
         dist.all_gather_object(found, mine)
         if len(set(found)) > 1:
             what = f"the devices of the workers would train in {' and '.join(sorted(set(found)))}"
@@ -125,22 +125,22 @@ class Loop:
 
         It is found once for a training and a number of workers: another one would change what dropout draws after a restart.
         """
-        place, name = self.place, f"micro_batch-{self.place.workers}.txt"
+        worker, name = self.worker, f"micro_batch-{self.worker.workers}.txt"
         kept = (self.job.shared / name).read_text()
         if kept is not None:
             texts, line = int(kept), f"micro_batch {kept}, as before"
         else:
-            texts, line = find_micro_batch(self.settings, self.job.start, model, place.device, place.on_machine)
-        if place.rank == 0:
+            texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)
+        if worker.rank == 0:
             (self.job.shared / name).write_text(str(texts))
             (self.job.shared / FOUND).write_text(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
         """Train to the last step, or to the end of this job; returns values for the summary."""
-        state = self.checkpoints.load(self.place.workers, self.precision, self.job.generations.output)
+        state = self.checkpoints.load(self.worker.workers, self.precision, self.job.generations.output)
         self.log.open(state.step)
-        status = Status(self.job.shared) if self.place.rank == 0 else None
+        status = Status(self.job.shared) if self.worker.rank == 0 else None
         started, first = time.monotonic(), state.step
         self.notice.watch()
         while state.step < self.job.until and not (self.ends or self._stalled(state)):
@@ -168,7 +168,10 @@ class Loop:
         if status:
             status.close()
             self.job.shared.forget()
-        seconds = time.monotonic() - started - self.waited
+        return self._result(state, first, time.monotonic() - started - self.waited)
+
+    def _result(self, state: State, first: int, seconds: float) -> dict[str, Any]:
+        """The values for the summary, of a run that began at step `first`."""
         done = {
             "step": state.step,
             "steps": state.step - first,
@@ -188,10 +191,10 @@ class Loop:
 
     def _described(self, parts: list[Cut]) -> str:
         """One line about examples, steps, workers and tokens; the tokens are estimated from this worker's first step."""
-        s, place = self.settings, self.place
+        s, worker = self.settings, self.worker
         what = f"{len(self.sampler.examples):,} examples, {self.job.steps:,} step{'s' * (self.job.steps > 1)} of {s.batch_size:,}"
-        on = f"{place.workers} worker{'s' * (place.workers > 1)} on {place.device.type} in {self.precision}"
-        return f"{what}, {on}, about {sum(part.tokens for part in parts) * place.workers:,} tokens a step"
+        on = f"{worker.workers} worker{'s' * (worker.workers > 1)} on {worker.device.type} in {self.precision}"
+        return f"{what}, {on}, about {sum(part.tokens for part in parts) * worker.workers:,} tokens a step"
 
     def _take_generation(self, number: int) -> None:
         """Use generation `number` of the hard negatives from now on; waits until it is made."""
@@ -203,12 +206,12 @@ class Loop:
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> Sent:
-        kind = self.place.device.type
+        kind = self.worker.device.type
         return self.transfer.send([cut_up(self.settings, self.method.prepare(part), self.pieces, kind) for part in self.sampler.step(step)])
 
     def _train_step(self, step: int, parts: list[Cut]) -> bool:
         """Whether the weights were updated: they are not where the gradient is not finite."""
-        seeds = np.random.SeedSequence([self.settings.seed, step, self.place.rank]).generate_state(len(parts) * self.pieces)
+        seeds = np.random.SeedSequence([self.settings.seed, step, self.worker.rank]).generate_state(len(parts) * self.pieces)
         measured = [
             run_cut(self.engine, self.method, part, of_part.tolist())
             for part, of_part in zip(parts, seeds.reshape(len(parts), -1), strict=True)
@@ -218,7 +221,7 @@ class Loop:
         values = {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]}
         if self.job.generations.last:
             extra = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
-            values |= {name: torch.tensor(float(value), device=self.place.device) for name, value in extra.items()}
+            values |= {name: torch.tensor(float(value), device=self.worker.device) for name, value in extra.items()}
         self.log.add(step + 1, lr, norm, values, sum(part.tokens for part in parts))
         return math.isfinite(norm)
 
@@ -266,20 +269,20 @@ class Loop:
 
     def _hand_over(self, step: int) -> None:
         weights = self.engine.weights()
-        refuse_weights_not_finite(weights, step, self.place)
-        if self.place.rank == 0:
+        refuse_weights_not_finite(weights, step, self.worker)
+        if self.worker.rank == 0:
             self.job.generations.hand_over(step, weights)
 
     def _save_weights(self, step: int) -> None:
         weights = self.engine.weights()
-        refuse_weights_not_finite(weights, step, self.place)
+        refuse_weights_not_finite(weights, step, self.worker)
         self.checkpoints.save_weights(step, weights)
 
 
-def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, place: Rank) -> None:
+def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, worker: Worker) -> None:
     """InputError, on all workers, if a weight on one of them is not finite; all call this at the same step."""
-    wrong = torch.tensor([not all(value.isfinite().all() for value in weights.values())], dtype=torch.int32, device=place.device)
-    if place.workers > 1:
+    wrong = torch.tensor([not all(value.isfinite().all() for value in weights.values())], dtype=torch.int32, device=worker.device)
+    if worker.workers > 1:
         dist.all_reduce(wrong)
     if wrong.item():
         raise InputError(f"the weights are not finite numbers after step {step}", "train", _FIX)

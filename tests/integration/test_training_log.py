@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from raydense.storage import Place
 from raydense.training.history import HISTORY, USAGE, USAGE_EVENTS
 from raydense.training.log import Log
-from raydense.training.rank import Rank
+from raydense.training.worker import Worker
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def log_two_steps(rank: int, folder: str) -> None:
     held = torch.ones(50_000_000 * rank)
     now = 100.0
     time.monotonic = lambda: now
-    log = Log(Place.of(folder) / "shared", Rank(rank, 2, 2, CPU))
+    log = Log(Place.of(folder) / "shared", Worker(rank, 2, 2, CPU))
     log.open(0)
     for step, tokens in ((1, [10, 20]), (2, [20, 30])):
         log.add(step, 0.1, 1.0, {"loss": torch.tensor(float(rank + step))}, tokens[rank])

@@ -29,9 +29,9 @@ from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import find_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.precision import Precision, choose_precision
-from raydense.training.rank import Rank
 from raydense.training.registered import RUN, State
 from raydense.training.settings import TrainSettings
+from raydense.training.worker import Worker
 
 CPU = torch.device("cpu")
 
@@ -39,16 +39,16 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite(value: float) -> None:
     sound = {"a": torch.ones(3), "count": torch.tensor([7])}
-    refuse_weights_not_finite(sound, 5, Rank(0, 1, 1, CPU))
+    refuse_weights_not_finite(sound, 5, Worker(0, 1, 1, CPU))
     with pytest.raises(InputError, match="weights are not finite numbers after step 5; lower --lr"):
-        refuse_weights_not_finite({**sound, "b": torch.tensor([1.0, value])}, 5, Rank(0, 1, 1, CPU))
+        refuse_weights_not_finite({**sound, "b": torch.tensor([1.0, value])}, 5, Worker(0, 1, 1, CPU))
 
 
 def hold_half(rank: int, folder: str) -> None:
     """A worker of two; only the second holds the weight that is wrong."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        refuse_weights_not_finite({"w": torch.tensor([1.0, float("nan")][rank])}, 3, Rank(rank, 2, 2, CPU))
+        refuse_weights_not_finite({"w": torch.tensor([1.0, float("nan")][rank])}, 3, Worker(rank, 2, 2, CPU))
     except InputError as error:
         Path(folder, str(rank)).write_text(str(error))
 
@@ -123,7 +123,7 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
     asked = data.settings(Place.of(tmp_path / "o"), model=str(tmp_path / "tiny"))
     shared = Place.of(tmp_path / "shared")
     job = Job(asked, asked.model, shared, 1, {}, Generations(shared, steps=1, every=1), 1, provenance("train", asked)["inputs"])
-    Loop(job, Rank(0, 1, 1, CPU))
+    Loop(job, Worker(0, 1, 1, CPU))
     folder = Path(getattr(asked, replaced))
     if replaced == "model":
         make_tiny_encoder(["the red fox", "an old bridge of stone"], folder, 2)
@@ -135,7 +135,7 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         commit_table(draft, "made.parquet", table.take(list(reversed(range(len(table))))))
         draft.finish(len(table), **summary)
     with pytest.raises(InputError, match=f"{folder.name}: was replaced while a stage was reading it"):
-        Loop(job, Rank(0, 1, 1, CPU))
+        Loop(job, Worker(0, 1, 1, CPU))
 
 
 @pytest.mark.parametrize("done_in", ["fp32", "bf16"])
@@ -146,10 +146,10 @@ def test_a_worker_goes_on_in_the_precision_of_the_steps_done_in_this_run(tmp_pat
     asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), precision="auto")
     shared = Place.of(tmp_path / "shared")
     job = Job(asked, asked.model, shared, 9, {}, Generations(shared, steps=9, every=9), 9, {})
-    assert Loop(job, Rank(0, 1, 1, CPU)).precision == choose_precision("auto", CPU)
+    assert Loop(job, Worker(0, 1, 1, CPU)).precision == choose_precision("auto", CPU)
     (shared / RUN / "checkpoint_5/state.json").write_text(json.dumps(asdict(State(done_in, step=5))))
     (shared / RUN / "checkpoint_manager_snapshot.json").write_text('{"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_5"}]}')
-    assert Loop(job, Rank(0, 1, 1, CPU)).precision == done_in
+    assert Loop(job, Worker(0, 1, 1, CPU)).precision == done_in
 
 
 @pytest.mark.parametrize("by", ["retriever", "reranker"])
@@ -169,7 +169,7 @@ def test_a_joint_training_keeps_the_best_step_of_the_model_that_decides(tmp_path
     asked = data.settings(tmp_path / "o", objective="joint", model=str(tmp_path / "tiny"), reranker=str(reranker), dev=dev)
     shared = Place.of(tmp_path / "shared")
     sets = method_of(asked).dev_sets(asked, store)
-    loop = Loop(Job(asked, asked.model, shared, 9, sets, Generations(shared, steps=1, every=1), 9, {}), Rank(0, 1, 1, CPU))
+    loop = Loop(Job(asked, asked.model, shared, 9, sets, Generations(shared, steps=1, every=1), 9, {}), Worker(0, 1, 1, CPU))
     state, values = loop._measured(State("fp32", step=3))
     own = {"retriever": "mrr@10", "reranker": "reranker mrr@10"}
     assert set(own.values()) <= values.keys()

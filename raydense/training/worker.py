@@ -8,8 +8,8 @@ import torch
 
 
 @dataclass(frozen=True)
-class Rank:
-    """Which worker this is."""
+class Worker:
+    """The number of this worker, of how many, how many of them are on its machine, and its device."""
 
     rank: int
     workers: int
