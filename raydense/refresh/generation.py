@@ -90,13 +90,14 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
 
 
 def _found(pool: TrainingPool, settings: TrainSettings, dense: Artifact, asked: dict[str, Any], last: bool) -> Artifact:
-    """The run of the queries; the pool is not needed for one that an earlier process finished."""
+    """The run of the queries; the pool is not needed for one that was finished before."""
     refresh = refresh_of(settings)
     assert refresh is not None
     if read_manifest(asked["output"]):
-        return search(SearchSettings.read({**asked, "index": dense, "search_params": refresh.search_params}))
-    name = pool.on(dense, 1 if asked["background"] else 0, refresh.search_params)
-    found = search(SearchSettings.read({**asked, "index": dense, "pool": name}))
+        found = search(SearchSettings.read({**asked, "index": dense, "search_params": refresh.search_params}))
+    else:
+        name = pool.on(dense, 1 if asked["background"] else 0, refresh.search_params)
+        found = search(SearchSettings.read({**asked, "index": dense, "pool": name}))
     pool.close() if last else pool.rest()
     return found
 

@@ -73,8 +73,10 @@ class TrainingPool:
         A task that builds an index waits until its memory is unreserved, and would wait for the pool for ever.
         """
         pool = self._pool
+        if pool is None:
+            return
         nodes = [int(node["Resources"].get("memory", 0)) for node in shard_nodes(False)]
-        if pool and not plan_memory(pool.index, 1).leaves_room(nodes):
+        if not plan_memory(pool.index, 1).leaves_room(nodes):
             self.close()
 
     def close(self) -> None:

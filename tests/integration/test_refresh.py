@@ -19,7 +19,7 @@ from training_data import TrainingData, make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
-from raydense.errors import InputError
+from raydense.errors import InputError, StorageError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh import training_pool
 from raydense.refresh.generation import make_generation
@@ -258,6 +258,33 @@ def test_another_pool_is_started_where_the_first_one_was_closed(data: TrainingDa
         assert first != second
         assert pools() == [second]
     assert pools() == []
+
+
+class Interrupted(TrainingPool):
+    """A pool whose first end, or first rest, meets a store that is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = True
+
+    def close(self) -> None:
+        if self.away:
+            self.away = False
+            raise StorageError("away")
+        super().close()
+
+
+def test_the_pool_ends_with_the_last_generation_also_if_that_is_begun_twice(data: TrainingData, tmp_path: Path) -> None:
+    start = str(tmp_path / "tiny")
+    make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
+    settings, generations = renewing(data, tmp_path / "model"), Generations(Place.of(tmp_path / "model"), EVERY + 1, EVERY)
+    generations.hand_over(EVERY, load_model(settings, start).state_dict())
+    with Interrupted() as pool:
+        with pytest.raises(StorageError):
+            make_generation(pool, settings, start, generations, generations.last)
+        make_generation(pool, settings, start, generations, generations.last)
+        assert pools() == []
+        assert not generations.work(1).exists()
 
 
 @pytest.mark.long
