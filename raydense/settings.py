@@ -46,6 +46,11 @@ def _place(item: str) -> str:
     return f"{name}={checked(path)}" if name else checked(path)
 
 
+def _located(path: str, kind: str) -> str:
+    """The absolute path of an input."""
+    return (model_place(path) if kind == "model" else Place.of(path)).located
+
+
 class BaseSettings(BaseModel):
     """Settings that a user gives: unknown keys are refused, and the first fault is one line.
 
@@ -175,12 +180,14 @@ class BaseSettings(BaseModel):
 
     def located(self) -> Self:
         """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
-        places = {
-            key: model_place(path) if kind == "model" else Place.of(path)
-            for key, kind in self.inputs().items()
-            if isinstance(path := self.value_of(key), str) and (key, path) != ("model", "tiny")
-        }
-        return self.replaced({key: place.located for key, place in places.items()})
+        found: dict[str, Any] = {}
+        for key, kind in self.inputs().items():
+            given = self.value_of(key)
+            if isinstance(given, list):
+                found[key] = [f"{name}={_located(path, kind)}" if name else _located(path, kind) for name, path in map(named, given)]
+            elif given is not None and (key, given) != ("model", "tiny"):
+                found[key] = _located(given, kind)
+        return self.replaced(found)
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
         """ValueError if any of `names` (keys or groups) was given although it has no effect; `by` names the setting that decides it."""

@@ -1,7 +1,7 @@
 """Mix: the queries and examples of several sources become one data set, on which a training draws from all of them.
 
-A query `7` of the source `nq` becomes `nq:7`. With one corpus for all, passages stay as they are. Of several, the passages that examples
-and judgements name are copied into one, with such ids too: it is what a training reads of them, but nothing to search in.
+A query `7` of the source `nq` becomes `nq:7`. With one corpus for all, passages stay as they are. Of several, the passages that examples,
+judgements and runs name are copied into one, with such ids too: it is what a training reads of them, but nothing to search in.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.dataset import DatasetDraft
+from raydense.data.lookup import IdLookup
+from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.settings import MixSettings
 from raydense.data.store import CorpusWriter, PassageStore, Rows
-from raydense.data.tables import query_positions, read_table
+from raydense.data.tables import SCHEMAS, query_positions, read_table
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
 from raydense.storage import Artifact, Draft, named_folders, provenance
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
+_DEPTH = 100  # hits of a query in a run: more than a dev metric looks at
 _LISTS = ("positives", "negatives")
 _SCORES = ("positive_scores", "negative_scores")
 
@@ -34,12 +37,13 @@ class _Source:
     queries: pa.Table
     examples: pa.Table
     qrels: pa.Table | None
+    run: pa.Table | None
     corpus: int
 
 
 def mix(settings: MixSettings) -> Artifact:
     """Make one data set of several: an artifact of kind `dataset` with `queries` (whose column `source` names where each is from),
-    `examples`, `qrels` if some are given, and `corpus` if the settings name several.
+    `examples`, `qrels` and `run` if some are given, and `corpus` if the settings name several. A run has the first hits of the judged queries.
 
     InputError where a name has no counterpart, a query or a passage is unknown, or examples were made with another corpus.
     """
@@ -63,33 +67,39 @@ def mix(settings: MixSettings) -> Artifact:
     if all(examples[key].null_count == len(examples) for key in _SCORES):
         examples = examples.drop_columns(list(_SCORES))
     dataset.table("examples", "examples", examples, corpus=(joined or stores[0].artifact).fingerprint)
-    judged = [_qrels_of(one, names[one.corpus] if joined else None) for one in sources if one.qrels is not None]
+    of_corpus = {one.name: names[one.corpus] if joined else None for one in sources}
+    judged = [_renamed(one.name, of_corpus[one.name], one.qrels) for one in sources if one.qrels is not None]
     if judged:
         dataset.table("qrels", "qrels", pa.concat_tables(judged))
+    found = [_renamed(one.name, of_corpus[one.name], one.run) for one in sources if one.run is not None]
+    if found:
+        dataset.table("run", "run", pa.concat_tables(found), corpus=(joined or stores[0].artifact).fingerprint)
     return dataset.finish()
 
 
 def _refuse_names(settings: MixSettings) -> None:
-    """InputError unless each source has queries and a corpus, and each judgement a source."""
+    """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
     names = [name for name, _ in named_folders(settings.examples)]
     if len(set(names)) < len(names):
         raise InputError(f"two sources are called {max(names, key=names.count)!r}", "examples", "write them as NAME=folder")
-    for key in ("queries", "corpus", "qrels"):
-        folders = getattr(settings, key)
-        given = [name for name, _ in named_folders(folders)]
-        if key != "qrels" and len(given) == 1:
+    for key in ("queries", "corpus", "qrels", "run"):
+        given, some = [name for name, _ in named_folders(getattr(settings, key))], key in ("qrels", "run")
+        if not some and len(given) == 1:
             continue
         missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
-        if unknown or (missing and key != "qrels"):
+        if unknown or (missing and not some):
             what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
             raise InputError(what, key, "name each as in examples, NAME=folder; one folder is for all of them")
+    judged = [name for name, _ in named_folders(settings.qrels)]
+    if without := [name for name, _ in named_folders(settings.run) if name not in judged]:
+        raise InputError(f"{without[0]!r} has a run, and no qrels", "run", "give the judgements of its queries, too")
 
 
 def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
     """The different corpora, and the sources."""
     stores: list[PassageStore] = []
     sources = []
-    qrels = dict(named_folders(settings.qrels))
+    qrels, runs = dict(named_folders(settings.qrels)), dict(named_folders(settings.run))
     for name, folder in named_folders(settings.examples):
         store = PassageStore(_of(settings.corpus, name))
         number = next((n for n, other in enumerate(stores) if other.fingerprint == store.fingerprint), len(stores))
@@ -100,8 +110,20 @@ def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
         judged = read_table(qrels[name], "qrels") if name in qrels else None
         if judged is not None:
             query_positions(judged["query_id"], queries, qrels[name])
-        sources.append(_Source(name, queries, examples, judged, number))
+        found = _hits_of(judged["query_id"], runs[name], store) if judged is not None and name in runs else None
+        sources.append(_Source(name, queries, examples, judged, found, number))
     return stores, sources
+
+
+def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa.Table:
+    """The first `_DEPTH` hits of some queries in a run, which is read in blocks; InputError if it is of another corpus."""
+    lookup, kept = IdLookup(pc.unique(query_ids)), [SCHEMAS["run"].empty_table()]
+    for block in query_blocks(Artifact.open(folder, "run").parts(".parquet"), BLOCK_ROWS):
+        block = block.filter(pc.less_equal(block["rank"], _DEPTH))
+        kept.append(block.filter(pa.array(lookup.positions_of_rows(block["query_id"]) >= 0)))
+    found = pa.concat_tables(kept)
+    store.known_rows(found["passage_id"], folder)
+    return found
 
 
 def _of(folders: list[str], name: str) -> str:
@@ -111,9 +133,9 @@ def _of(folders: list[str], name: str) -> str:
 
 
 def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:
-    """The rows of a corpus that the examples and judgements of its sources name, rising."""
+    """The rows of a corpus that the examples, judgements and runs of its sources name, rising."""
     found = [_flat(one.examples[key]) for one in sources for key in _LISTS]
-    found += [store.known_rows(one.qrels["passage_id"], "qrels") for one in sources if one.qrels is not None]
+    found += [store.known_rows(table["passage_id"], "qrels") for one in sources for table in (one.qrels, one.run) if table is not None]
     return np.unique(np.concatenate(found))
 
 
@@ -162,10 +184,9 @@ def _examples_of(source: _Source, kept: Rows, first: int | None) -> pa.Table:
     return pa.table(table)
 
 
-def _qrels_of(source: _Source, corpus: str | None) -> pa.Table:
-    """The judgements of a source; `corpus` is the name that its passages have in the joined corpus."""
-    assert source.qrels is not None
-    table = source.qrels.set_column(0, "query_id", _prefixed(source.name, source.qrels["query_id"]))
+def _renamed(source: str, corpus: str | None, table: pa.Table) -> pa.Table:
+    """The judgements or hits of a source; `corpus` is the name that its passages have in the joined corpus."""
+    table = table.set_column(0, "query_id", _prefixed(source, table["query_id"]))
     return table.set_column(1, "passage_id", _prefixed(corpus, table["passage_id"])) if corpus else table
 
 

@@ -127,13 +127,20 @@ class ImportSettings(Settings):
 class MixSettings(Settings):
     """Mix the queries and examples of several sources into one data set, to train on all of them: labelled with pseudo-labelled, or several sets.
 
-    Its parts are queries, examples, qrels (if some are given) and corpus (if several are given).
+    Its parts are queries, examples, qrels and run (if some are given) and corpus (if several are given).
     """
+
+    newer = ("run",)
 
     examples: Folders = artifact("examples", "the examples of each source, as NAME=folder", min_length=2)
     queries: Folders = artifact("queries", "the queries that they name: NAME=folder of each source, or one folder for all", min_length=1)
     corpus: Folders = artifact("corpus", "the corpus of each source, as NAME=folder, or one for all", min_length=1)
     qrels: Folders = artifact("qrels", "judgements to measure the training with, as NAME=folder, of some or all sources", [])
+    run: Folders = artifact(
+        "run",
+        "what was found for the queries of qrels, as NAME=folder, of some or all of these: the first 100 hits, for `dev.run` of a training",
+        [],
+    )
     weights: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(words)] = setting(
         [], "how often an epoch has the examples of each source: 2 for twice, 0.5 for half of them, drawn anew each epoch; by default once"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,10 @@ from raydense.evaluation.metrics import Judgements
 from raydense.evaluation.runs import Places
 from raydense.evaluation.settings import FuseSettings
 from raydense.evaluation.tuning import combinations, lambdas, tuned
-from raydense.retrieval.fusion import Hits, Pooled, by_rank, by_score, spread
+from raydense.retrieval.fusion import Hits, spread
+from raydense.retrieval.fusion_rule import Rule
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, named_folders, provenance
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How hits are fused: the method, whether scores are scaled, and the weight of each run."""
-
-    method: str
-    scale: bool
-    weights: list[float]
-
-    def pooled(self, runs: list[Hits]) -> Pooled:
-        """What each run says of the passages of all."""
-        return by_rank(runs) if self.method == "reciprocal" else by_score(runs, self.scale)
 
 
 class Block:
@@ -72,8 +59,8 @@ def fuse(settings: FuseSettings) -> Artifact:
     """Make one run of several: the queries of all, in the order of the first run that has them, each with at most `k` passages.
 
     Hits are in trec_eval's order: score falling, equal ones by passage id falling. A run that lacks a query adds nothing to it. Of one query the
-    same hits come out whatever other queries the runs have. The summary has the weights, and with `qrels` the metric of each run
-    and of the fused one on the dev queries. InputError where a run names a passage twice for a query, the runs are of different corpora,
+    same hits come out whatever other queries the runs have. The summary has the weights, of each run its kind and depth, and with `qrels`
+    the metric of each run and of the fused one on the dev queries. InputError where a run names a passage twice for a query, the runs are of different corpora,
     none has a judged query, or `weights_of` is no fusion of as many runs.
     """
     draft = Draft.open(settings.output, "run", provenance("fuse", settings))
@@ -96,13 +83,20 @@ def fuse(settings: FuseSettings) -> Artifact:
             name = f"run-{number:05d}.parquet"
             if name not in done:
                 block = Block(places, query_ids, numbers)
-                commit_table(draft, name, block.table(rule.pooled(block.runs).fused(rule.weights, settings.k)))
+                commit_table(draft, name, block.table(rule.fused(block.runs, settings.k)))
             progress.add(len(numbers))
     rows = sum(file.rows for file in draft.committed().values())
     summary = {"kind": "fused", "queries": len(query_ids), "k": settings.k, "method": rule.method, "scale": rule.scale}
-    return draft.finish(
-        rows, **summary, weights=dict(zip(runs, rule.weights, strict=True)), **found, **({"corpus": corpus} if corpus else {})
-    )
+    summary |= {
+        "weights": dict(zip(runs, rule.weights, strict=True)),
+        "runs": {name: _about(each) for name, each in zip(runs, places, strict=True)},
+    }
+    return draft.finish(rows, **summary, **found, **({"corpus": corpus} if corpus else {}))
+
+
+def _about(places: Places) -> dict[str, Any]:
+    """What pools that are to answer as the fused run need to know of one of its runs: the kind of its index, and its hits of a query at most."""
+    return {"kind": places.artifact.summary.get("kind", ""), "depth": int(places.count.max(initial=1))}
 
 
 def _corpus_of(runs: dict[str, Artifact]) -> str | None:
@@ -134,7 +128,7 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     """The rule, and what the summary says of how its weights were found."""
     equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
     if settings.weights_of:
-        return _rule_of(settings.weights_of, len(names)), {}
+        return Rule.of(settings.weights_of, len(names)), {}
     rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
     if not settings.qrels:
         return rule, {}
@@ -163,14 +157,3 @@ def _pieces(numbers: Rows, places: list[Places]) -> list[Rows]:
     """Some queries in parts of about `BLOCK_ROWS` hits."""
     hits = np.cumsum(np.sum([each.count[numbers] for each in places], axis=0))
     return np.split(numbers, np.flatnonzero(np.diff(hits // BLOCK_ROWS)) + 1)
-
-
-def _rule_of(folder: str, runs: int) -> Rule:
-    """The rule of another fused run."""
-    summary = Artifact.open(folder, "run").summary
-    if summary.get("kind") != "fused":
-        raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
-    weights = list(summary["weights"].values())
-    if len(weights) != runs:
-        raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many runs, in the same order")
-    return Rule(summary["method"], summary["scale"], weights)

@@ -80,7 +80,8 @@ def _parts(settings: Settings) -> set[str]:
     if isinstance(settings, SampleSettings):
         return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
     if isinstance(settings, MixSettings):
-        return {"queries", "examples", *(["qrels"] if settings.qrels else []), *(["corpus"] if len(settings.corpus) > 1 else [])}
+        given = {"qrels": settings.qrels, "run": settings.run, "corpus": settings.corpus[1:]}
+        return {"queries", "examples", *(part for part, folders in given.items() if folders)}
     if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
         parts = set(load_format(settings.format).files(Path(settings.input)))
         drawn = {f"qrels/{split}" for split in SHARES} if settings.fill_splits else set()

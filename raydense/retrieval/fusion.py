@@ -37,7 +37,12 @@ class Pooled:
 
     def fused(self, weights: Sequence[float], most: int) -> Hits:
         """The first `most` passages of each query by the weighted sum of their parts; of equal ones that with the greater number first."""
-        score = (np.asarray(weights, dtype=np.float64) @ self.parts).astype(np.float32)
+        total = np.zeros(len(self.query))
+        for weight, part in zip(
+            weights, self.parts, strict=True
+        ):  # not a product of matrices, whose last digits depend on how many rows there are
+            total += weight * part
+        score = total.astype(np.float32)
         order = np.lexsort((-self.passage, -score, self.query))
         query = self.query[order]
         rank = np.arange(len(order)) - np.searchsorted(query, query) + 1

@@ -15,8 +15,9 @@ from ray import serve
 from raydense.errors import InputError
 from raydense.runtime.ray_internals import keep_serve_port_inside
 from raydense.runtime.session import quiet_data
-from raydense.serving.answering import Answering, Reply, Unavailable
+from raydense.serving.answering import Answering
 from raydense.serving.question import Question
+from raydense.serving.searching import Reply, Unavailable
 from raydense.serving.settings import ServeSettings
 
 _BATCH = 64  # requests whose queries are encoded together

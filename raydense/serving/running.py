@@ -5,47 +5,43 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from raydense.errors import InputError
-from raydense.retrieval.named import close_pool
-from raydense.retrieval.search import check_model
-from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
-from raydense.serving.answering import connect, own_pool
+from raydense.serving.answering import fusion_of
 from raydense.serving.app import application
+from raydense.serving.searching import Source, connected, sources
 from raydense.serving.settings import ServeSettings
-from raydense.storage import Artifact
 
 
 @contextmanager
 def running(settings: ServeSettings, name: str, route: str, host: str, port: int) -> Iterator[str]:
     """Runs the app `name` under `route` of a server at host:port during the block; yields its URL.
 
-    A running app of that name is updated. At the end the app and its own pool are stopped, and Serve too if no other app is left.
-    InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model and index do not fit, or `connect`
-    refuses.
+    A running app of that name is updated. At the end the app and its own pools are stopped, and Serve too if no other app is left.
+    InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model, indexes and fused run do not fit, or
+    a pool cannot be started.
     """
     if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
     settings = settings.located()
-    if settings.index:
-        index = Artifact.open(settings.index, "index")
-        check_model(settings.model, index)
-        check_search_params(index, settings.search_params)
+    places = sources(settings, name)
+    if own := [index for source in places if (index := source.check_own())]:
+        fusion_of(settings, own)
     if not joins_cluster():
         _check_port(host, port)
     ensure_ray()
     limit_logs("ray.serve")
     if (listens := serve_http_config()) is not None:
         _check_listens(listens, host, port)
-    connect(settings, name)  # an error is raised here, as one line, before a running app is touched
+    connected(places)  # an error is raised here, as one line, before a running app is touched
     serve.start(http_options={"host": host, "port": port})
     limit_logs("ray.serve")
     stays = False
@@ -57,19 +53,18 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
         if not stays:
-            _end(settings, name)
+            _end(places, name)
 
 
-def _end(settings: ServeSettings, name: str) -> None:
+def _end(places: list[Source], name: str) -> None:
     """Stop the app; other apps stay."""
     apps = serve.status().applications
     if name in apps:
         serve.delete(name)
     if not apps.keys() - {name}:
         serve.shutdown()
-    if not settings.pool:
-        with suppress(InputError):  # it is not there
-            close_pool(own_pool(settings, name))
+    for source in places:
+        source.close_own()
 
 
 def _check_port(host: str, port: int) -> None:

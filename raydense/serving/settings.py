@@ -6,14 +6,25 @@ from typing import Self
 
 from pydantic import model_validator
 
-from raydense.settings import BaseSettings, FolderOrNone, artifact, resource, setting
+from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifact, resource, setting
 
 
 class ServeSettings(BaseSettings):
-    """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together."""
+    """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together.
 
-    index: FolderOrNone = artifact("index", "the index to answer from, by a pool that is started for it; or give pool", None)
-    pool: str | None = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one")
+    Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
+    """
+
+    index: Folders = artifact(
+        "index", "the index to answer from, by a pool that is started for it, or several whose hits are fused; or give pool", []
+    )
+    pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
+    fuse: FolderOrNone = artifact(
+        "run",
+        "several indexes: a run that `raydense fuse` made, of as many runs in the order of the indexes: its method, weights and depth are used;"
+        " by default reciprocal ranks of the first 100 hits",
+        None,
+    )
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
@@ -27,4 +38,6 @@ class ServeSettings(BaseSettings):
             self._refuse_given(["index", "search_params", "shard_replicas"], "serving by pool")
         elif not self.index:
             raise ValueError("serving needs index, or pool")
+        if len(self.pool or self.index) == 1:
+            self._refuse_given(["fuse"], "serving one index")
         return self

@@ -30,8 +30,8 @@ from raydense.retrieval.index import index
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
-from raydense.serving.answering import own_pool
 from raydense.serving.app import application
+from raydense.serving.searching import sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of
 
@@ -265,7 +265,7 @@ def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
 
 def test_more_than_can_wait_get_503(world: World) -> None:
     """503 at once beyond what the process and the proxy hold (about 4 and 4 here); the others are answered one after another."""
-    status = pool_status(own_pool(ServeSettings(index=str(world.words.path)), "words"))
+    status = pool_status(sources(ServeSettings(index=str(world.words.path)), "words")[0].name)
     statuses: list[int] = []
     callers: list[threading.Thread] = []
 
@@ -288,7 +288,7 @@ def test_more_than_can_wait_get_503(world: World) -> None:
 
 def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> None:
     settings = ServeSettings(index=str(world.words.path))
-    close_pool(own_pool(settings, "words"))
+    close_pool(sources(settings, "words")[0].name)
     status, answer = world.health("words")
     assert (status, answer["ready"]) == (503, False)
     status, answer = world.post("/words/search", {"query": TEXTS[30], "k": 3})

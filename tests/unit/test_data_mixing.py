@@ -73,7 +73,7 @@ def mixed(two: dict[str, Any], output: Path, **more: Any) -> Artifact:
         kind: [f"{name}={part[kind]}" for name, part in zip("ab", two["parts"], strict=True)] for kind in ("queries", "examples", "qrels")
     }
     folders = [f"{name}={store.path}" for name, store in zip("ab", two["stores"], strict=True)]
-    return mix(MixSettings(output=str(output), corpus=folders, **{**named, **more}))
+    return mix(MixSettings(output=str(output), **{"corpus": folders, **named, **more}))
 
 
 def test_sources_of_different_corpora_keep_their_texts(two: dict[str, Any], tmp_path: Path) -> None:
@@ -113,9 +113,61 @@ def test_sources_of_one_corpus_keep_it(tmp_path: Path) -> None:
     assert read_table(examples.path, "examples")["positives"].to_pylist() == whole[0] + whole[1]
 
 
+def write_run(folder: Path, store: PassageStore, queries: int, first: int = 0) -> str:
+    """Three hits of each query, in two files of which one ends within a query."""
+    rows = [
+        (f"q{n}", store.ids(np.array([(first + n * 3 + rank) % len(store)]))[0].as_py(), rank + 1, 3.0 - rank)
+        for n in range(queries)
+        for rank in range(3)
+    ]
+    names = ["query_id", "passage_id", "rank", "score"]
+    draft = Draft.open(folder, "run", {})
+    for part, piece in enumerate((rows[:5], rows[5:])):
+        of_part = pa.table(dict(zip(names, map(list, zip(*piece, strict=True)), strict=True)))
+        commit_table(
+            draft,
+            f"run-{part:05d}.parquet",
+            of_part.set_column(2, "rank", of_part["rank"].cast(pa.int32())).set_column(3, "score", of_part["score"].cast(pa.float32())),
+        )
+    draft.finish(len(rows))
+    return str(folder)
+
+
+@pytest.mark.parametrize("corpora", [1, 2])
+def test_a_run_has_the_hits_of_the_judged_queries(corpora: int, two: dict[str, Any], tmp_path: Path) -> None:
+    stores, parts = two["stores"], two["parts"]
+    judged = read_table(parts[0]["qrels"], "qrels").slice(0, 4)
+    parts[0]["qrels"] = table(tmp_path / "few", "qrels", judged.to_pydict())
+    more: dict[str, Any] = {"run": [f"a={write_run(tmp_path / 'run', stores[0], 9)}"]}
+    if corpora == 1:
+        parts[1] = source(tmp_path / "same", "same", stores[0], 9)
+        more |= {"corpus": str(stores[0].path)}
+    made = mixed(two, tmp_path / "out", **more)
+    whole = read_table(tmp_path / "run", "run").slice(0, 12).to_pylist()
+    prefix = "a:" if corpora == 2 else ""
+    expected = [{**row, "query_id": f"a:{row['query_id']}", "passage_id": prefix + row["passage_id"]} for row in whole]
+    run = read_table(tmp_path / "out" / "run", "run")
+    assert run.to_pylist() == expected
+    assert set(made.summary["parts"]) == {"queries", "examples", "qrels", "run", *(["corpus"] if corpora == 2 else [])}
+    store = PassageStore(tmp_path / "out" / "corpus") if corpora == 2 else stores[0]
+    rows = store.known_rows(run["passage_id"], "run")
+    assert store.passages(rows) == stores[0].passages(
+        stores[0].known_rows(read_table(tmp_path / "run", "run").slice(0, 12)["passage_id"], "run")
+    )
+    assert Artifact.open(tmp_path / "out" / "run").summary["corpus"] == store.fingerprint
+
+
+def test_a_run_of_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", two["stores"][0], 9, first=10)
+    with pytest.raises(InputError, match=r"run: names passage 'p30', which the corpus \S+land does not have"):
+        mixed(two, tmp_path / "out", run=[f"b={run}"])
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
+        ({"qrels": [], "run": ["a=x"]}, "'a' has a run, and no qrels"),
+        ({"run": ["c=x"]}, "'c' is no source"),
         ({"queries": ["a=x", "c=x"]}, "'c' is no source"),
         ({"queries": ["a=x", "a=x"]}, "nothing called 'b'"),
         ({"examples": ["a=x", "a=y"]}, "two sources are called 'a'"),

@@ -164,3 +164,17 @@ def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:
         assert (one.method, one.scale, one.weights) == ("sum", False, [1, 1.1])
         report: Any = stages[name.replace("hybrid", "report")]
         assert [(searched[run].qrels, searched[run].k) for run in one.run] == [(report.qrels, 2_000)] * 2
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        file
+        for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
+        if re.search(r"-(msmarco|nq|wq|trec|trivia|squad|multi)$", file.stem)
+    ],
+    ids=lambda file: file.stem,
+)
+def test_a_dev_metric_among_millions_of_passages_has_hard_ones(file: Path, tmp_path: Path) -> None:
+    trainings = [one for stage in Recipe.read(file, tmp_path).stages if isinstance(one := stage.settings, LoopSettings)]
+    assert all(one.dev.run for one in trainings if getattr(one, "dev", None))

@@ -1,0 +1,99 @@
+"""How the hits of several runs or pools are fused: the rule that a fused run keeps in its manifest, or equal weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.errors import InputError
+from raydense.retrieval.fusion import Hits, Pooled, Rows, by_rank, by_score
+from raydense.retrieval.merge import Hits as PoolHits
+from raydense.retrieval.merge import no_hits
+from raydense.storage import Artifact
+
+DEPTH = 100  # hits of each pool that are fused where no fused run says how many
+_AT_ONCE = 1 << 18  # hits of all pools together that are fused at once: it bounds the memory
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The method, whether scores are scaled, and the weight of each run."""
+
+    method: str
+    scale: bool
+    weights: Sequence[float]
+
+    @classmethod
+    def of(cls, folder: str, runs: int) -> Rule:
+        """That of a fused run; InputError unless it is one, of so many runs."""
+        summary = Artifact.open(folder, "run").summary
+        if summary.get("kind") != "fused":
+            raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
+        weights = list(summary["weights"].values())
+        if len(weights) != runs:
+            raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many, in the same order")
+        return cls(summary["method"], summary["scale"], weights)
+
+    def pooled(self, runs: list[Hits]) -> Pooled:
+        """What each run says of the passages of all."""
+        return by_rank(runs) if self.method == "reciprocal" else by_score(runs, self.scale)
+
+    def fused(self, runs: list[Hits], most: int) -> Hits:
+        """The first `most` passages of each query."""
+        return self.pooled(runs).fused(self.weights, most)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A rule; and of each run how many hits of a query are fused, and the kind of index that they are of ("": not known)."""
+
+    rule: Rule
+    depths: Sequence[int]
+    kinds: Sequence[str]
+
+    @classmethod
+    def reciprocal(cls, runs: int) -> Fusion:
+        """Reciprocal ranks of the first `DEPTH`, with equal weights."""
+        return cls(Rule("reciprocal", True, [1.0] * runs), [DEPTH] * runs, [""] * runs)
+
+    @classmethod
+    def of(cls, folder: str, runs: int) -> Fusion:
+        """That of a fused run; InputError as `Rule.of`."""
+        rule = Rule.of(folder, runs)
+        about = Artifact.open(folder, "run").summary.get("runs")
+        if about is None:
+            raise InputError("was made by a version that did not keep how many hits it fused", folder, "fuse again")
+        return cls(rule, [one["depth"] for one in about.values()], [one["kind"] for one in about.values()])
+
+    def fused(self, hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array], k: int) -> PoolHits:
+        """The fused hits of pools of one corpus, as `fuse` would make them of their runs.
+
+        `hits` has float32 scores and int64 rows of each pool, [n, m] with -1 for none; `ids` gives the passage ids of rows. Returns
+        [n, k] of both, padded with -inf and -1: by score falling, and of equal ones by passage id falling.
+        """
+        best, step = no_hits(len(hits[0][0]), k), max(1, _AT_ONCE // sum(rows.shape[1] for _, rows in hits))
+        for at in range(0, len(best[0]), step):
+            part = slice(at, at + step)
+            rows, runs = _as_runs([(scores[part], found[part]) for scores, found in hits], ids)
+            fused = self.rule.fused(runs, k)
+            place = fused.query + at, fused.rank - 1
+            best[0][place], best[1][place] = fused.score, rows[fused.passage]
+        return best
+
+
+def _as_runs(hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array]) -> tuple[Rows, list[Hits]]:
+    """The rows of all hits in the order of their passage ids, which is how `Hits` number them; and the hits of each pool."""
+    rows = np.unique(np.concatenate([found[found >= 0] for _, found in hits]))
+    order = pc.sort_indices(ids(rows)).to_numpy()
+    number = np.empty(len(rows), np.int64)
+    number[order] = np.arange(len(rows))
+    runs = []
+    for scores, found in hits:
+        query, place = np.nonzero(found >= 0)
+        passage = number[np.searchsorted(rows, found[query, place])]
+        runs.append(Hits(query, passage, (place + 1).astype(np.int32), scores[query, place]))
+    return rows[order], runs

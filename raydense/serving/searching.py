@@ -1,0 +1,187 @@
+"""One index of an app: the pool that answers from it, which runs already or is started by the app, and what was checked of the index.
+
+The pool may be switched to another index at any time: each answer comes from one index, and an index of another model's vectors is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from raydense.errors import InputError
+from raydense.inference.query_encoder import query_encoder
+from raydense.retrieval.asking import Answer
+from raydense.retrieval.named import close_pool, pool_status, pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.query_vectors import check_model
+from raydense.retrieval.search import PassageIds
+from raydense.retrieval.search_params import check_search_params
+from raydense.retrieval.versions import Queries
+from raydense.serving.settings import ServeSettings
+from raydense.storage import Artifact, named
+
+_IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
+Reply = dict[str, Any]
+
+
+class Unavailable(Exception):
+    """A valid question cannot be answered now; the text is one line with the reason."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """An index that was checked: its ids, and the fingerprint of its corpus."""
+
+    ids: PassageIds
+    corpus: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an app searches one of its indexes: in a running pool, or in one that it starts for the index."""
+
+    settings: ServeSettings
+    name: str
+    index: str = ""  # of the app's own pool
+
+    def check(self, index: Artifact) -> None:
+        """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
+        check_model(None if self._without_model(index) else self.settings.model, index)
+
+    def encoder(self, index: Artifact) -> Callable[[list[str]], Queries]:
+        """What makes queries for the index of texts."""
+        if not self.settings.model or self._without_model(index):
+            return list
+        return query_encoder(self.settings.model, index.summary["model"], index.summary["dimension"])
+
+    def check_own(self) -> Artifact | None:
+        """The index of the app's own pool; InputError unless model, search parameters and index fit."""
+        if not self.index:
+            return None
+        index = Artifact.open(self.index, "index")
+        self.check(index)
+        check_search_params(index, self._params(index))
+        return index
+
+    def connect(self) -> SearchPool:
+        """The pool; the app's own is started if it does not run. InputError if there is none, or model and index do not fit."""
+        if self.index and self.name not in pools():
+            index = Artifact.open(self.index, "index")
+            self.check(index)
+            try:
+                copies = self.settings.shard_replicas
+                SearchPool.start(index, copies, self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
+            except InputError:
+                if self.name not in pools():  # otherwise another process of the app started it first
+                    raise
+        return SearchPool.connect(self.name)
+
+    def close_own(self) -> None:
+        """End the app's own pool, if it runs."""
+        if self.index:
+            with suppress(InputError):  # it is not there
+                close_pool(self.name)
+
+    def _without_model(self, index: Artifact) -> bool:
+        return len(self.settings.index or self.settings.pool) > 1 and index.summary["kind"] == "bm25"
+
+    def _params(self, index: Artifact) -> str:
+        return "" if self._without_model(index) else self.settings.search_params
+
+
+def sources(settings: ServeSettings, app: str) -> list[Source]:
+    """Where the app `app` searches. The name of a pool that it starts depends on the index, so that no caller gets answers of another one."""
+    if settings.pool:
+        return [Source(settings, name) for name in settings.pool]
+    found = []
+    for folder in (named(item)[1] for item in settings.index):
+        made_of = json.dumps([Artifact.open(folder, "index").fingerprint, settings.search_params, settings.shard_replicas])
+        found.append(Source(settings, f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}", folder))
+    return found
+
+
+def connected(places: list[Source]) -> list[SearchPool]:
+    """The pools of all; if one cannot be started, those that were started here are ended, and InputError is raised."""
+    there, found = set(pools()), []
+    try:
+        for source in places:
+            found.append(source.connect())
+    except InputError:
+        for source in places[: len(found)]:
+            if source.name not in there:
+                source.close_own()
+        raise
+    return found
+
+
+class Searching:
+    """Calls the pool of one index; safe to use from several threads. InputError if the pool answers from an index that does not fit."""
+
+    def __init__(self, source: Source, pool: SearchPool) -> None:
+        self._source, self._pool = source, pool
+        self._known: dict[str, Known | InputError] = {}
+        self._connecting = threading.Lock()
+        self.index = pool.index
+        self.known = self._check(self.index)
+        self.prepare = source.encoder(self.index)
+
+    def ask(self, queries: Queries, k: int) -> tuple[Answer, Known]:
+        """The hits of queries as `prepare` makes them. Unavailable if there is no pool, or it has another model."""
+        try:
+            while True:
+                pool = self._pool
+                try:
+                    answer = pool.answer(queries, k)
+                except InputError:  # it was closed, or has ended: a new one may run
+                    pool = self._reconnected(pool)
+                    answer = pool.answer(queries, k)
+                known = self._known.get(answer.index)
+                if known is None and pool.index.fingerprint == answer.index:  # otherwise it has switched to a third one meanwhile
+                    known = self._check(pool.index)
+                if isinstance(known, InputError):
+                    raise known
+                if known is not None:
+                    return answer, known
+        except InputError as error:
+            raise Unavailable(str(error)) from error
+
+    def health(self) -> tuple[Reply, str]:
+        """Whether questions are answered now, and by which index; else the reason. And the corpus of the index, if it is known."""
+        try:
+            status = pool_status(self._pool.name)
+            known = self._known.get(status["fingerprint"]) or self._check(Artifact.open(status["index"], "index"))
+            if isinstance(known, InputError):
+                raise known
+        except InputError as error:
+            return {"ready": False, "why": str(error)}, ""
+        states = dict.fromkeys(sorted({actor["shard"] for actor in status["actors"]}), False)
+        for actor in status["actors"]:
+            states[actor["shard"]] |= actor["state"] == "ready"
+        at = {"index": status["fingerprint"], "version": status["version"]}
+        away = [shard for shard, there in states.items() if not there]
+        return {"ready": False, "why": f"no actor of shard {away[0]} answers", **at} if away else {"ready": True, **at}, known.corpus
+
+    def _reconnected(self, pool: SearchPool) -> SearchPool:
+        with self._connecting:
+            if self._pool is pool:
+                self._pool = self._source.connect()
+            return self._pool
+
+    def _check(self, index: Artifact) -> Known:
+        """Check an index, once; InputError, now and at each later call, if it does not hold this model's vectors."""
+        known: Known | InputError
+        try:
+            self._source.check(index)
+            known = Known(PassageIds(index), index.summary["corpus"])
+        except InputError as error:
+            known = error
+        last = dict(list(self._known.items())[-1:])  # answers in progress may still come from it
+        self._known = {**last, index.fingerprint: known}
+        if isinstance(known, InputError):
+            raise known
+        return known

@@ -1,0 +1,210 @@
+"""An app of two indexes, BM25's and a retriever's: its answers are those of `fuse`, hit by hit and bit by bit."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from embeddings import write_corpus, write_embeddings
+from inference_world import WORDS
+from nodes import free_ports
+from ray.util.placement_group import placement_group, remove_placement_group
+from search_versions import until
+
+import raydense.retrieval.fusion_rule as rules
+from raydense.data.tables import commit_table, read_table
+from raydense.errors import InputError
+from raydense.evaluation.fuse import fuse
+from raydense.evaluation.settings import FuseSettings
+from raydense.inference.query_encoder import query_encoder
+from raydense.models.tiny import make_tiny_encoder
+from raydense.retrieval.index import index
+from raydense.retrieval.memory import plan_memory
+from raydense.retrieval.named import close_pool, pools
+from raydense.retrieval.pool import SearchPool
+from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.serving.answering import Answering
+from raydense.serving.question import Question
+from raydense.serving.running import running
+from raydense.serving.searching import Unavailable, connected, sources
+from raydense.serving.settings import ServeSettings
+from raydense.storage import Artifact, Draft, fingerprint_of
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) for i in range(300)]  # some are alike: equal scores
+ASKED = TEXTS[:40]
+
+
+@dataclass(frozen=True)
+class World:
+    """A corpus with an index of words and one of vectors, and its queries with their vectors."""
+
+    root: Path
+    words: Artifact
+    dense: Artifact
+
+    @property
+    def served(self) -> dict[str, Any]:
+        return {"index": [str(self.words.path), str(self.dense.path)], "model": str(self.root / "model")}
+
+    def fused(self, name: str, k: int, depth: int, **rule: Any) -> Artifact:
+        """What `fuse` makes of the first `depth` hits of both, as `search` finds them."""
+        runs = []
+        for kind, place, by in (("words", self.words, {}), ("dense", self.dense, {"vectors": str(self.root / "query-vectors")})):
+            output = str(self.root / f"{kind}-{depth}")
+            runs.append(
+                str(search(SearchSettings(index=str(place.path), queries=str(self.root / "queries"), k=depth, output=output, **by)).path)
+            )
+        return fuse(FuseSettings(run=runs, k=k, output=str(self.root / name), **rule))
+
+
+def _table(folder: Path, kind: str, **columns: Any) -> None:
+    draft = Draft.open(folder, kind, {"test": kind})
+    commit_table(draft, f"{kind}.parquet", pa.table(columns))
+    draft.finish(len(next(iter(columns.values()))))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root = tmp_path_factory.mktemp("fusion")
+    corpus = write_corpus(root / "corpus", TEXTS)
+    make_tiny_encoder(TEXTS, root / "model", seed=0)
+    _table(root / "queries", "queries", query_id=[f"q{i}" for i in range(len(ASKED))], text=ASKED)
+    encode, of = query_encoder(str(root / "model")), {"model": fingerprint_of(root / "model")}
+    write_embeddings(root / "vectors", encode(TEXTS), corpus=corpus.fingerprint, **of)
+    write_embeddings(root / "query-vectors", encode(ASKED), queries=fingerprint_of(root / "queries"), **of)
+    words = index(IndexSettings(kind="bm25", corpus=str(root / "corpus"), shards=2, output=str(root / "words")))
+    dense = index(IndexSettings(kind="faiss", embeddings=str(root / "vectors"), shards=2, output=str(root / "dense")))
+    yield World(root, words, dense)
+    for name in pools():
+        close_pool(name)
+
+
+def hits_of(fused: Artifact) -> list[list[tuple[str, float]]]:
+    found: dict[str, list[tuple[str, float]]] = {f"q{i}": [] for i in range(len(ASKED))}
+    for row in read_table(fused.path, "run").to_pylist():
+        found[row["query_id"]].append((row["passage_id"], row["score"]))
+    return list(found.values())
+
+
+def answered(answering: Answering, k: int) -> list[list[tuple[str, float]]]:
+    (reply,) = answering.answer([Question(queries=ASKED, k=k)])
+    assert isinstance(reply, dict)
+    return [[(hit["id"], hit["score"]) for hit in hits] for hits in reply["results"]]
+
+
+@pytest.mark.parametrize(("k", "depth"), [(7, 100), (150, 150)])
+def test_without_a_fused_run_it_is_reciprocal_ranks(world: World, k: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering = Answering(ServeSettings(**world.served), "plain")
+    expected = hits_of(world.fused(f"reciprocal-{k}", k, depth))
+    assert answered(answering, k) == expected
+    assert any(len({score for _, score in hits}) < len(hits) for hits in expected), "no equal scores, which passage ids order"
+    monkeypatch.setattr(rules, "_AT_ONCE", 3 * 2 * depth)
+    assert answered(answering, k) == expected, "with three queries in a block"
+
+
+@pytest.mark.parametrize(("scale", "weights"), [(True, [0.6, 0.4]), (False, [1.0, 9.0])])
+def test_weights_and_depth_are_those_of_the_fused_run(world: World, scale: bool, weights: list[float]) -> None:
+    given = world.fused(f"scale-{scale}", 1_000, 20, method="sum", scale=scale, weights=weights)
+    assert given.summary["runs"] == {"words-20": {"kind": "bm25", "depth": 20}, "dense-20": {"kind": "faiss", "depth": 20}}
+    answering = Answering(ServeSettings(**world.served, fuse=str(given.path)), "weighted")
+    expected = hits_of(given)
+    assert answered(answering, 5) == [hits[:5] for hits in expected]
+    deeper = world.fused(f"scale-{scale}-30", 30, 30, weights_of=str(given.path))
+    assert answered(answering, 30) == hits_of(deeper)
+    both = [hits_of(world.fused(f"scale-{scale}-{one}", 5, 20, method="sum", scale=scale, weights=one)) for one in ([1, 0], [0, 1])]
+    assert all([hits[:5] for hits in expected] != alone for alone in both), "one of the two decides alone"
+
+
+def test_over_http(world: World) -> None:
+    port = free_ports(1)[0]
+    own = {source.name for source in sources(ServeSettings(**world.served), "http")}
+    with running(ServeSettings(**world.served, corpus=str(world.root / "corpus")), "http", "/", "127.0.0.1", port) as url:
+        body = json.dumps({"queries": ASKED[:3], "k": 5, "texts": True}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/search", data=body), timeout=120) as answer:
+            reply = json.loads(answer.read())
+        with urllib.request.urlopen(f"{url}/health", timeout=120) as answer:
+            health = json.loads(answer.read())
+        assert own <= set(pools())
+    assert not own & set(pools())
+    at = {"index": [world.words.fingerprint, world.dense.fingerprint], "version": [1, 1]}
+    assert health == {"ready": True, **at}
+    assert {key: reply[key] for key in at} == at
+    for hits, expected in zip(reply["results"], hits_of(world.fused("http", 5, 100)), strict=False):
+        assert [hit["id"] for hit in hits] == [passage for passage, _ in expected]
+        np.testing.assert_allclose([hit["score"] for hit in hits], [score for _, score in expected], rtol=1e-6)
+        assert [hit["text"] for hit in hits] == [TEXTS[int(hit["id"][1:])] for hit in hits]
+
+
+def _free() -> int:
+    return int(ray.available_resources().get("memory", 0))
+
+
+def test_both_indexes_reserve_their_memory(world: World) -> None:
+    """Where there is room for one alone, the app is refused, and the pool that was started for it is ended."""
+    each = [plan_memory(one, 1).total for one in (world.words, world.dense)]
+    own, before = sources(ServeSettings(**world.served), "memory"), _free()
+    pools_of_both = connected(own)
+    until(lambda: _free() == before - sum(each), "the actors do not reserve the memory of both")
+    for pool in pools_of_both:
+        pool.close()
+    until(lambda: _free() == before, "the memory is not free again")
+    others = placement_group([{"memory": before - sum(each) + 1}])
+    ray.get(others.ready())
+    try:
+        with pytest.raises(InputError, match="of which others have reserved"):
+            connected(own)
+        assert not {source.name for source in own} & set(pools())
+    finally:
+        remove_placement_group(others)
+
+
+def test_a_pool_that_switches_to_another_corpus(world: World) -> None:
+    """No passage of one corpus is taken for that of another: there is no answer until the pools are of one corpus again."""
+    write_corpus(world.root / "turned-corpus", TEXTS[::-1])
+    turned = index(IndexSettings(kind="bm25", corpus=str(world.root / "turned-corpus"), output=str(world.root / "turned")))
+    with SearchPool.start(world.words, name="words") as pool, SearchPool.start(world.dense, name="dense"):
+        answering = Answering(ServeSettings(pool=["words", "dense"], model=str(world.root / "model")), "named")
+        before = answered(answering, 5)
+        assert before == hits_of(world.fused("named", 5, 100))
+        pool.swap(turned)
+        with pytest.raises(Unavailable, match="the pools answer from indexes of different corpora"):
+            answered(answering, 5)
+        health = answering.health()
+        assert (health["ready"], health["version"]) == (False, [2, 1])
+        pool.swap(world.words)
+        assert answered(answering, 5) == before
+        assert answering.health()["ready"]
+
+
+def test_what_does_not_fit_is_refused(world: World) -> None:
+    turned = world.served["index"][::-1]
+    fused = str(world.fused("for-refusals", 10, 20).path)
+    write_corpus(world.root / "other-corpus", TEXTS[::-1])
+    other = index(IndexSettings(kind="bm25", corpus=str(world.root / "other-corpus"), output=str(world.root / "other")))
+    again = index(IndexSettings(kind="bm25", corpus=str(world.root / "corpus"), shards=1, output=str(world.root / "again")))
+    for asked, words in (
+        (
+            {**world.served, "index": turned, "fuse": fused},
+            "its run 1 is of kind bm25, and index 1 of kind faiss; give the indexes in the order",
+        ),
+        ({**world.served, "index": [*turned, turned[0]], "fuse": fused}, "fuses 2 runs, not 3"),
+        ({**world.served, "fuse": str(world.root / "words-20")}, "is no fused run"),
+        ({**world.served, "index": [*world.served["index"], str(other.path)]}, "the indexes are of different corpora"),
+        ({"index": world.served["index"]}, "model: missing"),
+        ({"index": [world.served["index"][0], str(again.path)], "model": str(world.root / "model")}, "no index of these needs a model"),
+    ):
+        with pytest.raises(InputError, match=words), running(ServeSettings(**asked), "refused", "/", "127.0.0.1", free_ports(1)[0]):
+            pass
+    with pytest.raises(InputError, match="serving one index does not use fuse"):
+        ServeSettings(index=turned[0], fuse=fused)
