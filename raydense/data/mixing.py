@@ -18,7 +18,7 @@ from raydense.data.lookup import IdLookup
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.settings import MixSettings
 from raydense.data.store import CorpusWriter, PassageStore, Rows
-from raydense.data.tables import SCHEMAS, query_positions, read_table
+from raydense.data.tables import SCHEMAS, query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
 from raydense.storage import Artifact, Draft, named_folders, provenance
@@ -80,6 +80,8 @@ def mix(settings: MixSettings) -> Artifact:
 def _refuse_names(settings: MixSettings) -> None:
     """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
     names = [name for name, _ in named_folders(settings.examples)]
+    if with_colon := [name for name in names if ":" in name]:
+        raise InputError(f"the source {with_colon[0]!r} has a colon, which ends its name in the ids", "examples", "write it as NAME=folder")
     if len(set(names)) < len(names):
         raise InputError(f"two sources are called {max(names, key=names.count)!r}", "examples", "write them as NAME=folder")
     for key in ("queries", "corpus", "qrels", "run"):
@@ -104,8 +106,7 @@ def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
         store = PassageStore(_of(settings.corpus, name))
         number = next((n for n, other in enumerate(stores) if other.fingerprint == store.fingerprint), len(stores))
         stores += [store] if number == len(stores) else []
-        queries, examples = read_table(_of(settings.queries, name), "queries"), read_table(folder, "examples")
-        store.refuse_rows_of_another(Artifact.open(folder, "examples"))
+        queries, examples = read_table(_of(settings.queries, name), "queries"), _examples(folder, store)
         query_positions(examples["query_id"], queries, folder)
         judged = read_table(qrels[name], "qrels") if name in qrels else None
         if judged is not None:
@@ -113,6 +114,18 @@ def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
         found = _hits_of(judged["query_id"], runs[name], store) if judged is not None and name in runs else None
         sources.append(_Source(name, queries, examples, judged, found, number))
     return stores, sources
+
+
+def _examples(folder: str, store: PassageStore) -> pa.Table:
+    """The examples, with empty lists for null; InputError if they are of another corpus, or name rows that it does not have."""
+    table = read_table(folder, "examples")
+    store.refuse_rows_of_another(Artifact.open(folder, "examples"))
+    for key in _LISTS:
+        ends = np.append(0, np.cumsum(pc.fill_null(pc.list_value_length(table[key]), 0).to_numpy()))
+        rows = _flat(table[key])
+        refuse_rows_outside(table, key, rows, ends, len(store), folder)
+        table = table.set_column(table.column_names.index(key), key, pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(rows)))
+    return table
 
 
 def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa.Table:
@@ -174,9 +187,7 @@ def _examples_of(source: _Source, kept: Rows, first: int | None) -> pa.Table:
     for key in _LISTS:
         lists = source.examples[key].combine_chunks()
         if first is not None:
-            rows = pa.array(np.searchsorted(kept, _flat(source.examples[key])) + first)
-            ends = np.append(0, np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False)))
-            lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), rows)
+            lists = pa.ListArray.from_arrays(lists.offsets, pa.array(np.searchsorted(kept, _flat(source.examples[key])) + first))
         table[key] = lists
     for key in _SCORES:
         there = key in source.examples.column_names

@@ -86,3 +86,14 @@ def query_starts(query_id: pa.ChunkedArray) -> NDArray[np.int64]:
     ids = query_id.combine_chunks()
     changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.flatnonzero(changed) + 1, [len(ids)]]).astype(np.int64)
+
+
+def refuse_rows_outside(
+    examples: pa.Table, name: str, values: NDArray[np.int64], offsets: NDArray[np.int64], rows: int, path: object
+) -> None:
+    """InputError if a list of the examples' column `name`, of these values and offsets, names a row that a corpus of `rows` does not have."""
+    wrong = np.flatnonzero((values < 0) | (values >= rows))
+    if wrong.size:
+        example = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+        query, row = examples["query_id"][example].as_py(), int(values[wrong[0]])
+        raise InputError(f"{name} of query {query!r} name row {row}, the corpus has {rows:,}", path, "give the corpus it was made with")

@@ -128,11 +128,11 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     """The rule, and what the summary says of how its weights were found."""
     equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
     if settings.weights_of:
-        return Rule.of(settings.weights_of, len(names)), {}
+        return Rule.of(settings.weights_of, len(names), names), {}
     rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
     if not settings.qrels:
         return rule, {}
-    judgements = Judgements(read_table(settings.qrels, "qrels"), [settings.metric], settings.qrels)
+    judgements = Judgements(read_table(settings.qrels, "qrels"), [settings.metric], settings.qrels, "metric")
     numbers = IdLookup(query_ids).positions(judgements.query_ids)
     numbers = np.sort(numbers[numbers >= 0])
     if not len(numbers):

@@ -40,28 +40,28 @@ class Measured:
         return Measured(means, {name: self.per_query[name] for name in means}, self.unanswered)
 
 
-def parse_metrics(names: list[str]) -> list[ir_measures.Measure]:
-    """The measures of names as "nDCG@10"; InputError that suggests the nearest known name."""
+def parse_metrics(names: list[str], key: str = "metrics") -> list[ir_measures.Measure]:
+    """The measures of names as "nDCG@10"; InputError, at the setting `key`, that suggests the nearest known name."""
     if not names:
-        raise InputError("no metric", "metrics", "name some, as nDCG@10 RR@10 R@100")
-    return list(dict.fromkeys(_parse_metric(name) for name in names))
+        raise InputError("no metric", key, "name some, as nDCG@10 RR@10 R@100")
+    return list(dict.fromkeys(_parse_metric(name, key) for name in names))
 
 
-def _parse_metric(name: str) -> ir_measures.Measure:
+def _parse_metric(name: str, key: str) -> ir_measures.Measure:
     try:
         measure = ir_measures.parse_measure(name)
         if ir_measures.DefaultPipeline.supports(measure):
             return measure
-        raise InputError(f"{name!r} needs a package that is not installed, next to ir-measures", "metrics", "choose another metric")
+        raise InputError(f"{name!r} needs a package that is not installed, next to ir-measures", key, "choose another metric")
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
         known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii()}
         fix = did_you_mean(word.lower(), known)
         near = next((n for lower, n in known.items() if repr(lower) in fix), None)
         fix = f"did you mean {near + name[len(word) :]!r}?" if near else f"known: {', '.join(sorted(set(known.values())))}"
-        raise InputError(f"unknown metric {name!r}", "metrics", fix) from None
+        raise InputError(f"unknown metric {name!r}", key, fix) from None
     except (ValueError, AssertionError, SyntaxError):
-        raise InputError(f"cannot read metric {name!r}", "metrics", "write it as ir-measures does: nDCG@10, R@100, P(rel=2)@5") from None
+        raise InputError(f"cannot read metric {name!r}", key, "write it as ir-measures does: nDCG@10, R@100, P(rel=2)@5") from None
 
 
 class Judgements:
@@ -72,8 +72,8 @@ class Judgements:
     nothing. ir-measures asks several libraries, which break ties differently, so they are given scores without ties.
     """
 
-    def __init__(self, qrels: pa.Table, metrics: list[str], where: object) -> None:
-        self.measures = parse_metrics(metrics)
+    def __init__(self, qrels: pa.Table, metrics: list[str], where: object, key: str = "metrics") -> None:
+        self.measures = parse_metrics(metrics, key)
         self.query_ids: pa.Array = pc.unique(qrels["query_id"])
         if not len(self.query_ids):
             raise InputError("no judgement", where, "give qrels that hold some")

@@ -137,7 +137,11 @@ class FuseSettings(Settings):
     )
     qrels: FolderOrNone = artifact("qrels", "judgements of dev queries: the weights with the best `metric` on them are taken", None)
     metric: str = setting("nDCG@10", "what the weights are tuned for, as ir-measures names it")
-    weights_of: FolderOrNone = artifact("run", "a fused run of the same number of runs: its method, scale and weights are used", None)
+    weights_of: FolderOrNone = artifact(
+        "run",
+        "a fused run of the same number of runs: its method, scale and weights are used, by the runs' names if they are the same, else in order",
+        None,
+    )
     k: int = setting(1_000, "passages of each query", ge=1)
 
     @model_validator(mode="after")

@@ -28,12 +28,16 @@ class Rule:
     weights: Sequence[float]
 
     @classmethod
-    def of(cls, folder: str, runs: int) -> Rule:
-        """That of a fused run; InputError unless it is one, of so many runs."""
+    def of(cls, folder: str, runs: int, names: Sequence[str] = ()) -> Rule:
+        """That of a fused run, its weights for runs of these names if they are its own, else in its order.
+
+        InputError unless it is a fused run, of so many runs.
+        """
         summary = Artifact.open(folder, "run").summary
         if summary.get("kind") != "fused":
             raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
-        weights = list(summary["weights"].values())
+        of_run: dict[str, float] = summary["weights"]
+        weights = [of_run[name] for name in names] if set(names) == set(of_run) else list(of_run.values())
         if len(weights) != runs:
             raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many, in the same order")
         return cls(summary["method"], summary["scale"], weights)

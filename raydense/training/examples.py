@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.store import PassageStore
-from raydense.data.tables import concat_parts, positives_of, query_positions, read_table
+from raydense.data.tables import concat_parts, positives_of, query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, read_manifest
@@ -152,7 +152,7 @@ def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: Passag
         fix = f"lower --negatives (now {negatives}), or mine again with --shortage drop"
         _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", fix)
     for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):
-        _refuse_outside(table, name, lists, len(store), path)
+        refuse_rows_outside(table, name, lists.values, lists.offsets, len(store), path)
     return examples
 
 
@@ -185,11 +185,3 @@ def _refuse_short(table: pa.Table, name: str, least: int, path: object, what: st
     if count:
         first = table["query_id"].filter(short)[0].as_py()
         raise InputError(f"{count:,} of {table.num_rows:,} queries have {what}, the first is {first!r}", path, fix)
-
-
-def _refuse_outside(table: pa.Table, name: str, lists: Ragged, rows: int, path: object) -> None:
-    wrong = np.flatnonzero((lists.values < 0) | (lists.values >= rows))
-    if wrong.size:
-        example = int(np.searchsorted(lists.offsets, wrong[0], side="right")) - 1
-        query, row = table["query_id"][example].as_py(), int(lists.values[wrong[0]])
-        raise InputError(f"{name} of query {query!r} name row {row}, the corpus has {rows:,}", path, "give the corpus it was made with")

@@ -171,6 +171,7 @@ def test_a_run_of_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path)
         ({"queries": ["a=x", "c=x"]}, "'c' is no source"),
         ({"queries": ["a=x", "a=x"]}, "nothing called 'b'"),
         ({"examples": ["a=x", "a=y"]}, "two sources are called 'a'"),
+        ({"examples": ["a=x", "a:b=y"]}, "the source 'a:b' has a colon"),
         ({"weights": "1 2 3"}, "3 weights for 2 sources"),
         ({"prefixes": ["x"]}, "1 prefixes for 2 sources"),
         ({"weights": "0 1"}, "greater than 0"),
@@ -179,6 +180,27 @@ def test_a_run_of_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path)
 def test_what_does_not_fit_is_refused(change: dict[str, Any], what: str, two: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=what):
         mixed(two, tmp_path / "out", **change)
+
+
+@pytest.mark.parametrize("corpora", [1, 2])
+def test_rows_that_the_corpus_does_not_have_are_refused(corpora: int, two: dict[str, Any], tmp_path: Path) -> None:
+    store = two["stores"][0]
+    rows = {"query_id": ["q0", "q1"], "positives": [[0], [1]], "negatives": [[2, 3], [4, 99]]}
+    two["parts"][0]["examples"] = table(tmp_path / "wrong", "examples", rows, corpus=store.fingerprint)
+    if corpora == 1:
+        two["parts"][1] = source(tmp_path / "same", "same", store, 9)
+    with pytest.raises(InputError, match="negatives of query 'q1' name row 99, the corpus has 40"):
+        mixed(two, tmp_path / "out", **({"corpus": str(store.path)} if corpora == 1 else {}))
+
+
+def test_examples_without_negatives_may_have_null_for_their_list(two: dict[str, Any], tmp_path: Path) -> None:
+    lists = pa.array([[1, 2], None, [3]], pa.list_(pa.int64()))
+    rows = {"query_id": ["q0", "q1", "q2"], "positives": [[0], [5], [6]], "negatives": lists}
+    two["parts"][0]["examples"] = table(tmp_path / "null", "examples", rows, corpus=two["stores"][0].fingerprint)
+    mixed(two, tmp_path / "out")
+    made, store = read_table(tmp_path / "out" / "examples", "examples").slice(0, 3), PassageStore(tmp_path / "out" / "corpus")
+    assert [len(one) for one in made["negatives"].to_pylist()] == [2, 0, 1]
+    assert store.ids(np.array([one[0] for one in made["positives"].to_pylist()])).to_pylist() == ["a:p0", "a:p5", "a:p6"]
 
 
 def test_examples_of_another_corpus_are_refused(two: dict[str, Any], tmp_path: Path) -> None:

@@ -145,6 +145,24 @@ def test_the_weights_are_those_with_the_best_metric_of_all_that_are_tried(world:
     ]
 
 
+def test_weights_of_a_fused_run_follow_the_names_where_they_are_its_own(world: tuple[Path, list[str]], tmp_path: Path):
+    _, (first, second) = world
+    tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), run=[f"words={first}", f"dense={second}"], method="sum", weights=[0.7, 0.3]))
+    for runs, weights in (
+        ([f"dense={second}", f"words={first}"], {"dense": 0.3, "words": 0.7}),
+        ([f"dev={first}", f"words={second}"], {"dev": 0.7, "words": 0.3}),  # other names: in order
+    ):
+        again = fuse(FuseSettings(output=str(tmp_path / runs[0][:3]), run=runs, weights_of=str(tuned.path)))
+        assert again.summary["weights"] == weights
+
+
+@pytest.mark.parametrize("metric", ["nDCG@10 R@100", "nDGC@10"])
+def test_a_metric_that_cannot_be_read_is_named_by_its_key(metric: str, world: tuple[Path, list[str]], tmp_path: Path):
+    root, runs = world
+    with pytest.raises(InputError, match=r"^metric: (cannot read|unknown) metric"):
+        fuse(FuseSettings(output=str(tmp_path / "out"), run=runs, qrels=str(root / "qrels"), metric=metric))
+
+
 def test_lambda_is_the_best_of_a_grid_around_the_ratio_of_what_the_scores_span(world: tuple[Path, list[str]], tmp_path: Path):
     root, runs = world
     first, second = ({q: [(p, 40 * score) for p, score in hits] for q, hits in hits_of(Artifact.open(run)).items()} for run in runs)
