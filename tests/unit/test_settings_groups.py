@@ -15,6 +15,7 @@ from raydense.errors import InputError
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import VERBS, Verb
 from raydense.recipes.sweep import Sweep
+from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings, Settings, artifact, group, resource, setting
 from raydense.storage import Draft, provenance
 
@@ -222,3 +223,9 @@ def test_a_sweep_takes_the_keys_of_groups_and_of_what_its_variant_chooses(recipe
     recipe(f"sweep: {{{grid}}}")
     with pytest.raises(InputError, match=message):
         Sweep.read(tmp_path / "own.yaml", tmp_path / "out")
+
+
+def test_paths_in_a_list_are_made_absolute_and_keep_their_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    located = ServeSettings(index=["ix/words", "dense=ix/dense"], fuse="runs/lr=1").located()
+    assert (located.index, located.fuse) == ([f"{tmp_path}/ix/words", f"dense={tmp_path}/ix/dense"], f"{tmp_path}/runs/lr=1")
