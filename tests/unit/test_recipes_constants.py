@@ -51,6 +51,7 @@ JOINT = {
 }
 NQ_JOINT = JOINT | {"negatives": 31, "epochs": 3}
 DPR = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0, "clip": 2.0, "negatives": 1, "batch_size": 128, "epochs": 40}
+ANCE = {"lr": 1e-6, "batch_size": 64, "optimizer": "lamb", "max_steps": 210_000, "warmup": 0.024, "weight_decay": 0, "in_batch": False}
 FINE_TUNED = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0.01, "negatives": 15, "batch_size": 64}
 MULTIPLE = {
     "objective": "multi-positive",
@@ -88,7 +89,7 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("rocketqav2-nq", "retriever-1", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
     ("rocketqav2-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
     ("main-table-msmarco", "dpr", DPR, None),
-    ("main-table-msmarco", "ance", {"lr": 1e-6, "batch_size": 64, "optimizer": "lamb", "max_steps": 210_000, "warmup": 0.024}, None),
+    ("main-table-msmarco", "ance", ANCE, None),
     ("main-table-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, (MARCO + 1_700_000, 21_480)),
     ("main-table-msmarco", "pair-1", PAIR, (1_800_000, 17_560)),
     ("main-table-msmarco", "pair", PAIR_2, (MARCO, 5_185)),
@@ -128,6 +129,20 @@ def test_a_training_has_the_constants_of_the_page(
         assert steps is not None
         assert steps.rows == updates[1]
         assert re.search(rf"\| {updates[1]:,}\b", PAGE.read_text("utf-8")), "the table of updates has it"
+
+
+@pytest.mark.parametrize("data", ["msmarco", "nq"])
+def test_the_main_table_trains_rocketqav2_as_its_own_recipe(data: str, tmp_path: Path) -> None:
+    """From as large models: RocketQA's own re-ranker is larger than RocketQAv2's."""
+    own, table = (
+        {s.name: s.settings for s in Recipe.read(recipe_file(f"{of}-{data}"), tmp_path).stages} for of in ("rocketqav2", "main-table")
+    )
+    differs = {"output", "examples", "more_examples", "reranker", "dev"}
+    for one, other in (("reranker-1", "reranker-base"), ("joint", "joint")):
+        values = [{key: value for key, value in of.model_dump().items() if key not in differs} for of in (own[one], table[other])]
+        assert values[0] == values[1]
+    joint: Any = table["joint"]
+    assert joint.reranker == table["reranker-base"].output
 
 
 @pytest.mark.parametrize("pseudo", [0, 1_234, 100_000, 1_700_000])
