@@ -1,26 +1,24 @@
-"""A metric of each run along a number that was swept, as metric against list length: mean and spread over the seeds, as an SVG file."""
+"""The first metric of a sweep as an SVG file, mean and spread over the seeds: along the number that was swept, else a bar for each run and variant."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+Runs = Mapping[str, Mapping[str, Any]]
 
-def chart_svg(runs: Mapping[str, Mapping[str, Any]], along: str, values: Mapping[str, float]) -> str:
+
+def chart_svg(runs: Runs, along: str, values: Mapping[str, float]) -> str:
     """The first metric of the "runs" of `trials.summarise`, one line per run, along `values`: each variant's place on the axis `along`.
 
     Bars are the sample standard deviation over the seeds. The same runs give the same bytes; no metric gives "".
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    metric = next((name for rows in runs.values() for row in rows.values() for name in row["metrics"]), None)
+    metric = _first_metric(runs)
     if metric is None:
         return ""
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": along, "font.family": "sans-serif", "font.size": 9}):
-        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-        axes = figure.add_subplot()
+    with _drawn(along, 5.6, 3.4) as (axes, drawn):
         for run, rows in runs.items():
             points = sorted((values[variant], row["metrics"][metric]) for variant, row in rows.items() if metric in row["metrics"])
             bars = [found["spread"] or 0.0 for _, found in points]
@@ -31,8 +29,50 @@ def chart_svg(runs: Mapping[str, Mapping[str, Any]], along: str, values: Mapping
         axes.set_ylabel(metric)
         axes.set_xticks(sorted(set(values.values())))
         axes.grid(True, linewidth=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-        stream = io.StringIO()
+    return drawn.getvalue()
+
+
+def bars_svg(runs: Runs) -> str:
+    """The first metric of the "runs" of `trials.summarise`: a bar for each run, or for each variant of each run where there are several.
+
+    Lines are the sample standard deviation over the seeds. The same runs give the same bytes; no metric gives "".
+    """
+    metric = _first_metric(runs)
+    if metric is None:
+        return ""
+    several = len({variant for rows in runs.values() for variant in rows}) > 1
+    found = {
+        f"{run}, {variant}" if several and len(rows) > 1 else run: row["metrics"][metric]
+        for run, rows in runs.items()
+        for variant, row in rows.items()
+        if metric in row["metrics"]
+    }
+    with _drawn("bars", 5.6, 0.8 + 0.24 * len(found)) as (axes, drawn):
+        means, spreads = [one["mean"] for one in found.values()], [one["spread"] or 0.0 for one in found.values()]
+        axes.barh(list(found), means, xerr=spreads, height=0.6, capsize=3)
+        axes.invert_yaxis()
+        axes.set_xlabel(metric)
+        axes.set_xlim(max(0.0, min(means) - 0.1), max(m + s for m, s in zip(means, spreads, strict=True)) + 0.02)
+        axes.grid(True, axis="x", linewidth=0.5)
+        axes.set_axisbelow(True)
+    return drawn.getvalue()
+
+
+def _first_metric(runs: Runs) -> str | None:
+    return next((name for rows in runs.values() for row in rows.values() for name in row["metrics"]), None)
+
+
+@contextmanager
+def _drawn(salt: str, width: float, height: float) -> Iterator[tuple[Any, io.StringIO]]:
+    """Axes to draw on, and where the SVG is when the block has ended; sizes in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    stream = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif", "font.size": 9}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        yield axes, stream
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(["Date", "Creator", "Format", "Type"]))
-    return stream.getvalue()

@@ -190,7 +190,7 @@ def plan_sweep(sweep: Sweep, measured: Measured | None = None, prices: Prices | 
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:
-    """Put what the finished trials measured into sweep.json and sweep.md, of a sweep along one number into sweep.svg too.
+    """Put what the finished trials measured into sweep.json, sweep.md and sweep.svg.
 
     Returns the object of sweep.json, and the table as text.
     """
@@ -206,14 +206,17 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     once = _made_once(sweep)
     (sweep.output / "sweep.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     (sweep.output / "sweep.md").write_text(markdown_table(summary, once))
-    swept = {run: rows for run, rows in summary["runs"].items() if run not in once}
-    if sweep.axis and swept:
-        from raydense.evaluation.sweep_chart import chart_svg
-
-        svg = chart_svg(swept, *sweep.axis)
-        if svg:
-            (sweep.output / "sweep.svg").write_text(svg)
+    if svg := _picture(sweep, summary["runs"], once):
+        (sweep.output / "sweep.svg").write_text(svg)
     return summary, text_table(summary, once)
+
+
+def _picture(sweep: Sweep, runs: dict[str, Any], once: set[str]) -> str:
+    from raydense.evaluation.sweep_chart import bars_svg, chart_svg
+
+    if not sweep.axis:
+        return bars_svg({run: dict([*rows.items()][:1]) if run in once else rows for run, rows in runs.items()})
+    return chart_svg({run: rows for run, rows in runs.items() if run not in once}, *sweep.axis)
 
 
 def _made_once(sweep: Sweep) -> set[str]:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from raydense.cli import main
 from raydense.errors import InputError, InputErrors
-from raydense.evaluation.sweep_chart import chart_svg
+from raydense.evaluation.sweep_chart import bars_svg, chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep, plan_sweep
@@ -116,6 +116,21 @@ def test_the_chart_has_the_mean_and_spread_of_each_run(tmp_path):
     assert {"joint.negatives", "RR@10", "joint retriever", "joint re-ranker", "3", "15"} <= words
     assert "R@50" not in words
     assert svg == chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+
+
+def test_the_bars_have_each_run_and_where_there_are_several_each_variant():
+    def row(mean, spread):
+        return {"metrics": {"RR@10": {"mean": mean, "spread": spread}, "R@50": {"mean": 1.0, "spread": None}}}
+
+    def words(svg):
+        return [e.text.strip() for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text") if e.text]
+
+    runs = {"BM25": {"recipe": row(0.2, None)}, "DPR": {"recipe": row(0.4, 0.1)}}
+    assert {"BM25", "DPR", "RR@10"} <= set(words(bars_svg(runs)))
+    several = bars_svg({"BM25": {"one": row(0.2, None)}, "DPR": {"one": row(0.4, 0.1), "two": row(0.3, 0.1)}})
+    assert {"BM25", "DPR, one", "DPR, two"} <= set(words(several))
+    assert several == bars_svg({"BM25": {"one": row(0.2, None)}, "DPR": {"one": row(0.4, 0.1), "two": row(0.3, 0.1)}})
+    assert bars_svg({"DPR": {"one": {"metrics": {}}}}) == ""
 
 
 def test_what_is_the_same_is_shared(tmp_path):
