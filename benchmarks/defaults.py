@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 
 CHAIN = """
-import   --format beir --input part --output data
+import   --format beir --input part --fill-splits --output data
 index    --kind bm25 --corpus data/corpus --output ix/bm25
 search   --index ix/bm25 --queries data/queries --k 100 --output runs/bm25
 mine     --run runs/bm25 --corpus data/corpus --queries data/queries --qrels data/qrels/train --negatives 8 --output ex
-train    --objective retriever --model MODEL --corpus data/corpus --queries data/queries --examples ex --output model
+train    --objective retriever --model MODEL --corpus data/corpus --queries data/queries --examples ex --dev.qrels data/qrels/dev --dev.run runs/bm25 --output model
 encode   --model MODEL --corpus data/corpus --output emb-0
 encode   --model model --corpus data/corpus --output emb
 index    --kind faiss --factory Flat --shards 4 --embeddings emb-0 --output ix/zero-shot

@@ -25,7 +25,7 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
         has = f"only {', '.join(sorted(judged))}" if judged else "none"
         raise InputError(f"there are no judgements of {', '.join(SHARES)} to draw from: {has}", "fill_splits", "name one of them so")
     giver = parts[0]
-    others = [judged[part]["query_id"] for part in SHARES if part in judged and part != giver]
+    others = [judged[part]["query_id"] for part in judged if part != giver]
     of_giver, of_others = np.split(questions_of(_joined([judged[giver]["query_id"], *others]), queries), [len(judged[giver])])
     questions, place = np.unique(of_giver, return_inverse=True)
     free = np.flatnonzero(~np.isin(questions, of_others))

@@ -135,6 +135,8 @@ def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa
         block = block.filter(pc.less_equal(block["rank"], _DEPTH))
         kept.append(block.filter(pa.array(lookup.positions_of_rows(block["query_id"]) >= 0)))
     found = pa.concat_tables(kept)
+    if not len(found):
+        raise InputError("has no query of those that are judged", folder, "give the run of the queries of qrels")
     store.known_rows(found["passage_id"], folder)
     return found
 

@@ -97,6 +97,8 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     depth = cut_to(artifact, places.count)
     left_out = deeper_than(depth, measured.means) if depth else []
     measured = measured.without(left_out)
+    if summary:
+        summary["accuracy"] = {name: value for name, value in summary["accuracy"].items() if name not in left_out}
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
     say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -22,5 +23,10 @@ def cut_to(run: Artifact, hits: Rows) -> int | None:
 
 
 def deeper_than(depth: int, metrics: Iterable[str]) -> list[str]:
-    """Those of `metrics` (R@100, top-100) that look at more than `depth` passages of a query."""
-    return [metric for metric in metrics if (cutoff := _CUTOFF.search(metric)) and int(cutoff[1]) > depth]
+    """Those of `metrics` that look at more than `depth` passages of a query: R@100, top-100, and AP, which has no cutoff. Counts do not."""
+    return [metric for metric in metrics if not metric.startswith("Num") and _cutoff(metric) > depth]
+
+
+def _cutoff(metric: str) -> float:
+    found = _CUTOFF.search(metric)
+    return int(found[1]) if found else math.inf

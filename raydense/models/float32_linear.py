@@ -28,9 +28,13 @@ class Float32Linear(nn.Linear):
 
 
 class ScoreLinear(Float32Linear):
-    """As nn.Linear; under autocast it computes in float32, and gives float32."""
+    """As nn.Linear; it computes in float32, and gives float32: under autocast, and where DeepSpeed has cast the weights."""
 
     leaves = (torch.float16, torch.bfloat16)
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 def keep_in_float32(model: PreTrainedModel) -> None:

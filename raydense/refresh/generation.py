@@ -79,6 +79,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
         stands = standing(examples, found, earlier, store)
     generations.refuse_given_up()
     mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
+    generations.refuse_given_up()
     made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
     generations.close(number, _SERVING if pool.name else ())
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)

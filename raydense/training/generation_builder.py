@@ -46,6 +46,7 @@ class GenerationBuilder:
             with suppress(StorageError):
                 self._generations.give_up("the training has ended" if error is None else "the training was stopped")
             if error is None:  # what it went on to write would stand in the finished model's folder
+                say("train: ends when the phase of the refresh is done that is at work")
                 self._thread.join()
 
     def make_open(self) -> float:

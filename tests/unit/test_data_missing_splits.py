@@ -59,18 +59,18 @@ def test_the_first_split_that_is_there_is_divided(there: list[str], sizes: dict[
     assert {split: len(ids(table)) for split, table in made.items()} == pytest.approx(sizes, abs=1)
 
 
-@given(shared=st.integers(1, 80))
-def test_what_another_split_asks_too_is_not_drawn(shared: int) -> None:
+@given(shared=st.integers(1, 80), name=st.sampled_from(["test", "dl19"]))
+def test_what_another_split_asks_too_is_not_drawn(shared: int, name: str) -> None:
     """As in public sets whose train and test have questions in common: dev must not choose by test's."""
     queries = pa.table({"query_id": [f"q{n}" for n in range(2_000)], "text": [f"question {n % 1_000}" for n in range(2_000)]})
     train, test = judged(0, 100), judged(1_000, shared)  # other ids, the same texts
-    made = fill_splits({"train": train, "test": test}, queries)
-    assert made["test"] == test
+    made = fill_splits({"train": train, name: test}, queries)
+    assert made[name] == test
     of = {split: {int(name[1:]) % 1_000 for name in ids(table)} for split, table in made.items()}
-    assert of["train"] | of["dev"] == set(range(100))
-    assert not of["dev"] & (of["train"] | of["test"])
-    same = fill_splits({"train": judged(0, 100), "test": judged(0, shared)}, None)
-    assert not ids(same["dev"]) & ids(same["test"])
+    assert set.union(*(of[split] for split in SHARES if split != name)) == set(range(100))
+    assert not of["dev"] & (of["train"] | of[name])
+    same = fill_splits({"train": judged(0, 100), name: judged(0, shared)}, None)
+    assert not ids(same["dev"]) & ids(same[name])
 
 
 def test_queries_of_one_text_stay_together() -> None:

@@ -157,6 +157,18 @@ def test_a_run_has_the_hits_of_the_judged_queries(corpora: int, two: dict[str, A
     assert Artifact.open(tmp_path / "out" / "run").summary["corpus"] == store.fingerprint
 
 
+def test_a_run_without_a_judged_query_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", two["stores"][1], 9)
+    judged = {"query_id": ["q8"], "passage_id": ["p1"], "relevance": [1]}
+    two["parts"][1]["qrels"] = table(tmp_path / "few", "qrels", judged)
+    rows = read_table(run, "run").slice(0, 6).to_pydict()
+    few = table(
+        tmp_path / "other", "run", {**rows, "rank": pa.array(rows["rank"], pa.int32()), "score": pa.array(rows["score"], pa.float32())}
+    )
+    with pytest.raises(InputError, match="other: has no query of those that are judged"):
+        mixed(two, tmp_path / "out", run=[f"b={few}"])
+
+
 def test_a_run_of_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", two["stores"][0], 9, first=10)
     with pytest.raises(InputError, match=r"run: names passage 'p30', which the corpus \S+land does not have"):

@@ -106,6 +106,13 @@ def test_metrics_deeper_than_a_re_ranked_run_are_left_out(world: dict[str, Any])
     assert list(rows["dense"]["other"]["significance"]) == ["R@30", "RR@10", "R@25"]
 
 
+def test_a_metric_without_a_cutoff_looks_at_all(world: dict[str, Any]) -> None:
+    result = measure(world, "whole list", metrics=["AP", "RR", "RR@25", "NumRet"])
+    assert list(result["runs"]["again"]["metrics"]) == ["RR@25", "NumRet"]
+    assert result["runs"]["again"]["left_out"] == ["AP", "RR"]
+    assert list(result["runs"]["dense"]["metrics"]) == ["AP", "RR", "RR@25", "NumRet"]
+
+
 def test_a_re_ranked_run_may_come_first_and_have_no_metric(world: dict[str, Any]) -> None:
     root = world["root"]
     result = measure(world, "none", run=[f"again={root / 'reranked'}", f"dense={root / 'found'}"], metrics=["R@30"])

@@ -146,6 +146,17 @@ def test_the_scores_of_a_reranker_are_not_rounded_to_bf16(reranker: CrossEncoder
     assert not overflows_in_fp16(reranker)  # its weights may all be cast
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nor_where_all_weights_were_cast(reranker: CrossEncoder, texts: list[str], dtype: torch.dtype) -> None:
+    """As DeepSpeed does on a GPU, without autocast."""
+    ten = texts[:10]
+    pairs = reranker.tokenize_pairs([text for text in ten for _ in ten], ten * 10).pad(reranker.tokenizer.pad_id)
+    with torch.inference_mode():
+        scores = deepcopy(reranker).to(dtype)(pairs)
+    assert scores.dtype == torch.float32
+    assert len(scores.unique()) > 90
+
+
 def test_weights_cast_once_give_the_scores_of_autocast(reranker: CrossEncoder, texts: list[str]) -> None:
     pairs = reranker.tokenize_pairs([texts[0]] * 10, texts[:10])
     found = []
