@@ -23,10 +23,11 @@ from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.searching import Known, Reply, Searching, Unavailable, connected, sources
 from raydense.serving.settings import ServeSettings
-from raydense.storage import Artifact
+from raydense.storage import Artifact, fingerprint_of
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 _AT_ONCE = 2  # batches that are searched at once
+_OTHER_CORPUS = "the index was made of another corpus than the server has"
 _DIFFERENT = "the pools answer from indexes of different corpora"
 
 
@@ -58,6 +59,12 @@ def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None
     return fusion
 
 
+def check_corpus(corpus: str | None, index: Artifact) -> None:
+    """InputError unless the index is of the corpus whose texts a server has, if it has one."""
+    if corpus and fingerprint_of(corpus) != index.summary["corpus"]:
+        raise InputError(_OTHER_CORPUS, corpus, "give the corpus that the index was made of")
+
+
 class Answering:
     """Holds the query encoder and the pools; safe to use from several threads. InputError if it cannot start."""
 
@@ -69,8 +76,7 @@ class Answering:
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
         self._encoding = threading.Lock()
-        if self._corpus and (why := self._without_texts(self._searching[0].known)):
-            raise InputError(why, settings.corpus, "give the corpus that the index was made of")
+        check_corpus(settings.corpus, self._searching[0].index)
         threading.Thread(target=self._keep_awake, daemon=True).start()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
@@ -121,7 +127,7 @@ class Answering:
         """Why the texts of an index's passages are not available; "" if they are."""
         if self._corpus is None:
             return "this server has no corpus"
-        return "" if known.corpus == self._corpus.fingerprint else "the index was made of another corpus than the server has"
+        return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
     def _reply(self, question: Question, hits: Hits, found: Found) -> Reply | Unavailable:
         scores, rows = hits

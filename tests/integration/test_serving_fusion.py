@@ -140,7 +140,7 @@ def test_over_http(world: World) -> None:
     at = {"index": [world.words.fingerprint, world.dense.fingerprint], "version": [1, 1]}
     assert health == {"ready": True, **at}
     assert {key: reply[key] for key in at} == at
-    for hits, expected in zip(reply["results"], hits_of(world.fused("http", 5, 100)), strict=False):
+    for hits, expected in zip(reply["results"], hits_of(world.fused("http", 5, 100))[:3], strict=True):
         assert [hit["id"] for hit in hits] == [passage for passage, _ in expected]
         np.testing.assert_allclose([hit["score"] for hit in hits], [score for _, score in expected], rtol=1e-6)
         assert [hit["text"] for hit in hits] == [TEXTS[int(hit["id"][1:])] for hit in hits]
@@ -185,6 +185,37 @@ def test_a_pool_that_switches_to_another_corpus(world: World) -> None:
         pool.swap(world.words)
         assert answered(answering, 5) == before
         assert answering.health()["ready"]
+
+
+def test_an_update_that_does_not_fit_leaves_the_running_app(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with pools is found before Serve hears of it: the app of that name answers on."""
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    where = ("updated", "/", "127.0.0.1", free_ports(1)[0])
+    model, fused = {"model": str(world.root / "model")}, str(world.fused("for-updates", 10, 20).path)
+    make_tiny_encoder(TEXTS, world.root / "other-model", seed=1)
+    write_corpus(world.root / "apart-corpus", TEXTS[::-1])
+    apart = index(IndexSettings(kind="bm25", corpus=str(world.root / "apart-corpus"), output=str(world.root / "apart")))
+    with (
+        SearchPool.start(world.words, name="words"),
+        SearchPool.start(world.dense, name="dense"),
+        SearchPool.start(apart, name="apart"),
+        running(ServeSettings(pool=["words", "dense"], **model), *where) as url,
+    ):
+        for asked, words in (
+            ({"pool": ["apart", "dense"], **model}, "the indexes are of different corpora"),
+            ({"pool": ["dense", "words"], **model, "fuse": fused}, "is of kind bm25, and index 1 of kind faiss"),
+            ({"pool": ["words", "dense", "words"], **model, "fuse": fused}, "fuses 2 runs, not 3"),
+            ({"pool": ["words", "dense"], **model, "fuse": str(world.root / "words-20")}, "is no fused run"),
+            ({"pool": ["words", "words"], **model}, "no index of these needs a model"),
+            ({"pool": ["words", "dense"], "model": str(world.root / "other-model")}, "is not the model of this index"),
+            ({"pool": ["words", "dense"]}, "model: missing"),
+            ({"pool": ["words"], **model}, "a BM25 index needs no model"),
+            ({"pool": ["words"], "corpus": str(world.root / "apart-corpus")}, "the index was made of another corpus"),
+        ):
+            with pytest.raises(InputError, match=words), running(ServeSettings(**asked), *where):
+                pass
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/search", data=b'{"query": "a"}'), timeout=120) as answer:
+            assert answer.status == 200
 
 
 def test_what_does_not_fit_is_refused(world: World) -> None:
