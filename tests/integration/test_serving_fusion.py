@@ -126,6 +126,21 @@ def test_weights_and_depth_are_those_of_the_fused_run(world: World, scale: bool,
     assert all([hits[:5] for hits in expected] != alone for alone in both), "one of the two decides alone"
 
 
+def test_runs_go_to_the_indexes_and_pools_of_their_names(world: World) -> None:
+    """In whatever order the indexes are given: weights, depths and kinds are those of the run of the same name."""
+    given = {name: str(world.root / f"{name}-{depth}") for name, depth in (("words", 20), ("dense", 30))}
+    for depth in (20, 30):
+        world.fused(f"to-make-{depth}", 10, depth)
+    runs = [f"{name}={folder}" for name, folder in given.items()]
+    fused = fuse(FuseSettings(run=runs, method="sum", weights=[0.8, 0.2], k=1_000, output=str(world.root / "by-name")))
+    expected = [hits[:5] for hits in hits_of(fused)]
+    rest = {"model": str(world.root / "model"), "fuse": str(fused.path)}
+    indexes = [f"dense={world.dense.path}", f"words={world.words.path}"]
+    assert answered(Answering(ServeSettings(index=indexes, **rest), "by-name"), 5) == expected
+    with SearchPool.start(world.words, name="words"), SearchPool.start(world.dense, name="dense"):
+        assert answered(Answering(ServeSettings(pool=["dense", "words"], **rest), "by-name-of-pools"), 5) == expected
+
+
 def test_over_http(world: World) -> None:
     port = free_ports(1)[0]
     own = {source.name for source in sources(ServeSettings(**world.served), "http")}
@@ -221,16 +236,19 @@ def test_an_update_that_does_not_fit_leaves_the_running_app(world: World, monkey
 def test_what_does_not_fit_is_refused(world: World) -> None:
     turned = world.served["index"][::-1]
     fused = str(world.fused("for-refusals", 10, 20).path)
+    twice = str(fuse(FuseSettings(run=[fused, str(world.root / "dense-20")], output=str(world.root / "twice"))).path)
     write_corpus(world.root / "other-corpus", TEXTS[::-1])
     other = index(IndexSettings(kind="bm25", corpus=str(world.root / "other-corpus"), output=str(world.root / "other")))
     again = index(IndexSettings(kind="bm25", corpus=str(world.root / "corpus"), shards=1, output=str(world.root / "again")))
     for asked, words in (
         (
             {**world.served, "index": turned, "fuse": fused},
-            "its run 1 is of kind bm25, and index 1 of kind faiss; give the indexes in the order",
+            "its run 'words-20' is of kind bm25, and index 1 of kind faiss; give the indexes in the order",
         ),
         ({**world.served, "index": [*turned, turned[0]], "fuse": fused}, "fuses 2 runs, not 3"),
         ({**world.served, "fuse": str(world.root / "words-20")}, "is no fused run"),
+        ({**world.served, "fuse": twice}, "its run 'for-refusals' was made by fused"),
+        ({"index": [world.served["index"][0], str(again.path)], "search_params": "nprobe=3"}, "BM25 has no search parameters"),
         ({**world.served, "index": [*world.served["index"], str(other.path)]}, "the indexes are of different corpora"),
         ({"index": world.served["index"]}, "model: missing"),
         ({"index": [world.served["index"][0], str(again.path)], "model": str(world.root / "model")}, "no index of these needs a model"),

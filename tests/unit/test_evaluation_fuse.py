@@ -25,10 +25,12 @@ from tests.mining_world import Run, write_table
 PASSAGES = [f"p{i}" for i in range(12)]
 
 
-def write_run(folder: Path, run: Run, **summary: object) -> str:
+def write_run(folder: Path, run: Run, stage: str = "test", **summary: object) -> str:
     rows = [(q, p, rank, score) for q, hits in run.items() for rank, (p, score) in enumerate(hits, 1)]
     columns = list(map(list, zip(*rows, strict=True))) or [[], [], [], []]
-    write_table(folder, "run", [pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))], **summary)
+    write_table(
+        folder, "run", [pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))], stage=stage, **summary
+    )
     return str(folder)
 
 
@@ -218,6 +220,19 @@ def test_each_run_alone_has_the_metric_that_evaluate_gives_it(scale: bool, metri
         expected[name] = made.summary["result"]["metrics"][metric]
     assert {name: tuned.summary["dev"][name] for name in "ab"} == expected
     assert expected["a"] == 0
+
+
+def test_what_each_run_was_made_by_is_kept(tmp_path: Path):
+    """The kind of its index, or the stage; nothing of an imported run, which may hold the scores of an index."""
+    hits: Run = {"q": [("p1", 3.0)]}
+    runs = [
+        write_run(tmp_path / "searched", hits, kind="bm25"),
+        *(write_run(tmp_path / one, hits, stage=one) for one in ("rerank", "import")),
+    ]
+    first = fuse(FuseSettings(output=str(tmp_path / "first"), run=runs))
+    assert {name: one["kind"] for name, one in first.summary["runs"].items()} == {"searched": "bm25", "rerank": "rerank", "import": ""}
+    second = fuse(FuseSettings(output=str(tmp_path / "second"), run=[str(first.path), runs[0]]))
+    assert second.summary["runs"]["first"]["kind"] == "fused"
 
 
 def test_combinations_sum_to_one():
