@@ -95,8 +95,13 @@ def fuse(settings: FuseSettings) -> Artifact:
 
 
 def _about(places: Places) -> dict[str, Any]:
-    """What pools that are to answer as the fused run need to know of one of its runs: the kind of its index, and its hits of a query at most."""
-    return {"kind": places.artifact.summary.get("kind", ""), "depth": int(places.count.max(initial=1))}
+    """What pools that are to answer as the fused run need to know of one of its runs: its kind, and its hits of a query at most.
+
+    The kind is that of its index, else the stage that made it; "" of an imported run.
+    """
+    stage = places.artifact.manifest["made_from"].get("stage", "")
+    kind = places.artifact.summary.get("kind") or ("" if stage == "import" else stage)
+    return {"kind": kind, "depth": int(places.count.max(initial=1))}
 
 
 def _corpus_of(runs: dict[str, Artifact]) -> str | None:

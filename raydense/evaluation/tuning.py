@@ -44,15 +44,22 @@ def tuned(
 ) -> tuple[list[float], dict[str, Any]]:
     """Of the weights that are tried the first with the best mean metric over the first `most` hits; and the means: `fused`, and of each run `alone`.
 
-    The weights that are tried have each run alone among them, its weight 1. A judged query that no run has counts 0 for all.
+    A run alone is measured by its own hits, as `evaluate` does: with the other weights 0 it would end in the passages that it lacks.
+    A judged query that no run has counts 0 for all.
     """
     measuring = [Measuring(judgements, "the fused run") for _ in tried]
+    alone = [Measuring(judgements, f"run {number}") for number in range(1, len(tried[0]) + 1)]
     (measure,) = judgements.measures
     depth = min(most, int(measure.params.get("cutoff", most)))
     for block, pooled in blocks:
+        for hits, each in zip(block.runs, alone, strict=True):
+            each.add(block.table(hits))
         for weights, each in zip(tried, measuring, strict=True):
             each.add(block.table(pooled.fused(weights, depth)))
-    means = np.array([next(iter(each.result().means.values())) for each in measuring])
-    best, runs = int(np.argmax(np.round(means, 12))), len(tried[0])
-    ends = [tried.index([float(run == other) for other in range(runs)]) for run in range(runs)]
-    return tried[best], {"fused": float(means[best]), "alone": means[ends].tolist()}
+    means = [_mean(each) for each in measuring]
+    best = int(np.argmax(np.round(means, 12)))
+    return tried[best], {"fused": means[best], "alone": [_mean(each) for each in alone]}
+
+
+def _mean(measuring: Measuring) -> float:
+    return next(iter(measuring.result().means.values()))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +37,7 @@ class Rule:
         summary = Artifact.open(folder, "run").summary
         if summary.get("kind") != "fused":
             raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
-        of_run: dict[str, float] = summary["weights"]
-        weights = [of_run[name] for name in names] if set(names) == set(of_run) else list(of_run.values())
+        weights = list(_in_order(summary["weights"], names).values())
         if len(weights) != runs:
             raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many, in the same order")
         return cls(summary["method"], summary["scale"], weights)
@@ -53,25 +53,28 @@ class Rule:
 
 @dataclass(frozen=True)
 class Fusion:
-    """A rule; and of each run how many hits of a query are fused, and the kind of index that they are of ("": not known)."""
+    """A rule; and of each pool how many hits of a query are fused, and the run of a fused run that it stands for: the name, and the kind of its
+    index or else the stage that made it ("": not known).
+    """
 
     rule: Rule
     depths: Sequence[int]
-    kinds: Sequence[str]
+    kinds: Mapping[str, str]
 
     @classmethod
     def reciprocal(cls, runs: int) -> Fusion:
         """Reciprocal ranks of the first `DEPTH`, with equal weights."""
-        return cls(Rule("reciprocal", True, [1.0] * runs), [DEPTH] * runs, [""] * runs)
+        return cls(Rule("reciprocal", True, [1.0] * runs), [DEPTH] * runs, {})
 
     @classmethod
-    def of(cls, folder: str, runs: int) -> Fusion:
-        """That of a fused run; InputError as `Rule.of`."""
-        rule = Rule.of(folder, runs)
+    def of(cls, folder: str, names: Sequence[str]) -> Fusion:
+        """That of a fused run, for pools of these names as `Rule.of`; InputError as there."""
+        rule = Rule.of(folder, len(names), names)
         about = Artifact.open(folder, "run").summary.get("runs")
         if about is None:
             raise InputError("was made by a version that did not keep how many hits it fused", folder, "fuse again")
-        return cls(rule, [one["depth"] for one in about.values()], [one["kind"] for one in about.values()])
+        about = _in_order(about, names)
+        return cls(rule, [one["depth"] for one in about.values()], {name: one["kind"] for name, one in about.items()})
 
     def fused(self, hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array], k: int) -> PoolHits:
         """The fused hits of pools of one corpus, as `fuse` would make them of their runs.
@@ -87,6 +90,11 @@ class Fusion:
             place = fused.query + at, fused.rank - 1
             best[0][place], best[1][place] = fused.score, rows[fused.passage]
         return best
+
+
+def _in_order(of_run: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What a fused run says of each of its runs: in the order of `names` if these are its own, else in its order."""
+    return {name: of_run[name] for name in names} if set(names) == set(of_run) else of_run
 
 
 def _as_runs(hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array]) -> tuple[Rows, list[Hits]]:

@@ -19,14 +19,16 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
+from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.searching import Known, Reply, Searching, Unavailable, connected, sources
 from raydense.serving.settings import ServeSettings
-from raydense.storage import Artifact
+from raydense.storage import Artifact, fingerprint_of, named_folders
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 _AT_ONCE = 2  # batches that are searched at once
+_OTHER_CORPUS = "the index was made of another corpus than the server has"
 _DIFFERENT = "the pools answer from indexes of different corpora"
 
 
@@ -46,16 +48,28 @@ def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None
         return None
     if len({index.summary["corpus"] for index in indexes}) > 1:
         raise InputError("the indexes are of different corpora", "index", "give indexes of one corpus")
-    if settings.model and all(index.summary["kind"] == "bm25" for index in indexes):
-        raise InputError("no index of these needs a model", "model", "leave it out, or give an index of kind faiss")
+    if all(index.summary["kind"] == "bm25" for index in indexes):
+        if settings.model:
+            raise InputError("no index of these needs a model", "model", "leave it out, or give an index of kind faiss")
+        for index in indexes:
+            check_search_params(index, settings.search_params)
     if not settings.fuse:
         return Fusion.reciprocal(len(indexes))
-    fusion = Fusion.of(settings.fuse, len(indexes))
-    for number, (index, kind) in enumerate(zip(indexes, fusion.kinds, strict=True), 1):
-        if (here := index.summary["kind"]) != kind and kind in ("bm25", "faiss"):
-            what = f"its run {number} is of kind {kind}, and index {number} of kind {here}"
-            raise InputError(what, settings.fuse, "give the indexes in the order of the runs")
+    fusion = Fusion.of(settings.fuse, settings.pool or [name for name, _ in named_folders(settings.index)])
+    for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
+        if kind not in ("", "bm25", "faiss"):
+            what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
+            raise InputError(what, settings.fuse, "fuse runs that `raydense search` made")
+        if kind and kind != (here := index.summary["kind"]):
+            what = f"its run {run!r} is of kind {kind}, and index {number} of kind {here}"
+            raise InputError(what, settings.fuse, "give the indexes in the order of the runs, or by their names")
     return fusion
+
+
+def check_corpus(corpus: str | None, index: Artifact) -> None:
+    """InputError unless the index is of the corpus whose texts a server has, if it has one."""
+    if corpus and fingerprint_of(corpus) != index.summary["corpus"]:
+        raise InputError(_OTHER_CORPUS, corpus, "give the corpus that the index was made of")
 
 
 class Answering:
@@ -69,8 +83,7 @@ class Answering:
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
         self._encoding = threading.Lock()
-        if self._corpus and (why := self._without_texts(self._searching[0].known)):
-            raise InputError(why, settings.corpus, "give the corpus that the index was made of")
+        check_corpus(settings.corpus, self._searching[0].index)
         threading.Thread(target=self._keep_awake, daemon=True).start()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
@@ -121,7 +134,7 @@ class Answering:
         """Why the texts of an index's passages are not available; "" if they are."""
         if self._corpus is None:
             return "this server has no corpus"
-        return "" if known.corpus == self._corpus.fingerprint else "the index was made of another corpus than the server has"
+        return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
     def _reply(self, question: Question, hits: Hits, found: Found) -> Reply | Unavailable:
         scores, rows = hits

@@ -15,45 +15,56 @@ from raydense.errors import InputError
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
-from raydense.serving.answering import fusion_of
+from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.app import application
 from raydense.serving.searching import Source, connected, sources
 from raydense.serving.settings import ServeSettings
+from raydense.storage import Artifact
 
 
 @contextmanager
 def running(settings: ServeSettings, name: str, route: str, host: str, port: int) -> Iterator[str]:
     """Runs the app `name` under `route` of a server at host:port during the block; yields its URL.
 
-    A running app of that name is updated. At the end the app and its own pools are stopped, and Serve too if no other app is left.
-    InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model, indexes and fused run do not fit, or
-    a pool cannot be started.
+    A running app of that name is updated, and stays if that fails. At the end the app and its own pools are stopped, and Serve too if no
+    other app is left. InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model, corpus, indexes or pools, and
+    fused run do not fit, or a pool cannot be started.
     """
     if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
     settings = settings.located()
     places = sources(settings, name)
     if own := [index for source in places if (index := source.check_own())]:
-        fusion_of(settings, own)
+        _check_together(settings, own)
     if not joins_cluster():
         _check_port(host, port)
     ensure_ray()
     limit_logs("ray.serve")
     if (listens := serve_http_config()) is not None:
         _check_listens(listens, host, port)
-    connected(places)  # an error is raised here, as one line, before a running app is touched
+    found = [pool.index for pool in connected(places)]  # an error is raised here, as one line, before a running app is touched
+    if settings.pool:
+        for source, index in zip(places, found, strict=True):
+            source.check(index)
+        _check_together(settings, found)
     serve.start(http_options={"host": host, "port": port})
     limit_logs("ray.serve")
-    stays = False
+    stays = name in serve.status().applications
     try:
         serve.run(application(settings), name=name, route_prefix=route)
+        stays = False
         yield f"http://{host}:{port}{route.rstrip('/')}"
     except RayServeException as error:
-        stays = name in serve.status().applications  # unchanged
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
         if not stays:
             _end(places, name)
+
+
+def _check_together(settings: ServeSettings, indexes: list[Artifact]) -> None:
+    """InputError unless indexes that each fit the model are of one corpus, the server's if it has one, and fit the fused run."""
+    fusion_of(settings, indexes)
+    check_corpus(settings.corpus, indexes[0])
 
 
 def _end(places: list[Source], name: str) -> None:

@@ -21,7 +21,7 @@ class ServeSettings(BaseSettings):
     pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
     fuse: FolderOrNone = artifact(
         "run",
-        "several indexes: a run that `raydense fuse` made, of as many runs in the order of the indexes: its method, weights and depth are used;"
+        "several indexes: a run that `raydense fuse` made, of as many runs, by the names of the indexes or pools (NAME=folder) if they are the same, else in order: its method, weights and depth are used;"
         " by default reciprocal ranks of the first 100 hits",
         None,
     )

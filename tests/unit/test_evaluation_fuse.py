@@ -25,10 +25,12 @@ from tests.mining_world import Run, write_table
 PASSAGES = [f"p{i}" for i in range(12)]
 
 
-def write_run(folder: Path, run: Run, **summary: object) -> str:
+def write_run(folder: Path, run: Run, stage: str = "test", **summary: object) -> str:
     rows = [(q, p, rank, score) for q, hits in run.items() for rank, (p, score) in enumerate(hits, 1)]
     columns = list(map(list, zip(*rows, strict=True))) or [[], [], [], []]
-    write_table(folder, "run", [pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))], **summary)
+    write_table(
+        folder, "run", [pa.table(dict(zip(["query_id", "passage_id", "rank", "score"], columns, strict=True)))], stage=stage, **summary
+    )
     return str(folder)
 
 
@@ -198,8 +200,39 @@ def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
     write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["p3"], "relevance": pa.array([1], pa.int32())})])
     for metric in ("RR", "RR@10"):
         tuned = fuse(FuseSettings(output=str(tmp_path / metric), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, k=1))
-        assert tuned.summary["dev"] == {"metric": metric, "a": 0.0, "b": 0.0, "fused": 0.0}
+        assert tuned.summary["dev"] == {"metric": metric, "a": 1 / 3, "b": 1 / 2, "fused": 0.0}
         assert list(tuned.summary["weights"].values()) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("metric", ["R@10", "RR", "nDCG@1"])
+def test_each_run_alone_has_the_metric_that_evaluate_gives_it(scale: bool, metric: str, tmp_path: Path):
+    """Of a passage that a run lacks it gets no credit, though the fused list has it; equal scores are ordered as trec_eval does."""
+    runs = [
+        write_run(tmp_path / "a", {"q": [("p1", 3.0), ("p2", 2.0)]}),
+        write_run(tmp_path / "b", {"q": [("p3", 3.0), ("p4", 3.0)]}),
+    ]
+    write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["p3"], "relevance": pa.array([1], pa.int32())})])
+    tuned = fuse(FuseSettings(output=str(tmp_path / "out"), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, scale=scale))
+    expected = {}
+    for name, run in zip("ab", runs, strict=True):
+        made = evaluate(EvaluateSettings(output=str(tmp_path / f"r{name}"), run=[run], qrels=str(tmp_path / "qrels"), metrics=[metric]))
+        expected[name] = made.summary["result"]["metrics"][metric]
+    assert {name: tuned.summary["dev"][name] for name in "ab"} == expected
+    assert expected["a"] == 0
+
+
+def test_what_each_run_was_made_by_is_kept(tmp_path: Path):
+    """The kind of its index, or the stage; nothing of an imported run, which may hold the scores of an index."""
+    hits: Run = {"q": [("p1", 3.0)]}
+    runs = [
+        write_run(tmp_path / "searched", hits, kind="bm25"),
+        *(write_run(tmp_path / one, hits, stage=one) for one in ("rerank", "import")),
+    ]
+    first = fuse(FuseSettings(output=str(tmp_path / "first"), run=runs))
+    assert {name: one["kind"] for name, one in first.summary["runs"].items()} == {"searched": "bm25", "rerank": "rerank", "import": ""}
+    second = fuse(FuseSettings(output=str(tmp_path / "second"), run=[str(first.path), runs[0]]))
+    assert second.summary["runs"]["first"]["kind"] == "fused"
 
 
 def test_combinations_sum_to_one():
