@@ -65,6 +65,7 @@ def main(folder: Path) -> None:
             output=folder / "generated",
         )
     )  # fmt: skip
+    rd.oracle(rd.OracleSettings(corpus=corpus, queries=queries, qrels=qrels / "train", output=folder / "oracle"))
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
     rd.mix(
         rd.MixSettings(

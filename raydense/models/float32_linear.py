@@ -33,8 +33,9 @@ class ScoreLinear(Float32Linear):
     leaves = (torch.float16, torch.bfloat16)
 
     def forward(self, input: Tensor) -> Tensor:
+        dtype = torch.promote_types(input.dtype, torch.float32)
         with torch.autocast(input.device.type, enabled=False):
-            return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+            return linear(input.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
 
 def keep_in_float32(model: PreTrainedModel) -> None:

@@ -27,8 +27,8 @@ from raydense.training.memory import Outline, describe, longest_batch, many_word
 from raydense.training.method import load_model
 from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, memory_for, refuse_too_little
 from raydense.training.pieces import pieces_of
-from raydense.training.rank import Rank
 from raydense.training.settings import PretrainSettings, TrainSettings
+from raydense.training.worker import Worker
 
 CPU = torch.device("cpu")
 LAYERS, DEEP = 2, 4
@@ -274,7 +274,7 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
     def begin(workers: int = 1) -> Loop:
         return Loop(
             Job(asked, asked.model, Place.of(tmp_path), 1, {}, Generations(Place.of(tmp_path), steps=1, every=1), until=1, inputs={}),
-            Rank(0, workers, workers, CPU),
+            Worker(0, workers, workers, CPU),
         )
 
     assert begin().settings.micro_batch == 12
