@@ -12,6 +12,7 @@ from raydense.data.settings import OracleSettings
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import concat_parts, positives_of, query_positions
 from raydense.errors import InputError
+from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance
 
@@ -84,8 +85,7 @@ class _Judged:
         """The texts of the queries of each passage of rows start..stop-1."""
         passage, place = self._places(store, start, stop)
         sizes = self._starts[place + 1] - self._starts[place]
-        ends = np.cumsum(sizes)
-        at = np.arange(sizes.sum()) + np.repeat(self._starts[place] - (ends - sizes), sizes)
+        at = ranges(self._starts[place], sizes)
         pairs = np.unique(np.repeat(passage, sizes) * len(self._texts) + self._text[at])  # by passage, then by query
         owner, text = np.divmod(pairs, len(self._texts))
         offsets = np.append(0, np.cumsum(np.bincount(owner, minlength=stop - start)))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from raydense.data.lookup import IdLookup
 from raydense.data.store import Rows
 from raydense.errors import InputError, did_you_mean
+from raydense.ranges import ranges
 
 Values = NDArray[np.float64]
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
@@ -93,7 +94,7 @@ class Judgements:
         """The judgements of the queries of these numbers: the place of each one's query in `queries`, the passage's id, and the relevance."""
         counts = self._edges[queries + 1] - self._edges[queries]
         place = np.repeat(np.arange(len(queries)), counts)
-        at = np.arange(counts.sum()) + (self._edges[queries] - np.cumsum(counts) + counts)[place]
+        at = ranges(self._edges[queries], counts)
         return place, self._passages.take(pa.array(at)), self._relevance[at]
 
     @property

@@ -14,6 +14,7 @@ from raydense.data.tables import query_positions
 from raydense.evaluation.metrics import Judgements, trec_order
 from raydense.evaluation.runs import MeasuredRun
 from raydense.evaluation.settings import SimilaritySettings
+from raydense.ranges import ranges
 from raydense.runtime.progress import Progress
 from raydense.storage import fingerprint_of
 
@@ -87,7 +88,7 @@ def _pairs_of(asked: Rows, run: MeasuredRun, judgements: Judgements, store: Pass
     differs = store.text_hash[row] != store.text_hash[positive[at]]
     at, row = at[differs], row[differs]
     starts = np.flatnonzero(np.append(True, at[1:] != at[:-1])) if len(at) else at
-    rank = np.arange(len(at)) - np.repeat(starts, np.diff(np.append(starts, len(at))))
+    rank = ranges(np.zeros_like(starts), np.diff(np.append(starts, len(at))))
     kept, of = np.unique(at[rank < passages], return_inverse=True)
     return _Pairs(asked[kept], positive[kept], of, row[rank < passages])
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore, Rows, store_of
 from raydense.inference.settings import SplitSettings
+from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, check_unchanged, provenance
 
@@ -142,7 +143,7 @@ def _portions(store: PassageStore, part: _Part) -> Iterator[pa.Table]:
 def _passages_of(documents: pa.Table, counts: Rows, spans: Rows) -> pa.Table:
     """The passages of some documents: `counts` int64 [documents], and where they begin and end, int64 [passages, 2]."""
     owner = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    number = ranges(np.zeros_like(counts), counts)
     source, ids = pa.array(owner), documents["passage_id"]
     doc_ids = pc.coalesce(documents["doc_id"], ids) if "doc_id" in documents.column_names else ids
     texts, names = pc.fill_null(documents["text"], "").to_pylist(), ids.to_pylist()

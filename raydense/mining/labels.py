@@ -15,6 +15,7 @@ from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.mining.negatives import Candidates
+from raydense.ranges import ranges
 from raydense.storage import Artifact
 
 _COLUMNS = ["positives", "negatives", "positive_scores", "negative_scores"]
@@ -70,7 +71,7 @@ class Labels:
         score: NDArray[np.float32] = pc.list_flatten(table[f"{name}_scores"]).to_numpy()
         if len(score) != len(row) or row.min(initial=0) < 0 or row.max(initial=0) >= self._rows:
             raise InputError(f"names {name}s that the corpus or their scores do not have", self._path, "give what `raydense label` made")
-        rank = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rank = ranges(np.zeros_like(lengths), lengths)
         return Candidates(np.repeat(queries, lengths), row, rank.astype(np.int32), score)
 
 

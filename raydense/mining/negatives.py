@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import positives_of
+from raydense.ranges import ranges
 
 Flags = NDArray[np.bool_]
 
@@ -72,9 +73,7 @@ class Positives:
     def lists(self, queries: Rows) -> tuple[Rows, Rows]:
         """The positives of some queries one after another, int64, and the position in `queries` of the query of each, int64."""
         counts = self.counts_of(queries)
-        owner = np.repeat(np.arange(len(queries)), counts)
-        within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.rows[np.repeat(self.offsets[queries], counts) + within], owner
+        return self.rows[ranges(self.offsets[queries], counts)], np.repeat(np.arange(len(queries)), counts)
 
     @cached_property
     def _hashes(self) -> NDArray[np.uint64]:

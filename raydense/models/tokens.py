@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydense.ranges import ranges
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -35,8 +37,7 @@ class Tokens:
         """The texts at `indices`, in that order; an index may be repeated."""
         lengths = self.lengths[indices]
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        places = np.repeat(self.offsets[:-1][indices], lengths) + steps
+        places = ranges(self.offsets[:-1][indices], lengths)
         return Tokens(self.ids[places], offsets, None if self.types is None else self.types[places])
 
     def pad(self, pad_id: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.ranges import ranges
 from raydense.retrieval.bm25_counts import Ints, Part, kept
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY
@@ -133,7 +134,7 @@ class _ShardWriter:
         size, end = int(self.starts[high]) - first, self.starts[low:high] - first
         scores, passages = np.empty(size, np.float32), np.empty(size, np.int32)
         for ids, df, values, rows in slices:
-            at = np.repeat(end[ids - low] - np.cumsum(df) + df, df) + np.arange(len(rows))
+            at = ranges(end[ids - low], df)
             end[ids - low] += df
             scores[at], passages[at] = values, rows
         return [(scores, passages)]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, query_positions, query_starts, read_table
 from raydense.errors import InputError
+from raydense.ranges import ranges
 from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
@@ -146,7 +147,7 @@ def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
     same = pc.and_(pc.equal(run["query_id"], run["passage_id"]), pc.invert(pc.is_in(run["query_id"], value_set=but)))
     run = run.filter(pc.invert(same))
     starts = query_starts(run["query_id"])
-    rank = np.arange(1, len(run) + 1) - np.repeat(starts[:-1], np.diff(starts))
+    rank = ranges(np.ones_like(starts[1:]), np.diff(starts))
     return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
 
 

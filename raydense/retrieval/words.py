@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from raydense.data.cjk import CJK
 from raydense.errors import InputError, did_you_mean
+from raydense.ranges import ranges
 
 NONE = "none"
 _NO_CACHE = 0  # of stems: emptying it takes longer than stemming
@@ -112,7 +113,7 @@ class Vocabulary(dict[bytes, int]):
         of_several = np.repeat(has_several, counts)
         ids = np.empty(len(of_several), np.int32)
         ids[~of_several] = codes[codes >= 0]
-        ids[of_several] = flat[np.repeat(ends[key] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())]
+        ids[of_several] = flat[ranges(ends[key], sizes)]
         return ids
 
     def __missing__(self, key: bytes) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.ranges import ranges
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -60,7 +62,7 @@ class Ragged:
         """The positions of the values of some lists, and the offsets of these lists when packed."""
         lengths = self.offsets[lists + 1] - self.offsets[lists]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        return np.arange(offsets[-1]) + np.repeat(self.offsets[lists] - offsets[:-1], lengths), offsets
+        return ranges(self.offsets[lists], lengths), offsets
 
     def take(self, lists: Ints) -> Ragged:
         """The lists at these positions, packed."""

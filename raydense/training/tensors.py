@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydense.models.tokens import Tokens
+from raydense.ranges import ranges
 from raydense.training.part import Part
 
 
@@ -31,9 +32,8 @@ def known_positives(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.u
     order = np.argsort(of_passage, kind="stable")
     low, high = (np.searchsorted(of_passage[order], of_query, side) for side in ("left", "right"))
     counts = high - low
-    places = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
     found = np.zeros((len(mine), len(rows)), np.bool_)
-    found[np.repeat(mine.known.owner, counts), order[places]] = True
+    found[np.repeat(mine.known.owner, counts), order[ranges(low, counts)]] = True
     return found
 
 
