@@ -133,7 +133,7 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     """The rule, and what the summary says of how its weights were found."""
     equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
     if settings.weights_of:
-        return Rule.of(settings.weights_of, len(names), names), {}
+        return Rule.of(settings.weights_of, names), {}
     rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
     if not settings.qrels:
         return rule, {}

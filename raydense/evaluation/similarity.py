@@ -48,34 +48,29 @@ def similarities(
 
     The queries are at most `settings.queries` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
     the first `settings.passages` of the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where
-    s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Holds a vector of each different passage.
+    s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Holds the vectors of 1,024 queries
+    and their passages, whatever the number of queries.
     """
     retrievers = {fingerprint_of(folder): folder for model in models.values() for folder in (model, model / _RETRIEVER) if folder.is_dir()}
     found = {}
     for run in runs:
         made_from = run.artifact.manifest["made_from"]
         folder = retrievers.get(made_from["inputs"].get("model", "")) if made_from.get("stage") == "search" else None
-        pairs = _pairs(run, judgements, store, settings) if folder else None
-        if folder and pairs and len(pairs.query):
-            found[run.name] = _similarity(folder, pairs, judgements.query_ids, queries, store)
+        if folder and (measured := _similarity(folder, run, judgements, queries, store, settings)):
+            found[run.name] = measured
     return found
 
 
-def _pairs(run: MeasuredRun, judgements: Judgements, store: PassageStore, settings: SimilaritySettings) -> _Pairs:
-    """The pairs of the chosen queries; without those whose p+ the corpus lacks, or that have no p-."""
+def _chosen(judgements: Judgements, most: int) -> Rows:
+    """The numbers of the queries: `most` of those that have a positive, evenly chosen, or all of them for 0."""
     asked = judgements.with_positive
-    if settings.queries and len(asked):
-        asked = asked[np.unique(np.linspace(0, len(asked) - 1, settings.queries).round().astype(np.int64))]
-    none = np.empty(0, np.int64)
-    parts = [_Pairs(none, none, none, none)]
-    for start in range(0, len(asked), _QUERIES_AT_ONCE):
-        found = _pairs_of(asked[start : start + _QUERIES_AT_ONCE], run, judgements, store, settings.passages)
-        parts.append(found._replace(of=found.of + sum(len(part.query) for part in parts)))
-    return _Pairs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    if not most or not len(asked):
+        return asked
+    return asked[np.unique(np.linspace(0, len(asked) - 1, most).round().astype(np.int64))]
 
 
-def _pairs_of(asked: Rows, run: MeasuredRun, judgements: Judgements, store: PassageStore, passages: int) -> _Pairs:
-    """The pairs of some queries, whose numbers rise."""
+def _pairs(asked: Rows, run: MeasuredRun, judgements: Judgements, store: PassageStore, passages: int) -> _Pairs:
+    """The pairs of some queries, whose numbers rise; without those whose p+ the corpus lacks, or that have no p-."""
     judged, ids, grade = judgements.judged(asked)
     judged, ids, grade = judged[grade >= 1], ids.filter(pa.array(grade >= 1)), grade[grade >= 1]
     known, best = store.rows_of(ids), np.lexsort((-grade, judged))
@@ -93,27 +88,44 @@ def _pairs_of(asked: Rows, run: MeasuredRun, judgements: Judgements, store: Pass
     return _Pairs(asked[kept], positive[kept], of, row[rank < passages])
 
 
-def _similarity(folder: Path, pairs: _Pairs, query_ids: pa.Array, queries: pa.Table, store: PassageStore) -> dict[str, Any]:
+def _similarity(
+    folder: Path, run: MeasuredRun, judgements: Judgements, queries: pa.Table, store: PassageStore, settings: SimilaritySettings
+) -> dict[str, Any] | None:
+    """What the model's similarities are, block by block of the queries; None without a pair."""
     from raydense.models.dual_encoder import DualEncoder  # only here: importing torch takes seconds
 
-    model = DualEncoder.load(folder)
-    at = query_positions(query_ids.take(pa.array(pairs.query)), queries, "qrels")
-    rows, place = np.unique(np.concatenate([pairs.positive, pairs.negative]), return_inverse=True)
-    positive, negative = np.split(place, [len(pairs.positive)])
-    with Progress("evaluate similarity", len(at) + len(rows), "texts") as progress:
-        q = np.concatenate([_vectors(model, queries["text"].take(pa.array(part)).to_pylist(), "queries", progress) for part in _parts(at)])
-        p = np.concatenate([_vectors(model, store.passages(part), "passages", progress) for part in _parts(rows)])
-    to_query = np.einsum("nd,nd->n", p[positive], q)
-    steps = range(0, len(negative), _PAIRS_AT_ONCE)
-    cuts = [slice(start, start + _PAIRS_AT_ONCE) for start in steps]
-    to_negative = np.concatenate([np.einsum("nd,nd->n", p[positive[pairs.of[cut]]], p[negative[cut]]) for cut in cuts])
+    model, asked = DualEncoder.load(folder), _chosen(judgements, settings.queries)
+    found = []
+    with Progress("evaluate similarity", len(asked), "queries") as progress:
+        for start in range(0, len(asked), _QUERIES_AT_ONCE):
+            block = asked[start : start + _QUERIES_AT_ONCE]
+            pairs = _pairs(block, run, judgements, store, settings.passages)
+            if len(pairs.query):
+                at = query_positions(judgements.query_ids.take(pa.array(pairs.query)), queries, "qrels")
+                found.append(_scores(model, pairs, queries["text"].take(pa.array(at)).to_pylist(), store))
+            progress.add(len(block))
+    if not found:
+        return None
+    to_query, to_negative, nearer = (np.concatenate(column) for column in zip(*found, strict=True))
     return {
-        "queries": len(pairs.query),
-        "pairs": len(pairs.of),
+        "queries": len(to_query),
+        "pairs": len(to_negative),
         "s(p+,q)": {"mean": _figure(to_query.mean()), "spread": _figure(to_query.std())},
         "s(p+,p-)": {"mean": _figure(to_negative.mean()), "spread": _figure(to_negative.std())},
-        "nearer": float(np.mean(to_query[pairs.of] > to_negative)),
+        "nearer": float(nearer.mean()),
     }
+
+
+def _scores(model: DualEncoder, pairs: _Pairs, texts: list[str], store: PassageStore) -> tuple[Vectors, Vectors, NDArray[np.bool_]]:
+    """s(p+, q) of each query, float32 [queries]; s(p+, p-) of each pair, float32 [pairs], and whether it is below the first, bool [pairs]."""
+    rows, place = np.unique(np.concatenate([pairs.positive, pairs.negative]), return_inverse=True)
+    positive, negative = np.split(place, [len(pairs.positive)])
+    q = _vectors(model, texts, "queries")
+    p = np.concatenate([_vectors(model, store.passages(part), "passages") for part in _parts(rows)])
+    to_query = np.einsum("nd,nd->n", p[positive], q)
+    cuts = [slice(start, start + _PAIRS_AT_ONCE) for start in range(0, len(negative), _PAIRS_AT_ONCE)]
+    to_negative = np.concatenate([np.einsum("nd,nd->n", p[positive[pairs.of[cut]]], p[negative[cut]]) for cut in cuts])
+    return to_query, to_negative, to_query[pairs.of] > to_negative
 
 
 def _parts(rows: Rows) -> list[Rows]:
@@ -126,7 +138,7 @@ def _figure(value: np.floating) -> float:
     return float(f"{value:.5g}")
 
 
-def _vectors(model: DualEncoder, texts: list[str], side: str, progress: Progress) -> Vectors:
+def _vectors(model: DualEncoder, texts: list[str], side: str) -> Vectors:
     import torch
 
     from raydense.models.tokens import batches_by_token_budget
@@ -137,5 +149,4 @@ def _vectors(model: DualEncoder, texts: list[str], side: str, progress: Progress
     for batch in batches_by_token_budget(tokens.lengths, _TOKENS):
         with torch.inference_mode():
             found[batch] = encode(tokens.select(batch).pad(model.tokenizer.pad_id)).numpy()
-        progress.add(len(batch))
     return found

@@ -14,10 +14,8 @@ from raydense.retrieval.fusion import Pooled
 if TYPE_CHECKING:
     from raydense.evaluation.fuse import Block
 
-_FARTHEST, _STEPS = (
-    16.0,
-    4,
-)  # lambda lies at most so many times above or below the ratio of the spreads, in so many steps for each factor of 2
+_FARTHEST = 16.0  # lambda lies at most so many times above or below the ratio of the spreads,
+_STEPS = 4  # in so many steps for each factor of 2
 
 
 def combinations(runs: int) -> list[list[float]]:

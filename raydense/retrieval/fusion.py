@@ -38,9 +38,8 @@ class Pooled:
     def fused(self, weights: Sequence[float], most: int) -> Hits:
         """The first `most` passages of each query by the weighted sum of their parts; of equal ones that with the greater number first."""
         total = np.zeros(len(self.query))
-        for weight, part in zip(
-            weights, self.parts, strict=True
-        ):  # not a product of matrices, whose last digits depend on how many rows there are
+        # not as a product of matrices, whose last digits depend on how many rows there are
+        for weight, part in zip(weights, self.parts, strict=True):
             total += weight * part
         score = total.astype(np.float32)
         order = np.lexsort((-self.passage, -score, self.query))

@@ -29,21 +29,21 @@ class Rule:
     weights: Sequence[float]
 
     @classmethod
-    def of(cls, folder: str, runs: int, names: Sequence[str] = ()) -> Rule:
+    def of(cls, folder: str, names: Sequence[str]) -> Rule:
         """That of a fused run, its weights for runs of these names if they are its own, else in its order.
 
-        InputError unless it is a fused run, of so many runs.
+        InputError unless it is a fused run, of as many runs.
         """
         summary = Artifact.open(folder, "run").summary
         if summary.get("kind") != "fused":
             raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
         weights = list(_in_order(summary["weights"], names).values())
-        if len(weights) != runs:
-            raise InputError(f"fuses {len(weights)} runs, not {runs}", folder, "give as many, in the same order")
+        if len(weights) != len(names):
+            raise InputError(f"fuses {len(weights)} runs, not {len(names)}", folder, "give as many, in the same order")
         return cls(summary["method"], summary["scale"], weights)
 
     def pooled(self, runs: list[Hits]) -> Pooled:
-        """What each run says of the passages of all."""
+        """The part of each run in the scores of the passages of all."""
         return by_rank(runs) if self.method == "reciprocal" else by_score(runs, self.scale)
 
     def fused(self, runs: list[Hits], most: int) -> Hits:
@@ -69,7 +69,7 @@ class Fusion:
     @classmethod
     def of(cls, folder: str, names: Sequence[str]) -> Fusion:
         """That of a fused run, for pools of these names as `Rule.of`; InputError as there."""
-        rule = Rule.of(folder, len(names), names)
+        rule = Rule.of(folder, names)
         about = Artifact.open(folder, "run").summary.get("runs")
         if about is None:
             raise InputError("was made by a version that did not keep how many hits it fused", folder, "fuse again")
@@ -93,7 +93,7 @@ class Fusion:
 
 
 def _in_order(of_run: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What a fused run says of each of its runs: in the order of `names` if these are its own, else in its order."""
+    """What the manifest of a fused run has of each of its runs: in the order of `names` if these are its own, else in its order."""
     return {name: of_run[name] for name in names} if set(names) == set(of_run) else of_run
 
 

@@ -87,8 +87,12 @@ class Ending:
         assert self._given is not None
         if step is None:
             step = self._newest()
-        on = "continues from the newest checkpoint" if step is None else f"continues from step {step:,} of {self._steps:,}"
-        on = "writes the model: all steps are done" if step is not None and step >= self._steps else on
+        if step is None:
+            on = "continues from the newest checkpoint"
+        elif step < self._steps:
+            on = f"continues from step {step:,} of {self._steps:,}"
+        else:
+            on = "writes the model: all steps are done"
         say(f"train: ended by {self._given.name}; the same command {on}")
         raise KeyboardInterrupt if self._given == signal.SIGINT else SystemExit(128 + self._given)
 

@@ -133,8 +133,8 @@ def _checked(value: Any, field: Field, at: str) -> Any:
         if not field.needed:
             return None
         raise InputError(f"no {field.key!r}", at, "each line needs it")
-    of_strings = field.type != "texts" or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-    if isinstance(value, bool) or not isinstance(value, _JSON_TYPES[field.type]) or not of_strings:
+    fits = isinstance(value, _JSON_TYPES[field.type]) and not isinstance(value, bool)
+    if not fits or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
         raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_EXPECTED[field.type]}", at, _FIX)
     if isinstance(value, list):
         return [check_string(one, field.key, at) for one in value]
