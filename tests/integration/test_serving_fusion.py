@@ -168,7 +168,11 @@ def _free() -> int:
 def test_both_indexes_reserve_their_memory(world: World) -> None:
     """Where there is room for one alone, the app is refused, and the pool that was started for it is ended."""
     each = [plan_memory(one, 1).total for one in (world.words, world.dense)]
-    own, before = sources(ServeSettings(**world.served), "memory"), _free()
+    for name in pools():
+        close_pool(name)
+    before = int(ray.cluster_resources()["memory"])
+    until(lambda: _free() == before, "actors of other tests keep their memory")
+    own = sources(ServeSettings(**world.served), "memory")
     pools_of_both = connected(own)
     until(lambda: _free() == before - sum(each), "the actors do not reserve the memory of both")
     for pool in pools_of_both:
