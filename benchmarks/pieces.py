@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from raydense.data.store import PassageStore
+from raydense.models.cross_encoder import CrossEncoder
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
@@ -28,6 +29,8 @@ from raydense.training.step import forward_and_backward
 CPU = torch.device("cpu")
 METHODS: dict[str, dict[str, Any]] = {
     "retriever": {"negatives": 3, "query_length": 32, "passage_length": 256},
+    "retriever, own list": {"objective": "retriever", "negatives": 3, "in_batch": False, "query_length": 32, "passage_length": 256},
+    "joint": {"negatives": 7, "query_length": 32, "passage_length": 256, "pair_length": 288},
     "reranker": {"negatives": 3, "pair_length": 256},
     "generator": {"passage_length": 256},
     "mlm": {"passage_length": 256},
@@ -63,13 +66,18 @@ def _settings(name: str, given: argparse.Namespace) -> LoopSettings:
     common |= {"micro_batch": given.micro_batch, **METHODS[name]}
     if name == "mlm":
         return PretrainSettings.read({"method": name, **common})
-    return TrainSettings.read({"objective": name, "queries": given.queries, "examples": given.examples, **common})
+    scorer = {"reranker": "scorer"} if name == "joint" else {}
+    return TrainSettings.read({"objective": name, "queries": given.queries, "examples": given.examples, **scorer, **common})
 
 
 def _row(name: str, given: argparse.Namespace, aside: Path) -> str:
     settings = _settings(name, given)
     kind, store = method_of(settings), PassageStore(given.corpus)
     kind.make_tiny(store.passages(range(0, len(store), 10)), aside / "tiny", 0)
+    if name == "joint":
+        torch.manual_seed(0)
+        CrossEncoder.load(aside / "tiny").save(aside / "scorer")
+        settings = settings.model_copy(update={"reranker": str(aside / "scorer")})
     examples, texts = kind.read(settings, store)
     model = load_model(settings, str(aside / "tiny"))
     method, pieces = kind(settings, model, texts, 0, 1), pieces_of(settings)

@@ -52,7 +52,6 @@ def completed(settings: Any) -> Any:
 class DualEncoderMethod(Method):
     """A retriever that learns from each query's own list only: its positive and its hard negatives."""
 
-    couples = False
     model: DualEncoder
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings):
@@ -77,6 +76,10 @@ class DualEncoderMethod(Method):
     @classmethod
     def completed(cls, settings: Any) -> Any:
         return completed(settings)
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return False
 
     @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:

@@ -50,7 +50,7 @@ def _flops(settings: LoopSettings, steps: Holds, model: Model, known: Known) -> 
     lengths = {"queries": query, "pairs": pair}
     texts = method_of(settings).texts_of(settings).items()
     part = sum(count * lengths.get(kind, passage) for kind, count in texts) * settings.workers * settings.accumulation
-    cached = 1.0 if settings.micro_batch and method_of(settings).couples else 0.0  # gradient caching runs forward twice
+    cached = 1.0 if settings.micro_batch and method_of(settings).couples(settings) else 0.0  # gradient caching runs forward twice
     return model.flops * (
         (_BACKWARD + cached) * steps.rows * part + _measured(settings, steps, passage, known) + _renewed(settings, steps, passage, known)
     )

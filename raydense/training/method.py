@@ -55,17 +55,14 @@ class Method(ABC):
     by name and returns a tuple with a tensor for each; a row depends only on its text, so that forward can run piece by piece.
 
     `Settings` is the method's own settings class. `needs_scores`: the examples must have a teacher's scores; see `Part`.
-    `couples`: the loss compares texts of different queries; a part of a step then runs in pieces by gradient caching.
-    If it is False, the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
-    the queries, and a part runs in pieces by plain accumulation. `adds`: the loss is instead a sum over queries, divided by totals of
-    the part, which are tensors without dimension in the batch; so are the metrics.
+    `adds`: the loss of a method that does not couple queries is no mean but a sum over queries, divided by totals of the part, which are
+    tensors without dimension in the batch; so are the metrics.
     """
 
     name: ClassVar[str] = ""
     Settings: ClassVar[type[LoopSettings]]
     artifact: ClassVar[str] = "model"
     needs_scores: ClassVar[bool] = False
-    couples: ClassVar[bool] = True
     adds: ClassVar[bool] = False
 
     def __init__(self, settings: Any, model: Any, texts: Any, rank: int, workers: int) -> None:
@@ -91,6 +88,15 @@ class Method(ABC):
     def queries_of(settings: Any) -> int:
         """How many queries (in pre-training, passages) a worker has in a part of a step."""
         return settings.batch_size // settings.accumulation // settings.workers
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        """Whether the loss compares texts of different queries: a part of a step then runs in pieces by gradient caching.
+
+        If it does not, the loss is a mean over queries, every tensor of a batch has equally many rows for each query, in the order of
+        the queries, and a part runs in pieces by plain accumulation, which runs forward once.
+        """
+        return True
 
     @classmethod
     @abstractmethod

@@ -61,7 +61,7 @@ def accumulates(settings: LoopSettings) -> bool:
     """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and the texts of one query fit in a piece."""
     if not settings.micro_batch or settings.micro_batch == "auto":
         return False
-    return not method_of(settings).couples and settings.micro_batch >= _each(settings)
+    return not method_of(settings).couples(settings) and settings.micro_batch >= _each(settings)
 
 
 def pieces_of(settings: LoopSettings) -> int:

@@ -37,6 +37,12 @@ def known_positives(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.u
     return found
 
 
+def known_of_lists(mine: Part, rows: NDArray[np.int64], text_hash: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Whether each passage of a query's own list is a known positive of it, by row or by equal text: bool of the shape [n, m] of `rows`."""
+    each = np.arange(len(mine))
+    return known_positives(mine, rows.ravel(), text_hash).reshape(len(mine), *rows.shape)[each, each]
+
+
 def accuracy(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
     """The share of queries whose positive has the highest unmasked score."""
     column, scores = positive.unsqueeze(1), scores.detach()

@@ -24,8 +24,7 @@ class QueryGenerator(Method):
     The mean is over the tokens of all workers.
     """
 
-    couples, adds = False, True
-
+    adds = True
     model: Generator
 
     class Settings(TrainSettings):
@@ -34,6 +33,10 @@ class QueryGenerator(Method):
         passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's")
         query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 64", ge=4)
         passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return False
 
     @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:

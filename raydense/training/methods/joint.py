@@ -66,6 +66,10 @@ class Joint(Method):
             return self
 
     @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return bool(settings.in_batch)
+
+    @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:
         queries, part = cls.queries_of(settings), settings.batch_size // settings.accumulation
         lists = queries * (1 + settings.negatives)
@@ -127,30 +131,30 @@ class Joint(Method):
         return {"retriever": model.retriever, "reranker": model.reranker}
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; a passage in several lists is encoded once.
+        """As `Method.prepare`; with `in_batch` a passage in several lists is encoded once, and `place` int64 [n, m] is the passage at
+        each entry of a list. Without, the passages are those of each list, in the order of the queries.
 
-        `place` int64 [n, m] is the passage at each entry of a list; `relevant` bool [n, m] marks the known positives.
+        `relevant` bool [n, m] marks the known positives.
         """
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_positives, pad
+        from raydense.training.tensors import known_of_lists, pad
 
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives, self._others(part)], axis=1)
-        known = known_positives(mine, rows.ravel(), self.texts.store.text_hash).reshape(len(mine), *rows.shape)
+        relevant = known_of_lists(mine, rows, self.texts.store.text_hash)
         passages, place = np.unique(rows, return_inverse=True)
         texts, queries = self.texts.passages(passages), self.texts.queries(mine.query)
-        pairs = self.model.reranker.tokenize_pairs(
-            np.repeat(np.array(queries, object), rows.shape[1]).tolist(), np.array(texts, object)[place.ravel()].tolist()
-        )
+        of_lists = np.array(texts, object)[place.ravel()].tolist()
+        pairs = self.model.reranker.tokenize_pairs(np.repeat(np.array(queries, object), rows.shape[1]).tolist(), of_lists)
         retriever = self.model.retriever
         return {
             "queries": pad(retriever, retriever.tokenize_queries(queries)),
-            "passages": pad(retriever, retriever.tokenize_passages(texts)),
+            "passages": pad(retriever, retriever.tokenize_passages(texts if self.settings.in_batch else of_lists)),
             "pairs": pad(self.model.reranker, pairs),
-            "place": torch.from_numpy(place.reshape(rows.shape)),
-            "relevant": torch.from_numpy(known[np.arange(len(mine)), np.arange(len(mine))]),
+            "relevant": torch.from_numpy(relevant),
+            **({"place": torch.from_numpy(place.reshape(rows.shape))} if self.settings.in_batch else {}),
         }
 
     def _others(self, part: Part) -> NDArray[np.int64]:
@@ -174,7 +178,8 @@ class Joint(Method):
         queries, passages, scores = (losses.exact(output) for output in outputs)
         relevant: Tensor = batch["relevant"]
         temperature = temperature_of(self.settings, self.model.retriever.config.normalize)
-        retriever = torch.einsum("nd,nmd->nm", queries, passages[batch["place"]]) / temperature
+        lists = passages[batch["place"]] if self.settings.in_batch else passages.view(*relevant.shape, -1)
+        retriever = torch.einsum("nd,nmd->nm", queries, lists) / temperature
         reranker = scores.view(relevant.shape)
         distilled = losses.listwise_distillation(retriever, reranker, of_list(relevant), self.settings.direction)
         first = torch.zeros(len(relevant), dtype=torch.int64, device=relevant.device)

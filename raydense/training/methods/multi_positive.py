@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydense.settings import setting
 from raydense.training.method import Batch, Draws, Metrics, Outputs, method
-from raydense.training.methods.retriever import Retriever
+from raydense.training.methods.retriever import Retriever, compared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,6 @@ class MultiPositive(Retriever):
         from raydense.training.tensors import accuracy
 
         queries, passages = self.vectors(outputs)
-        scores = queries @ passages.T
+        scores = compared(queries, passages)
         loss = losses.softmax_binary(scores, batch["known"], batch["out"], self.temperature)
         return loss, {"accuracy": accuracy(scores, batch["positive"], batch["known"] | batch["out"])}

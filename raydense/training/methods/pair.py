@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from raydense.settings import setting
 from raydense.training.method import Batch, Held, Metrics, Outputs, method
-from raydense.training.methods.retriever import Retriever
+from raydense.training.methods.retriever import Retriever, compared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,10 +63,10 @@ class Pair(Retriever):
 
         queries, passages = self.vectors(outputs)
         positive, mask, tau = batch["positive"], batch["known"] | batch["out"], self.temperature
-        scores = queries @ passages.T
-        own = passages[positive]
+        scores = compared(queries, passages)
+        own = passages[positive] if self.settings.in_batch else passages[:, 0]
         query_centric = losses.query_centric(scores, positive, mask, tau)
-        passage_centric = losses.passage_centric(scores, own @ passages.T, positive, mask, tau, self._others(own, queries, batch))
+        passage_centric = losses.passage_centric(scores, compared(own, passages), positive, mask, tau, self._others(own, queries, batch))
         alpha = self.settings.alpha
         return (1 - alpha) * query_centric + alpha * passage_centric, {
             "query_centric": query_centric.detach(),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 class Reranker(Method):
     """A cross-encoder over a positive and its hard negatives."""
 
-    couples = False
     model: CrossEncoder
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, PairSettings):
@@ -33,6 +32,10 @@ class Reranker(Method):
             if self.negatives == 0:
                 raise ValueError("a reranker needs negatives of at least 1")
             return self
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return False
 
     @classmethod
     def texts_of(cls, settings: Any) -> dict[str, int]:

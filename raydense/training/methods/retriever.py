@@ -28,8 +28,6 @@ class Retriever(DualEncoderMethod):
     A known positive of the query, or a passage with the text of one, is never used as its negative (DPR eq. 2, PAIR eq. 3).
     """
 
-    couples = True
-
     class Settings(DualEncoderMethod.Settings, RefreshedSettings):
         """Train a retriever by the query-centric loss."""
 
@@ -55,57 +53,77 @@ class Retriever(DualEncoderMethod):
         self.gathers = settings.in_batch and settings.cross_batch and workers > 1
 
     @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return bool(settings.in_batch)
+
+    @classmethod
     def held(cls, settings: Any) -> Held:
         """As `Method.held`: each query is compared with each passage, with cross-batch negatives also those of other workers."""
+        if not settings.in_batch:
+            return super().held(settings)
         texts = cls.texts_of(settings)
-        gathered = texts["passages"] * (settings.workers if settings.in_batch and settings.cross_batch else 1)
+        gathered = texts["passages"] * (settings.workers if settings.cross_batch else 1)
         return Held(vectors=sum(texts.values()) + gathered, scores=texts["queries"] * gathered)
 
     def seen(self, part: Part) -> list[Part]:
-        """The slices of a part whose passages this worker's queries are compared with."""
+        """The slices of a part whose passages this worker's queries are compared with, where negatives are in-batch."""
         return [part.slice_of(r, self.workers) for r in (range(self.workers) if self.gathers else [self.rank])]
 
     def prepare(self, part: Part) -> Batch:
         """As `Method.prepare`; the passages of a worker are its positives query by query, then its negatives.
 
         `positive` [n] is the column of each query's first positive. `known` bool [n, passages] marks the query's known positives,
-        `out` bool [n, passages] the passages that are not compared with it: padding, and without `in_batch` those of other
-        queries. `teacher` as in `DualEncoderMethod.prepare`.
+        `out` bool [n, passages] what is not compared with it, which is padding. Without `in_batch` the passages are those of each
+        query's own list, its positives and then its negatives, and the lists are in the order of the queries. `teacher` as in
+        `DualEncoderMethod.prepare`.
         """
         import numpy as np
         import torch
 
         from raydense.training.tensors import known_positives
 
-        mine, seen = part.slice_of(self.rank, self.workers), self.seen(part)
-        rows = np.concatenate([_rows_of(s) for s in seen])
+        mine = part.slice_of(self.rank, self.workers)
+        if not self.settings.in_batch:
+            return self._lists(mine)
+        seen = self.seen(part)
+        rows, fillers = np.concatenate([_rows_of(s) for s in seen]), np.concatenate([_fills(s) for s in seen])
         first = self.rank * len(_rows_of(mine)) if self.gathers else 0
         n, m = mine.positives.shape
         return {
             **self.tokenized(mine, _rows_of(mine)),
             "positive": torch.from_numpy(first + m * np.arange(n)),
             "known": torch.from_numpy(known_positives(mine, rows, self.texts.store.text_hash)),
-            "out": torch.from_numpy(self._out(mine, seen)),
+            "out": torch.from_numpy(np.repeat(fillers[None, :], n, axis=0)),
             **teacher_of(mine),
         }
 
-    def _out(self, mine: Part, seen: list[Part]) -> NDArray[np.bool_]:
+    def _lists(self, mine: Part) -> Batch:
+        """As `prepare`, of each query with its own list."""
         import numpy as np
+        import torch
 
-        fillers = np.concatenate([_fills(s) for s in seen])
-        out = np.repeat(fillers[None, :], len(mine), axis=0)
-        if not self.settings.in_batch:
-            (n, m), k = mine.positives.shape, mine.negatives.shape[1]
-            owner = np.concatenate([np.repeat(np.arange(n), m), np.repeat(np.arange(n), k)])
-            out |= owner[None, :] != np.arange(n)[:, None]
-        return out
+        from raydense.training.tensors import known_of_lists
+
+        rows = np.concatenate(_lists_of(mine), axis=1)
+        return {
+            **self.tokenized(mine, rows.ravel()),
+            "positive": torch.zeros(len(mine), dtype=torch.int64),
+            "known": torch.from_numpy(known_of_lists(mine, rows, self.texts.store.text_hash)),
+            "out": torch.from_numpy(np.concatenate(_fillers_of(mine), axis=1)),
+            **teacher_of(mine),
+        }
 
     def vectors(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Vectors of this worker's queries, and of all passages that they are compared with; never in half precision."""
+        """Vectors of this worker's queries [n, d], and of the passages that they are compared with; never in half precision.
+
+        Those are [passages, d], of all workers, or without `in_batch` each query's own list [n, passages, d].
+        """
         from raydense.models.losses import exact
         from raydense.training.tensors import gather
 
         queries, passages = exact(outputs[0]), exact(outputs[1])
+        if not self.settings.in_batch:
+            return queries, passages.view(len(queries), -1, passages.shape[1])
         return queries, gather(passages) if self.gathers else passages
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -114,20 +132,38 @@ class Retriever(DualEncoderMethod):
         from raydense.training.tensors import accuracy
 
         queries, passages = self.vectors(outputs)
-        scores, mask = queries @ passages.T, batch["known"] | batch["out"]
+        scores, mask = compared(queries, passages), batch["known"] | batch["out"]
         loss = losses.query_centric(scores, batch["positive"], mask, self.temperature)
         return loss, {"accuracy": accuracy(scores, batch["positive"], mask)}
 
 
-def _rows_of(part: Part) -> NDArray[np.int64]:
-    """The rows of a slice's passages; missing positives are padded with the query's first."""
+def compared(vectors: Tensor, passages: Tensor) -> Tensor:
+    """Scores of vectors [n, d] with the passages of `Retriever.vectors`: with all of them, or each with its own list."""
+    return vectors @ passages.T if passages.ndim == 2 else (passages @ vectors.unsqueeze(2)).squeeze(2)
+
+
+def _lists_of(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of each query's positives [n, m] and negatives [n, k]; missing positives are padded with the query's first."""
     import numpy as np
 
-    positives = np.where(part.positives < 0, part.positives[:, :1], part.positives)
-    return np.concatenate([positives.ravel(), part.negatives.ravel()])
+    return np.where(part.positives < 0, part.positives[:, :1], part.positives), part.negatives
+
+
+def _fillers_of(part: Part) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which of `_lists_of` are padding."""
+    import numpy as np
+
+    return part.positives < 0, np.zeros(part.negatives.shape, np.bool_)
+
+
+def _rows_of(part: Part) -> NDArray[np.int64]:
+    """The rows of a slice's passages: all positives, then all negatives."""
+    import numpy as np
+
+    return np.concatenate([of.ravel() for of in _lists_of(part)])
 
 
 def _fills(part: Part) -> NDArray[np.bool_]:
     import numpy as np
 
-    return np.concatenate([(part.positives < 0).ravel(), np.zeros(part.negatives.size, dtype=bool)])
+    return np.concatenate([of.ravel() for of in _fillers_of(part)])

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 class CoCondenser(Condenser):
     """L = L_mlm + L_aux + L_co (eq. 7): the [CLS] of a passage and of its context, against all other texts of the batch."""
 
-    couples, adds = True, False
+    adds = False
 
     class Settings(Condenser.Settings, ContextSettings):
         """Pre-train an encoder by Condenser and the contrast of passages and their contexts."""
 
         temperature: float = setting(1.0, "tau, scores of the contrastive loss are divided by it", gt=0)
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return True
 
     @classmethod
     def held(cls, settings: Any) -> Held:

@@ -27,12 +27,16 @@ class Mlm(Method):
     A method whose settings have a `context` reads one with each passage.
     """
 
-    couples, adds = False, True
+    adds = True
     model: PretrainModel
     texts: Contexts
 
     class Settings(PretrainSettings):
         """Pre-train an encoder by masked tokens."""
+
+    @classmethod
+    def couples(cls, settings: Any) -> bool:
+        return False
 
     @classmethod
     def draws(cls, settings: Any) -> Draws:
@@ -105,7 +109,7 @@ class Mlm(Method):
         if "contexts" in shares:
             contexts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine])
             batch["contexts"] = self._masked_batch(contexts, shares["contexts"], rng.random(self._shape(part)), mine)
-            if self.couples:
+            if self.couples(self.settings):
                 batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
         return batch | {f"masked_{name}": (batch[name]["labels"] != NOT_MASKED).sum().float() for name in shares}
 
