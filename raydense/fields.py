@@ -33,6 +33,10 @@ def words(value: object) -> object:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _folders(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
 def _number_or_auto(value: object) -> object:
     whole = str(value).isdigit() and not isinstance(value, bool)
     if value != "auto" and not whole:
@@ -69,7 +73,7 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __set__(self, settings: object, given: str | os.PathLike[str] | None) -> None: ...
 
     class Folders:
-        """Folders, each with an optional name before it, as `dense=runs/dense`; stored as a list of text."""
+        """Folders, each with an optional name before it, as `dense=runs/dense`; stored as a list of text; a text is one folder."""
 
         @overload
         def __get__(self, settings: None, of: Any) -> Self: ...
@@ -89,4 +93,5 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __set__(self, settings: object, given: str | Sequence[str]) -> None: ...
 else:
     Folder, FolderOrNone = str, str | None
-    Folders = Words = Annotated[list[str], BeforeValidator(words)]
+    Folders = Annotated[list[str], BeforeValidator(_folders)]
+    Words = Annotated[list[str], BeforeValidator(words)]

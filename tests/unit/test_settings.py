@@ -67,9 +67,13 @@ def test_resources_inputs_and_the_output_are_no_part_of_what_shapes_the_output()
     assert TrainSettings.read({**TRAIN, "lr": 1e-3}).shaping() != one
 
 
+def test_a_folder_may_have_a_blank_and_a_comma_in_its_name():
+    for given in ("my runs/one, two", ["my runs/one, two"]):
+        assert EvaluateSettings(run=given, qrels="q", output="o").run == ["my runs/one, two"]
+
+
 def test_words_and_pairs_are_read_from_text():
-    settings = EvaluateSettings.read({"run": "a b", "qrels": "q", "metrics": "nDCG@10 RR@10", "output": "o"})
-    assert settings.run == ["a", "b"]
+    settings = EvaluateSettings.read({"run": "a", "qrels": "q", "metrics": "nDCG@10 RR@10", "output": "o"})
     assert settings.metrics == ["nDCG@10", "RR@10"]
     assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": "1,4"}).concurrency == (1, 4)
 
