@@ -279,6 +279,8 @@ def _fault(cls: type[BaseSettings], fault: ErrorDetails, where: str) -> InputErr
             return InputError(f"is a group of keys (given: {fault['input']!r})", name, f"give them below it, as {key}.{below}")
         key = ""  # what was given is the whole group
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "too_short":
+        message = "needs {min_length} or more, not {actual_length}".format(**fault["ctx"])
     given = f" (given: {fault['input']!r})" if key else ""
     return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {meaning}" if key and meaning else "")
 

@@ -20,7 +20,7 @@ from raydense.data.settings import MixSettings
 from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import SCHEMAS, query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
-from raydense.runtime.progress import Progress
+from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, named_folders, provenance
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
@@ -60,6 +60,9 @@ def mix(settings: MixSettings) -> Artifact:
     weights = settings.weights or [1.0] * len(sources)
     of_source = {one.name: weight for one, weight in zip(sources, weights, strict=True)}
     prefixes = settings.prefixes or [""] * len(sources)
+    for one, prefix in zip(sources, prefixes, strict=True):
+        begun = f", each query begins with {prefix!r}" if prefix else ""
+        say(f"mix: {one.name}: {len(one.queries):,} queries, {len(one.examples):,} examples, weight {of_source[one.name]:g}{begun}")
     texts = pa.concat_tables([_queries_of(one, prefix) for one, prefix in zip(sources, prefixes, strict=True)], promote_options="default")
     dataset.table("queries", "queries", texts, weights=of_source)
     first = np.append(0, np.cumsum([len(rows) for rows in kept]))[:-1] if joined else None

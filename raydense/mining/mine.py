@@ -47,7 +47,11 @@ def mine(settings: MineSettings) -> Artifact:
         many = run.rows > _FEW * BLOCK_ROWS
         for rows in mine_by_tasks(draft, settings, run, miner, BLOCK_ROWS) if many else _mine_here(draft, run, miner):
             progress.add(rows)
-    summary = _sum_up(settings, miner, [f.note["counts"] for f in draft.committed().values()])
+    try:
+        summary = _sum_up(settings, miner, [f.note["counts"] for f in draft.committed().values()])
+    except InputError:  # the settings that mend it make other blocks
+        draft.discard()
+        raise
     _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
 
@@ -69,6 +73,14 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
     def total(name: str) -> int:
         return sum(block[name] for block in blocks)
 
+    removed = {
+        "skipped rank": total("skipped"),
+        "positive": total("positives"),
+        "text of a positive": total("same_text"),
+        "repeated text": total("repeated"),
+    }
+    removed |= added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
+    removed |= added(block.get("hybrid_removed", {}) for block in blocks)
     positives, unmet = miner.positives, miner.judged.unmet
     short = total("short") + int(unmet.sum())
     if settings.shortage == "fail" and short:
@@ -77,7 +89,8 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         what = f"{short:,} queries have fewer than {settings.negatives} negatives, the first is {first!r}"
         raise InputError(what, settings.run, "give a deeper run, fewer negatives, or shortage keep or drop")
     if not total("kept"):
-        raise InputError("no example is left", settings.run, "give a run of the queries that the qrels judge, or a greater depth")
+        fix = "give a run of the queries that the qrels judge, a greater depth, smaller margins, or shortage keep"
+        raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
     hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.hybrid else {}
     return {
@@ -90,14 +103,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         },
         "run_queries_not_judged": total("unjudged"),
         "candidates": total("candidates"),
-        "removed": {
-            "skipped rank": total("skipped"),
-            "positive": total("positives"),
-            "text of a positive": total("same_text"),
-            "repeated text": total("repeated"),
-        }
-        | added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
-        | added(block.get("hybrid_removed", {}) for block in blocks),
+        "removed": removed,
         "short": short,
         "sources": added_sources(blocks),
         **hybrid,
@@ -117,3 +123,5 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
         )
     if summary["short"]:
         say(f"mine: {summary['short']:,} queries have fewer than {settings.negatives} negatives; nothing was filled in")
+    if none := summary["negatives"][0]:
+        say(f"mine: {none:,} of them have no negative, which a training with negatives refuses: --shortage drop leaves them out")

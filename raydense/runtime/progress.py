@@ -111,7 +111,7 @@ class Progress:
 
     def _line(self, now: float) -> str:
         if self.starting:
-            return f"{self.name}: starting workers"
+            return f"{self.name}: starting workers, {duration(now - self.start)} so far"
         rate = self._rate(now)
         speed = f", {pace(rate, self.unit)}" if rate > 0 else ""
         note = f", {self.note}" if self.note else ""

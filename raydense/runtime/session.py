@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ from raydense.runtime.verbosity import is_verbose, limit_logs
 
 _LOGICAL_CPUS = 4
 _AUTOSCALER_S = 20.0
+_ANSWERS_S = 10.0
 _STARTS = 3  # of a Ray that gives up
 SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine; set by what starts several
 
@@ -59,6 +61,7 @@ def _connect() -> None:
     common: dict[str, Any] = {"logging_level": level, "log_to_driver": is_verbose(), "configure_logging": True}
     if joins_cluster():
         where = os.environ["RAY_ADDRESS"]
+        _refuse_unreachable(where)
         try:
             with on_loopback() if only_on_loopback(where) else nullcontext():
                 ray.init(address=where, **common)
@@ -66,6 +69,17 @@ def _connect() -> None:
             raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
     else:
         _start(**common)
+
+
+def _refuse_unreachable(address: str) -> None:
+    """InputError unless something listens at an address of a host and a port: Ray looks for one that does not answer for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_S).close()
+    except OSError as error:
+        raise InputError(f"no Ray cluster answers ({error})", address, "check --address and RAY_ADDRESS") from error
 
 
 def _start(**common: Any) -> None:

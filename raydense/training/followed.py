@@ -17,7 +17,7 @@ from raydense.training.history import HISTORY, USAGE, Follower, Line
 from raydense.training.loop import FOUND, Job
 from raydense.training.notice import withdraw
 from raydense.training.registered import fix_registered, keep_registered, newest_state
-from raydense.training.status import forget, start_line, steps_done
+from raydense.training.status import dev_line, forget, start_line, steps_done
 from raydense.training.tracking import Send
 from raydense.training.workers import Workers
 
@@ -29,7 +29,9 @@ class Followed:
         self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
         self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
+        self._measures_dev = bool(job.dev)
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._dev: str | None = None  # what was said of the dev metric
         self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
         self._output = Path(job.generations.output).name
 
@@ -80,13 +82,7 @@ class Followed:
 
     def _report(self, progress: Progress) -> None:
         """Show and send what is new."""
-        found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
-        if found is not None:
-            say(f"train: {found}")
-            self._asks_micro_batch = False
-        if self._shows_start and (start := start_line(self._shared)):
-            say(f"train: {start}")
-            self._shows_start = progress.starting = False
+        self._say_news(progress)
         self._at = max(self._at, steps_done(self._shared) or 0)
         progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
         lines, used = self._follower.new_lines(), self._usage.new_lines()
@@ -106,11 +102,31 @@ class Followed:
         if lines:
             progress.set(self._at, _described(newest))
 
+    def _say_news(self, progress: Progress) -> None:
+        """Print the lines of worker 0 that were not printed yet."""
+        found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
+        start = start_line(self._shared) if self._shows_start else None
+        dev = dev_line(self._shared) if self._measures_dev else None
+        for line in (found, start, dev if dev != self._dev else None):
+            if line:
+                progress.clear()
+                say(f"train: {line}")
+        self._asks_micro_batch &= found is None
+        if start:
+            self._shows_start = progress.starting = False
+        self._dev = dev or self._dev
+
 
 def _described(line: Line) -> str:
     """What the progress line says of the newest numbers."""
-    loss = [f"loss {line['loss']:.4f}"] if "loss" in line else []
-    return ", ".join([*loss, *([f"{line['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in line else [])])
+    shown = {
+        "loss": "loss {:.4f}",
+        "gradient_norm": "gradient {:.2g}",
+        "lr": "lr {:.1e}",
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "memory": "{:.1f} GiB",
+    }
+    return ", ".join(text.format(line[name]) for name, text in shown.items() if name in line)
 
 
 def checkpointed(job: Job) -> int:

@@ -32,7 +32,7 @@ from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.registered import State, newest_state
 from raydense.training.start_model import load_start
-from raydense.training.status import Status
+from raydense.training.status import Status, dev_measured, when
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
 from raydense.training.worker import Worker
@@ -102,6 +102,7 @@ class Loop:
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
+        self.status = Status(job.shared) if worker.rank == 0 else None
         self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False
 
     def _precision(self, model: nn.Module) -> Precision:
@@ -140,7 +141,7 @@ class Loop:
         """Train to the last step, or to the end of this job; returns values for the summary."""
         state = self.checkpoints.load(self.worker.workers, self.precision, self.job.generations.output)
         self.log.open(state.step)
-        status = Status(self.job.shared) if self.worker.rank == 0 else None
+        status = self.status
         started, first = time.monotonic(), state.step
         self.notice.watch()
         while state.step < self.job.until and not (self.ends or self._stalled(state)):
@@ -186,8 +187,16 @@ class Loop:
 
     def _stalled(self, state: State) -> bool:
         """Whether as many dev measurements in a row as the settings allow were no better than the best."""
+        return bool(self._patience() and state.best is not None and self._misses(state) >= self._patience())
+
+    def _patience(self) -> int:
+        """How many dev measurements in a row may be no better than the best; 0 is any number."""
         dev = getattr(self.settings, "dev", None)
-        return bool(dev and dev.patience and state.best is not None and state.step - state.best_step >= dev.patience * self.dev_every)
+        return dev.patience if dev else 0
+
+    def _misses(self, state: State) -> int:
+        """How many dev measurements in a row were no better than the best."""
+        return (state.step - state.best_step) // self.dev_every
 
     def _described(self, parts: list[Cut]) -> str:
         """One line about examples, steps, workers and tokens; the tokens are estimated from this worker's first step."""
@@ -253,6 +262,8 @@ class Loop:
 
     def _measured(self, state: State) -> tuple[State, dict[str, float]]:
         """The dev metrics; the weights are kept where the one that decides is the best so far."""
+        if self.status:
+            self.status.dev(f"measures the dev metric {when(state.step)}")
         values = {
             f"{name.removesuffix(METRIC)}{metric}": value
             for name, dev in self.dev.items()
@@ -261,6 +272,8 @@ class Loop:
         if state.best is None or values[self.decides] > state.best:
             state = replace(state, best=values[self.decides], best_step=state.step)
             self._save_weights(state.step)
+        if self.status:
+            self.status.dev(dev_measured(values, state, self._misses(state), self._patience()))
         return state, values
 
     def _is_due(self, step: int) -> bool:

@@ -93,7 +93,10 @@ _RENAMED = {f"{name}_{key}": f"{name}.{key}" for name, keys in _GROUPS.items() f
 
 
 class TrainSettings(LoopSettings):
-    """Train a retriever, a re-ranker, both together, or a query generator, on Ray Train, with DeepSpeed or DDP."""
+    """Train a retriever, a re-ranker, both together, or a query generator, on Ray Train, with DeepSpeed or DDP.
+
+    `train --objective NAME --help` also lists the settings of a method: its negatives, temperature, dev metric and refresh.
+    """
 
     verb = "train"
     chosen_by = "objective"

@@ -8,8 +8,9 @@ from contextlib import suppress
 from raydense.errors import StorageError
 from raydense.storage import Place
 from raydense.training.outage import Latest
+from raydense.training.registered import State
 
-_START, _STEP = "start.txt", "step.txt"
+_START, _STEP, _DEV = "start.txt", "step.txt", "dev.txt"
 _EVERY_S = 2.0
 
 
@@ -24,6 +25,11 @@ class Status:
         with suppress(StorageError):
             (self._shared / _START).write_text(line)
 
+    def dev(self, line: str) -> None:
+        """Write what the dev metric does: that it is measured, or what was found."""
+        with suppress(StorageError):
+            (self._shared / _DEV).write_text(line)
+
     def at(self, step: int) -> None:
         """Report that `step` steps are done."""
         if time.monotonic() >= self._next:
@@ -35,15 +41,34 @@ class Status:
         self._writing.close()
 
 
+def when(step: int) -> str:
+    """At which step, in words."""
+    return f"after step {step:,}" if step else "before the first step"
+
+
+def dev_measured(values: dict[str, float], state: State, misses: int, patience: int) -> str:
+    """The line of a dev measurement: its values, and how it stands among those before, of which `misses` in a row were no better than the best."""
+    found = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    if state.best_step == state.step:
+        return f"dev {when(state.step)}: {found}{', the best so far' if state.step else ''}"
+    ends = f"; {misses} of {patience} in a row without a better one" if patience else ""
+    return f"dev {when(state.step)}: {found}; the best is {state.best:.4f}, {when(state.best_step)}{ends}"
+
+
 def forget(shared: Place) -> None:
     """Remove what earlier workers reported."""
-    for name in (_START, _STEP):
+    for name in (_START, _STEP, _DEV):
         (shared / name).delete()
 
 
 def start_line(shared: Place) -> str | None:
     """The line of `Status.start`; None if worker 0 has not begun."""
     return (shared / _START).read_text()
+
+
+def dev_line(shared: Place) -> str | None:
+    """The newest line of `Status.dev`."""
+    return (shared / _DEV).read_text()
 
 
 def steps_done(shared: Place) -> int | None:

@@ -263,7 +263,13 @@ def test_it_ends_where_the_dev_metric_no_longer_rises(data: TrainingData, tmp_pa
     assert [line["step"] for line in history if "mrr@10" in line] == [2, 4]
     assert {"mrr@10", "ndcg@10", "recall@100"} <= history[-1].keys()
     assert (model.summary["steps"], model.summary["best_step"]) == (4, 0)
-    assert "train: ended after 4 steps: the dev metric was best at step 0" in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert "train: ended after 4 steps: the dev metric was best at step 0" in printed
+    start = model.summary["dev_start"]["mrr@10"]
+    assert re.search(
+        rf"train: dev after step 4: mrr@10 0\.\d+, .*; the best is {start:.4f}, before the first step; 2 of 2 in a row without a better one",
+        printed,
+    )
 
 
 def test_a_training_that_only_harms_keeps_the_model_that_it_began_with(

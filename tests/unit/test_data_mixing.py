@@ -76,8 +76,9 @@ def mixed(two: dict[str, Any], output: Path, **more: Any) -> Artifact:
     return mix(MixSettings(output=str(output), **{"corpus": folders, **named, **more}))
 
 
-def test_sources_of_different_corpora_keep_their_texts(two: dict[str, Any], tmp_path: Path) -> None:
+def test_sources_of_different_corpora_keep_their_texts(two: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = mixed(two, tmp_path / "out", prefixes=["", "land: "], weights="1 0.5")
+    assert "mix: b: 9 queries, 9 examples, weight 0.5, each query begins with 'land: '" in capsys.readouterr().err.splitlines()
     store = PassageStore(tmp_path / "out" / "corpus")
     found = texts_named(tmp_path / "out" / "examples", str(tmp_path / "out" / "queries"), store)
     expected: dict[str, Any] = {}

@@ -168,7 +168,17 @@ def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.Captur
         mine_world(tmp_path, "dropped", negatives=5, shortage="drop")
     with pytest.raises(InputError, match="2 queries have fewer than 5 negatives, the first is 'q'"):
         mine_world(tmp_path, "failed", negatives=5, shortage="fail")
-    assert not (tmp_path / "failed" / "manifest.json").exists()
+    assert not (tmp_path / "failed").exists()
+
+
+def test_margins_that_leave_nothing_are_named_and_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """With other margins the same output is made."""
+    write_world(tmp_path, TEXTS, QRELS, {"q": [("p0", 9.0), *RUN["q"]]})
+    with pytest.raises(InputError, match=r"no example is left: of \d+ candidates .*[1-9] absolute margin.* were removed.*smaller margins"):
+        mine_world(tmp_path, absolute_margin=1000, shortage="drop")
+    kept = mine_world(tmp_path, absolute_margin=1000)
+    assert [row["negatives"] for row in examples_of(kept).values()] == [[]]
+    assert "mine: 1 of them have no negative, which a training with negatives refuses" in capsys.readouterr().err
 
 
 def test_a_draw_depends_on_seed_query_and_passage_alone(tmp_path: Path):

@@ -23,7 +23,7 @@ def test_a_rate_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pyt
             shown.set(done)
     assert capsys.readouterr().err.splitlines() == [
         "encode: continues after 20 of 100 passages",
-        "encode: starting workers",
+        "encode: starting workers, 50s so far",
         "encode: 30/100 passages (30%)",
         "encode: 50/100 passages (50%), 1.0/s, 50s left",
         "encode: 30 passages in 1m30s, 1.0/s",
@@ -48,4 +48,4 @@ def test_workers_that_have_started_may_be_long_at_the_first_step(
         for clock[0], starting in ((20.0, True), (40.0, False)):
             shown.starting = starting
             shown.set(0)
-    assert capsys.readouterr().err.splitlines() == ["train: starting workers", "train: 0/100 steps (0%)"]
+    assert capsys.readouterr().err.splitlines() == ["train: starting workers, 20s so far", "train: 0/100 steps (0%)"]

@@ -1,4 +1,4 @@
-"""A local Ray that is slow to start: how long it took, and the attempts that are left."""
+"""A local Ray that is slow to start: how long it took, and the attempts that are left. A cluster that does not answer."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ def test_each_attempt_to_start_is_counted(monkeypatch: pytest.MonkeyPatch, capsy
         "Ray did not start within 1m00s, as happens on a very busy machine: attempt 2 of 3",
         "Ray did not start within 1m00s, as happens on a very busy machine: attempt 3 of 3",
     ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "192.0.2.2:6379"])
+def test_a_cluster_that_does_not_answer_is_refused_in_seconds(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is of a network that is reserved for documents."""
+
+    def init(**_: object) -> None:
+        raise AssertionError("Ray would look for it for minutes")
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(session, "_ANSWERS_S", 1.0)
+    with pytest.raises(InputError, match=r"no Ray cluster answers"):
+        session._connect()

@@ -3,7 +3,7 @@
 import pytest
 
 from raydense.errors import InputError
-from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings
 from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
@@ -70,6 +70,11 @@ def test_resources_inputs_and_the_output_are_no_part_of_what_shapes_the_output()
 def test_a_folder_may_have_a_blank_and_a_comma_in_its_name():
     for given in ("my runs/one, two", ["my runs/one, two"]):
         assert EvaluateSettings(run=given, qrels="q", output="o").run == ["my runs/one, two"]
+
+
+def test_a_list_that_is_too_short_says_how_many_it_needs():
+    with pytest.raises(InputError, match=r"fuse.run: needs 2 or more, not 1"):
+        FuseSettings.read({"run": ["a"], "output": "o"}, "fuse.")
 
 
 def test_words_and_pairs_are_read_from_text():
