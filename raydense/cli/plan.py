@@ -104,7 +104,7 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
     """One line per trial, then one line per stage of the recipe: how many different ones the trials share, and their states."""
     for number, trial in enumerate(sweep.trials, 1):
         done = sum(row["state"] == "done" for row in rows if number in row["trials"])
-        print(f"{trial.name}: {done} of {len(trial.recipe.stages)} stages done")
+        print(f"{number}. {trial.name}: {done} of {len(trial.recipe.stages)} stages done")
     print(f"\n{len(rows)} stages for all {len(sweep.trials)} trials, where trials share those that are the same:\n")
     names = list(dict.fromkeys(row["stage"] for row in rows))
     for name in names:
@@ -117,10 +117,11 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
 
 def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
     """A table of what is left to do, its total, and where its rates were measured; nothing where all is done."""
-    left = [(row["stage"], row["estimate"]) for row in rows if row["state"] != "done"]
+    waiting = [row for row in rows if row["state"] != "done"]
+    left = [(row["stage"], row["estimate"]) for row in waiting]
     if not left:
         return
-    lines = [_HEADS, *(_line(name, figures) for name, figures in left), _line("total", total)]
+    lines = [_HEADS, *(_line(_of_trials(row, left), row["estimate"]) for row in waiting), _line("total", total)]
     shown = [column for column in range(len(_HEADS)) if any(line[column] not in ("", "0.00") for line in lines[1:])]
     widths = {column: max(len(line[column]) for line in lines) for column in shown}
     print()
@@ -132,6 +133,13 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
         names = list(dict.fromkeys(name for name, figures in left if figures.get("measured") == source))
         whose = "" if len(names) == len({name for name, _ in left}) else f" of {', '.join(names)}"
         print(f"time{whose} by the rates of {source}")
+
+
+def _of_trials(row: dict[str, Any], left: list[tuple[str, Any]]) -> str:
+    """The name of a stage, with the numbers of its trials where it differs between the trials of a sweep."""
+    if sum(name == row["stage"] for name, _ in left) == 1:
+        return str(row["stage"])
+    return f"{row['stage']} ({', '.join(map(str, row['trials']))})"
 
 
 def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
