@@ -57,7 +57,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
         again = command.make_context(name, list(work.words[1:])).params
         again = {key: value for key, value in again.items() if key not in ("config", "as_json", "address")}
         if reading(None, again).model_dump() != work.stages[0].settings.model_dump():
-            raise InputError("contains a value that flags cannot express, as a list of one path with a space", name, "write it as a recipe")
+            raise InputError("contains a value that flags cannot express, as an empty list", name, "write it as a recipe")
         announce(work, settings)
         _submit(work, address, python, no_wait, as_json)
 

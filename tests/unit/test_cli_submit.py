@@ -233,11 +233,20 @@ def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
 
 
 def test_what_flags_cannot_express_is_refused(tmp_path, capsys):
-    (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\n")
+    (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\nmetrics: []\n")
     with pytest.raises(SystemExit) as stopped:
         main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
     assert stopped.value.code == 2
     assert "evaluate: contains a value that flags cannot express" in capsys.readouterr().err
+
+
+def test_flags_express_a_path_with_a_blank(tmp_path, capsys, monkeypatch):
+    """So that the address alone is missing."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
+    assert "--address: missing" in capsys.readouterr().err
 
 
 def test_what_lies_in_a_bucket_is_seen_by_every_node():
