@@ -121,7 +121,9 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
     left = [(row["stage"], row["estimate"]) for row in waiting]
     if not left:
         return
-    lines = [_HEADS, *(_line(_of_trials(row, left), row["estimate"]) for row in waiting), _line("total", total)]
+    several = Counter(name for name, _ in left)
+    named = [_of_trials(row) if several[row["stage"]] > 1 else row["stage"] for row in waiting]
+    lines = [_HEADS, *(_line(name, row["estimate"]) for name, row in zip(named, waiting, strict=True)), _line("total", total)]
     shown = [column for column in range(len(_HEADS)) if any(line[column] not in ("", "0.00") for line in lines[1:])]
     widths = {column: max(len(line[column]) for line in lines) for column in shown}
     print()
@@ -135,10 +137,8 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
         print(f"time{whose} by the rates of {source}")
 
 
-def _of_trials(row: dict[str, Any], left: list[tuple[str, Any]]) -> str:
-    """The name of a stage, with the numbers of its trials where it differs between the trials of a sweep."""
-    if sum(name == row["stage"] for name, _ in left) == 1:
-        return str(row["stage"])
+def _of_trials(row: dict[str, Any]) -> str:
+    """The name of a stage that differs between the trials of a sweep, with the numbers of its trials."""
     return f"{row['stage']} ({', '.join(map(str, row['trials']))})"
 
 

@@ -49,7 +49,7 @@ def mine(settings: MineSettings) -> Artifact:
             progress.add(rows)
     try:
         summary = _sum_up(settings, miner, [f.note["counts"] for f in draft.committed().values()])
-    except InputError:  # the settings that mend it make other blocks
+    except InputError:  # the settings that fix it make other blocks
         draft.discard()
         raise
     _report(settings, summary)
