@@ -6,7 +6,6 @@ Independent of HTTP.
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,7 +72,10 @@ def check_corpus(corpus: str | None, index: Artifact) -> None:
 
 
 class Answering:
-    """Holds the query encoder and the pools; safe to use from several threads. InputError if it cannot start."""
+    """Holds the query encoder and the pools; safe to use from several threads. InputError if it cannot start.
+
+    Until it is closed, it keeps the pools from ending, and starts its own ones again where they are gone. `with` closes it.
+    """
 
     def __init__(self, settings: ServeSettings, app: str) -> None:
         self.settings = settings
@@ -84,7 +86,21 @@ class Answering:
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
         self._encoding = threading.Lock()
         check_corpus(settings.corpus, self._searching[0].index)
-        threading.Thread(target=self._keep_awake, daemon=True).start()
+        self._closed = threading.Event()
+        self._waking = threading.Thread(target=self._keep_awake, daemon=True)
+        self._waking.start()
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Keep the pools awake no longer; its own ones end where nobody calls them."""
+        self._closed.set()
+        self._waking.join()
+        self._asking.shutdown()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
         """A reply to each question, in order: all are encoded together, and those with the same k are searched together.
@@ -151,8 +167,7 @@ class Answering:
         return {"results": results, "index": found.index, "version": found.version}
 
     def _keep_awake(self) -> None:
-        while True:
-            time.sleep(_AWAKE_S)
+        while not self._closed.wait(_AWAKE_S):
             with suppress(Exception):  # the next caller gets the error
                 for one, queries in zip(self._searching, self._encoded(["awake"]), strict=True):
                     with suppress(Unavailable):

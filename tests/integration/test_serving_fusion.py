@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,23 +106,23 @@ def answered(answering: Answering, k: int) -> list[list[tuple[str, float]]]:
 
 @pytest.mark.parametrize(("k", "depth"), [(7, 100), (150, 150)])
 def test_without_a_fused_run_it_is_reciprocal_ranks(world: World, k: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = Answering(ServeSettings(**world.served), "plain")
     expected = hits_of(world.fused(f"reciprocal-{k}", k, depth))
-    assert answered(answering, k) == expected
     assert any(len({score for _, score in hits}) < len(hits) for hits in expected), "no equal scores, which passage ids order"
-    monkeypatch.setattr(rules, "_AT_ONCE", 3 * 2 * depth)
-    assert answered(answering, k) == expected, "with three queries in a block"
+    with Answering(ServeSettings(**world.served), "plain") as answering:
+        assert answered(answering, k) == expected
+        monkeypatch.setattr(rules, "_AT_ONCE", 3 * 2 * depth)
+        assert answered(answering, k) == expected, "with three queries in a block"
 
 
 @pytest.mark.parametrize(("scale", "weights"), [(True, [0.6, 0.4]), (False, [1.0, 9.0])])
 def test_weights_and_depth_are_those_of_the_fused_run(world: World, scale: bool, weights: list[float]) -> None:
     given = world.fused(f"scale-{scale}", 1_000, 20, method="sum", scale=scale, weights=weights)
     assert given.summary["runs"] == {"words-20": {"kind": "bm25", "depth": 20}, "dense-20": {"kind": "faiss", "depth": 20}}
-    answering = Answering(ServeSettings(**world.served, fuse=str(given.path)), "weighted")
     expected = hits_of(given)
-    assert answered(answering, 5) == [hits[:5] for hits in expected]
     deeper = world.fused(f"scale-{scale}-30", 30, 30, weights_of=str(given.path))
-    assert answered(answering, 30) == hits_of(deeper)
+    with Answering(ServeSettings(**world.served, fuse=str(given.path)), "weighted") as answering:
+        assert answered(answering, 5) == [hits[:5] for hits in expected]
+        assert answered(answering, 30) == hits_of(deeper)
     both = [hits_of(world.fused(f"scale-{scale}-{one}", 5, 20, method="sum", scale=scale, weights=one)) for one in ([1, 0], [0, 1])]
     assert all([hits[:5] for hits in expected] != alone for alone in both), "one of the two decides alone"
 
@@ -136,9 +137,29 @@ def test_runs_go_to_the_indexes_and_pools_of_their_names(world: World) -> None:
     expected = [hits[:5] for hits in hits_of(fused)]
     rest = {"model": str(world.root / "model"), "fuse": str(fused.path)}
     indexes = [f"dense={world.dense.path}", f"words={world.words.path}"]
-    assert answered(Answering(ServeSettings(index=indexes, **rest), "by-name"), 5) == expected
-    with SearchPool.start(world.words, name="words"), SearchPool.start(world.dense, name="dense"):
-        assert answered(Answering(ServeSettings(pool=["dense", "words"], **rest), "by-name-of-pools"), 5) == expected
+    with Answering(ServeSettings(index=indexes, **rest), "by-name") as answering:
+        assert answered(answering, 5) == expected
+    of_pools = ServeSettings(pool=["dense", "words"], **rest)
+    with (
+        SearchPool.start(world.words, name="words"),
+        SearchPool.start(world.dense, name="dense"),
+        Answering(of_pools, "pools") as answering,
+    ):
+        assert answered(answering, 5) == expected
+
+
+def test_an_app_that_is_closed_starts_no_pool_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.serving.answering._AWAKE_S", 0.1)
+    settings = ServeSettings(**world.served)
+    own = {source.name for source in sources(settings, "closed")}
+    with Answering(settings, "closed"):
+        close_pool(min(own))
+        until(lambda: own <= set(pools()), "a pool that is gone is not started again by what keeps it awake")
+    for name in own:
+        close_pool(name)
+    waking = [thread.name for thread in threading.enumerate() if "_keep_awake" in thread.name]
+    assert not waking
+    assert not own & set(pools())
 
 
 def test_over_http(world: World) -> None:
@@ -192,8 +213,8 @@ def test_a_pool_that_switches_to_another_corpus(world: World) -> None:
     """No passage of one corpus is taken for that of another: there is no answer until the pools are of one corpus again."""
     write_corpus(world.root / "turned-corpus", TEXTS[::-1])
     turned = index(IndexSettings(kind="bm25", corpus=str(world.root / "turned-corpus"), output=str(world.root / "turned")))
-    with SearchPool.start(world.words, name="words") as pool, SearchPool.start(world.dense, name="dense"):
-        answering = Answering(ServeSettings(pool=["words", "dense"], model=str(world.root / "model")), "named")
+    settings, (words, dense) = ServeSettings(pool=["words", "dense"], model=str(world.root / "model")), (world.words, world.dense)
+    with SearchPool.start(words, name="words") as pool, SearchPool.start(dense, name="dense"), Answering(settings, "named") as answering:
         before = answered(answering, 5)
         assert before == hits_of(world.fused("named", 5, 100))
         pool.swap(turned)
