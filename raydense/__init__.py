@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construction.construct import construct
+    from raydense.construction.settings import ConstructSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construction.construct": ["construct"],
+    "raydense.construction.settings": ["ConstructSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -84,6 +88,7 @@ __all__ = [
     "Artifact",
     "BM25Settings",
     "CompareSettings",
+    "ConstructSettings",
     "CrossEncoder",
     "DualEncoder",
     "EncodeSettings",
@@ -111,6 +116,7 @@ __all__ = [
     "SplitSettings",
     "TrainSettings",
     "compare",
+    "construct",
     "encode",
     "evaluate",
     "export",

@@ -3,6 +3,7 @@
 python user_script.py FOLDER
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,6 +19,11 @@ def main(folder: Path) -> None:
     assert alone.rows == len(rd.PassageStore(imported.path / "corpus")) == len(rd.PassageStore(corpus))
     blocks = rd.split(rd.SplitSettings(corpus=corpus, unit="words", length=50, output=folder / "blocks"))
 
+    asked = {"id": "a", "question": "who?", "answers": ["a red fox"], "documents": [{"paragraphs": ["the red fox", "not he"]}]}
+    (folder / "asked.jsonl").write_text(json.dumps(asked))
+    built = rd.construct(rd.ConstructSettings(input=folder / "asked.jsonl", length=0, output=folder / "built"))
+    assert built.summary["splits"]["train"]["positive pairs"] == 1
+
     words = rd.index(rd.IndexSettings(kind="bm25", corpus=corpus, bm25=rd.BM25Settings(k1=1.2), output=folder / "words"))
     found = rd.search(rd.SearchSettings(index=words, queries=queries, k=20, output=folder / "found"))
     assert list(found.head(20)["rank"]) == list(range(1, 21))
@@ -31,9 +37,9 @@ def main(folder: Path) -> None:
             max_steps=2, output=folder / "retriever",
         )
     )  # fmt: skip
-    asked = {**small, "queries": str(queries), "examples": str(mined.path)}
-    reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **asked}))
-    writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **asked}))
+    of_train = {**small, "queries": str(queries), "examples": str(mined.path)}
+    reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **of_train}))
+    writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **of_train}))
 
     vectors = rd.encode(rd.EncodeSettings(model=retriever, corpus=corpus, concurrency=(1, 1), output=folder / "vectors"))
     dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))

@@ -19,6 +19,7 @@ from raydense.training.method import method_of
 _MAKES = {
     "sample": "dataset",
     "import": "dataset",
+    "construct": "dataset",
     "split": "corpus",
     "generate": "generated",
     "oracle": "generated",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from raydense.construction.settings import ConstructSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -37,6 +38,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "sample": Verb(SampleSettings, "raydense.data.sample:sample"),
     "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
+    "construct": Verb(ConstructSettings, "raydense.construction.construct:construct"),
     "split": Verb(SplitSettings, "raydense.inference.split:split"),
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(TrainSettings, "raydense.refresh.train:train"),
