@@ -1,8 +1,8 @@
-"""Writes one corpus of the passages of several BEIR folders, to pre-train an encoder on all of them.
+"""Writes one collection.tsv (MS MARCO's form) of the passages of several BEIR folders, to pre-train an encoder on all of them.
 
     python benchmarks/all_texts.py OUT ../shared/data/cmed-mini-zh ../shared/data/cmrc2018 ../shared/data/drcd ../shared/data/dureader-demo/beir
 
-A passage `7` of the folder `drcd` becomes `drcd:7`. Titles are left out, since the baselines of DuReader-retrieval have none.
+A passage `7` of the folder `data/drcd` becomes `data-drcd:7`. Titles are left out, since the baselines of DuReader-retrieval have none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True)
     rows = characters = 0
-    with (given.out / "corpus.jsonl").open("w", encoding="utf-8") as sink:
+    with (given.out / "collection.tsv").open("w", encoding="utf-8") as sink:
         for folder in given.folders:
             for line in (folder / "corpus.jsonl").open(encoding="utf-8"):
                 row = json.loads(line)
                 rows, characters = rows + 1, characters + len(row["text"])
-                passage = {"_id": f"{folder.resolve().parent.name}-{folder.name}:{row['_id']}", "title": "", "text": row["text"]}
-                sink.write(json.dumps(passage, ensure_ascii=False) + "\n")
+                sink.write(f"{folder.resolve().parent.name}-{folder.name}:{row['_id']}\t{' '.join(row['text'].split())}\n")
     print(f"{rows:,} passages, {characters:,} characters")
 
 
