@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construct.annotate import annotate
+    from raydense.construct.settings import AnnotateSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construct.annotate": ["annotate"],
+    "raydense.construct.settings": ["AnnotateSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -80,6 +84,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AnnotateSettings",
     "AnswerSettings",
     "Artifact",
     "BM25Settings",
@@ -110,6 +115,7 @@ __all__ = [
     "SearchSettings",
     "SplitSettings",
     "TrainSettings",
+    "annotate",
     "compare",
     "encode",
     "evaluate",

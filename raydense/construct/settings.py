@@ -1,3 +1,44 @@
 """The settings of the stages that build a retrieval data set and judge it."""
 
 from __future__ import annotations
+
+from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
+from raydense.inference.settings import Spread, pairs_forecast
+from raydense.settings import Folder, Folders, Settings, artifact, resource, setting
+from raydense.storage import named
+
+
+class AnnotateSettings(Settings, Spread):
+    """Pool the first passages of several runs, and write those that a re-ranker puts first as pages on which people judge them."""
+
+    run: Folders = artifact("run", "the runs to pool, each a folder or NAME=folder", min_length=1)
+    model: Folders = artifact(
+        "model", "re-rankers that order the pool, by the mean of their probabilities; without one, reciprocal ranks order it", []
+    )
+    corpus: Folder = artifact("corpus", "the passages")
+    queries: Folder = artifact("queries", "the queries")
+    qrels: Folder = artifact("qrels", "what is judged so far; only passages of queries judged here are pooled")
+    depth: int = setting(50, "first passages of each query and run that are pooled", ge=1)
+    keep: int = setting(5, "passages of each query that people judge, the first of the pool", ge=1)
+    package: int = setting(1_000, "pairs of a package, which one person judges", ge=1)
+    review: int = setting(100, "pairs of a package, drawn at random, that reviewers judge again; 0: no page for reviewers", ge=0)
+    seed: int = setting(42, "random seed of the pairs to review", ge=0, lt=2**63)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    block: int = setting(256, "queries that are scored and committed together", ge=1)
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the pairs that each re-ranker scores: at most `depth` of each run."""
+        queries = fewest(known.of(self.qrels), known.of(self.queries))
+        if not queries:
+            return Forecast()
+        made = Holds(queries.rows, "at most", self.keep, 3e3 * queries.rows * self.keep)
+        pooled = self.model_copy(update={"depth": self.depth * len(self.run)})
+        parts = [pairs_forecast(pooled, named(model)[1], made, known) for model in self.model]
+        if not parts:
+            needs, hits = f"{queries} queries x {self.keep} passages to judge", {"hits": float(queries.rows * self.depth * len(self.run))}
+            return Forecast(needs, {self.output: made}, "fuse", hits, 2 * PROCESS_BYTES)
+        if any(not part.kind for part in parts):
+            return Forecast(parts[0].needs, parts[0].makes)
+        work = {"flops": sum(part.work["flops"] for part in parts)}
+        largest = max(parts, key=lambda part: part.memory)
+        return Forecast(parts[0].needs, {self.output: made}, largest.kind, work, largest.memory, largest.gpus, largest.tasks)

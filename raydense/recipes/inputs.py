@@ -32,6 +32,7 @@ _MAKES = {
     "mine": "examples",
     "label": "examples",
     "mix": "dataset",
+    "annotate": "annotation",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
