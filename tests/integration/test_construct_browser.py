@@ -106,3 +106,13 @@ def test_chinese_words_are_marked_and_answers_of_packages_are_apart(package: Pat
         assert page.inner_text("#place") == "2 of 9"
         _, line = downloaded(page, tmp_path)
         assert (line["label"], line["relevance"], line["annotator"]) == ("typo", None, "Bo")
+
+
+def test_a_key_right_after_the_name_is_an_answer(package: Path) -> None:
+    """Before the page is drawn again, where a hidden field would still have the focus."""
+    with browser() as opened:
+        page = opened.new_page()
+        page.goto(package.as_uri())
+        page.fill("#name", "Ann")
+        focused = page.evaluate("() => { document.getElementById('who').requestSubmit(); return document.activeElement.id }")
+        assert focused != "name"
