@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construct.adjudicate import adjudicate
     from raydense.construct.annotate import annotate
-    from raydense.construct.settings import AnnotateSettings
+    from raydense.construct.settings import AdjudicateSettings, AnnotateSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construct.adjudicate": ["adjudicate"],
     "raydense.construct.annotate": ["annotate"],
-    "raydense.construct.settings": ["AnnotateSettings"],
+    "raydense.construct.settings": ["AdjudicateSettings", "AnnotateSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -84,6 +86,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdjudicateSettings",
     "AnnotateSettings",
     "AnswerSettings",
     "Artifact",
@@ -115,6 +118,7 @@ __all__ = [
     "SearchSettings",
     "SplitSettings",
     "TrainSettings",
+    "adjudicate",
     "annotate",
     "compare",
     "encode",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from pydantic import model_validator
+
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import Spread, pairs_forecast
-from raydense.settings import Folder, Folders, Settings, artifact, resource, setting
+from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, resource, setting
 from raydense.storage import named
 
 
@@ -42,3 +46,42 @@ class AnnotateSettings(Settings, Spread):
         work = {"flops": sum(part.work["flops"] for part in parts)}
         largest = max(parts, key=lambda part: part.memory)
         return Forecast(parts[0].needs, {self.output: made}, largest.kind, work, largest.memory, largest.gpus, largest.tasks)
+
+
+class AdjudicateSettings(Settings):
+    """Turn the answers of people, or a re-ranker's probabilities, into judgements: the old positives and those that were missing."""
+
+    annotation: Folder = artifact("annotation", "the pairs, as `annotate` wrote them")
+    qrels: Folder = artifact("qrels", "the judgements before, those that `annotate` was given")
+    judgements: Folders = artifact("source", "the answers that people downloaded from the packages: files, or folders of them", [])
+    reviews: Folders = artifact("source", "the answers of the reviewers: files, or folders of them", [])
+    agreement: float = setting(0.93, "a package whose reviewers agree with less of it, on average, is refused", ge=0, le=1)
+    final: FolderOrNone = artifact("source", "decisions on disputed pairs: `disputed.jsonl` with `relevance` filled in", None)
+    threshold: float | None = setting(
+        None,
+        "take pairs that nobody judged as relevant if the re-rankers' mean probability is above it; by default people alone judge",
+        ge=0,
+        le=1,
+    )
+    run: Folders = artifact("run", "runs to measure before and after, each a folder or NAME=folder", [])
+
+    @model_validator(mode="after")
+    def _judged(self) -> Self:
+        if not self.judgements and self.threshold is None:
+            raise ValueError("nothing to judge by: give judgements, or a threshold for the re-rankers' probabilities")
+        if not self.judgements:
+            self._refuse_given(["reviews", "agreement", "final"], "an adjudication without judgements")
+        elif not self.reviews:
+            self._refuse_given(["agreement"], "an adjudication without reviews")
+        return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits of the runs to measure."""
+        before, pairs = known.of(self.qrels), known.of(self.annotation)
+        if not before or not pairs:
+            return Forecast()
+        each = before.each + pairs.rows / max(1, before.rows)
+        made = Holds(before.rows, "at most", each, 20.0 * before.rows * each)
+        runs = [known.of(named(run)[1]) for run in self.run]
+        hits = 2.0 * sum(run.rows * run.each for run in runs if run)
+        return Forecast(f"{pairs} pairs", {self.output: made}, "evaluate" if all(runs) else "", {"hits": hits}, 2 * PROCESS_BYTES)

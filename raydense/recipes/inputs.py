@@ -33,6 +33,7 @@ _MAKES = {
     "label": "examples",
     "mix": "dataset",
     "annotate": "annotation",
+    "adjudicate": "qrels",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.construct.settings import AnnotateSettings
+from raydense.construct.settings import AdjudicateSettings, AnnotateSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -55,6 +55,7 @@ VERBS: dict[str, Verb] = {
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
     "annotate": Verb(AnnotateSettings, "raydense.construct.annotate:annotate"),
+    "adjudicate": Verb(AdjudicateSettings, "raydense.construct.adjudicate:adjudicate"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 

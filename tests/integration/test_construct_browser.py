@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from raydense.construct.adjudicate import adjudicate
+from raydense.construct.annotate import annotate
 from raydense.construct.package import Label, Page, write_packages
+from raydense.construct.settings import AdjudicateSettings
+from raydense.data.tables import read_table
 from raydense.storage import Draft
+from tests.annotation_world import annotate_settings
 from tests.browser import browser
 
 EVIL = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
@@ -116,3 +121,29 @@ def test_a_key_right_after_the_name_is_an_answer(package: Path) -> None:
         page.fill("#name", "Ann")
         focused = page.evaluate("() => { document.getElementById('who').requestSubmit(); return document.activeElement.id }")
         assert focused != "name"
+
+
+def test_what_is_judged_in_the_browser_is_applied(tmp_path: Path) -> None:
+    texts = [f"the red fox number {i} sleeps" for i in range(12)]
+    run = {f"q{q}": [(f"p{q * 5 + i}", 5.0 - i) for i in range(5)] for q in range(2)}
+    qrels = [("q0", "p1", 1), ("q1", "p5", 1)]
+    annotation = annotate(annotate_settings(tmp_path, texts, qrels, [run]))
+    with browser() as opened:
+        page = opened.new_page()
+        start(page, annotation.file("package-00000.html"))
+        for key in "10000":
+            page.keyboard.press(key)
+        page.reload()
+        for key in "01?00":
+            page.keyboard.press(key)
+        downloaded(page, tmp_path / "judged")
+        start(page, annotation.file("review-00000.html"), "Bo")
+        assert page.inner_text("#place") == "1 of 2"
+    given = {"annotation": annotation, "judgements": tmp_path / "judged", "qrels": tmp_path / "run0" / "qrels"}
+    made = adjudicate(AdjudicateSettings(output=tmp_path / "adjudicated", **given))
+    found = {(row["query_id"], row["passage_id"]): row["relevance"] for row in read_table(made.path, "qrels").to_pylist()}
+    assert {pair for pair, relevance in found.items() if relevance} == {("q0", "p0"), ("q1", "p6")}
+    assert found["q0", "p1"] == found["q1", "p5"] == 0
+    assert ("q1", "p7") not in found  # unsure
+    assert made.summary["disputed"] == 1
+    assert made.summary["judged"] == 10

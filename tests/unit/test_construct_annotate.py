@@ -20,7 +20,8 @@ from raydense.construct.settings import AnnotateSettings
 from raydense.errors import InputError
 from raydense.forecast import Known
 from raydense.storage import Artifact
-from tests.mining_world import worlds, write_world
+from tests.annotation_world import annotate_settings
+from tests.mining_world import worlds
 
 TEXTS = ["gold", "silver", "gold", "iron", "tin", "lead", "tin"]
 QRELS = [("q", "p0", 1), ("q", "p5", 0), ("r", "p3", 2), ("none", "p1", 1)]
@@ -29,13 +30,7 @@ TWO = {"q": [("p4", 3.0), ("p6", 2.0), ("p5", 1.0), ("p0", 0.5)]}
 
 
 def world_of(root: Path, texts=TEXTS, qrels=QRELS, runs=(ONE, TWO), **more) -> AnnotateSettings:
-    """Settings for a small world whose runs are root/run0/run, and so on."""
-    for number, run in enumerate(runs):
-        everything = {query: [] for one in runs for query in one}
-        write_world(root / f"run{number}", texts, qrels, {**everything, **run})
-    given = {name: str(root / "run0" / name) for name in ("corpus", "queries", "qrels")}
-    names = [f"r{number}={root / f'run{number}' / 'run'}" for number in range(len(runs))]
-    return AnnotateSettings(**{"run": names, "output": str(root / "annotation"), "review": 2, **given, **more})
+    return annotate_settings(root, texts, qrels, runs, **more)
 
 
 def read_pairs(artifact: Artifact) -> list[dict]:
