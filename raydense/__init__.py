@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construction.adjudicate import adjudicate
+    from raydense.construction.annotate import annotate
     from raydense.construction.construct import construct
-    from raydense.construction.settings import ConstructSettings
+    from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -46,8 +48,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construction.adjudicate": ["adjudicate"],
+    "raydense.construction.annotate": ["annotate"],
     "raydense.construction.construct": ["construct"],
-    "raydense.construction.settings": ["ConstructSettings"],
+    "raydense.construction.settings": ["AdjudicateSettings", "AnnotateSettings", "ConstructSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -84,6 +88,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdjudicateSettings",
+    "AnnotateSettings",
     "AnswerSettings",
     "Artifact",
     "BM25Settings",
@@ -115,6 +121,8 @@ __all__ = [
     "SearchSettings",
     "SplitSettings",
     "TrainSettings",
+    "adjudicate",
+    "annotate",
     "compare",
     "construct",
     "encode",

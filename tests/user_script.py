@@ -78,6 +78,17 @@ def main(folder: Path) -> None:
             examples=[f"mined={folder / 'hybrid'}", f"labelled={labels.path}"], queries=[queries], corpus=[corpus], weights=[1, 0.5], output=folder / "mixed",
         )
     )  # fmt: skip
+    annotation = rd.annotate(
+        rd.AnnotateSettings(
+            run=[found, by_vectors], model=[reranker], corpus=corpus, queries=queries, qrels=qrels / "test", depth=5, keep=2,
+            concurrency=(1, 1), output=folder / "annotation",
+        )
+    )  # fmt: skip
+    rd.adjudicate(
+        rd.AdjudicateSettings(
+            annotation=annotation, qrels=qrels / "test", threshold=0.9, run=[f"words={found.path}"], output=folder / "adjudicated"
+        )
+    )
     fused = rd.fuse(rd.FuseSettings(run=[found, by_vectors], qrels=qrels / "dev", output=folder / "fused"))
     report = rd.evaluate(
         rd.EvaluateSettings(

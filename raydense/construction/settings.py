@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from raydense.forecast import PROCESS_BYTES, Forecast, Known
-from raydense.settings import Folder, Settings, artifact, resource, setting
+from pydantic import model_validator
+
+from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
+from raydense.inference.settings import Spread, pairs_forecast
+from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, resource, setting
+from raydense.storage import named
 
 LENGTHS = {"characters": 256, "words": 100}
 BLOCK_BYTES = 16 << 20  # of the input, which one task reads, labels and keeps
@@ -37,3 +41,78 @@ class ConstructSettings(Settings):
     def forecast(self, known: Known) -> Forecast:
         """What it makes depends on the documents; the time grows with them."""
         return Forecast("what it holds shows when it has run", memory=TASK_BYTES)
+
+
+class AnnotateSettings(Settings, Spread):
+    """Pool the first passages of several runs, and write those that a re-ranker puts first as pages on which people judge them."""
+
+    run: Folders = artifact("run", "the runs to pool, each a folder or NAME=folder", min_length=1)
+    model: Folders = artifact(
+        "model", "re-rankers that order the pool, by the mean of their probabilities; without one, reciprocal ranks order it", []
+    )
+    corpus: Folder = artifact("corpus", "the passages")
+    queries: Folder = artifact("queries", "the queries")
+    qrels: Folder = artifact("qrels", "what is judged so far; only passages of queries judged here are pooled")
+    depth: int = setting(50, "first passages of each query and run that are pooled", ge=1)
+    keep: int = setting(5, "passages of each query that people judge, the first of the pool", ge=1)
+    package: int = setting(1_000, "pairs of a package, which one person judges", ge=1)
+    review: int = setting(100, "pairs of a package, drawn at random, that reviewers judge again; 0: no page for reviewers", ge=0)
+    seed: int = setting(42, "random seed of the pairs to review", ge=0, lt=2**63)
+    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    block: int = setting(256, "queries that are scored and committed together", ge=1)
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the pairs that each re-ranker scores: at most `depth` of each run."""
+        queries = fewest(known.of(self.qrels), known.of(self.queries))
+        if not queries:
+            return Forecast()
+        made = Holds(queries.rows, "at most", self.keep, 3e3 * queries.rows * self.keep)
+        pooled = self.model_copy(update={"depth": self.depth * len(self.run)})
+        parts = [pairs_forecast(pooled, named(model)[1], made, known) for model in self.model]
+        if not parts:
+            needs, hits = f"{queries} queries x {self.keep} passages to judge", {"hits": float(queries.rows * self.depth * len(self.run))}
+            return Forecast(needs, {self.output: made}, "fuse", hits, 2 * PROCESS_BYTES)
+        if any(not part.kind for part in parts):
+            return Forecast(parts[0].needs, parts[0].makes)
+        work = {"flops": sum(part.work["flops"] for part in parts)}
+        largest = max(parts, key=lambda part: part.memory)
+        return Forecast(parts[0].needs, {self.output: made}, largest.kind, work, largest.memory, largest.gpus, largest.tasks)
+
+
+class AdjudicateSettings(Settings):
+    """Turn the answers of people, or a re-ranker's probabilities, into judgements: the old positives and those that were missing."""
+
+    annotation: Folder = artifact("annotation", "the pairs, as `annotate` wrote them")
+    qrels: Folder = artifact("qrels", "the judgements before, those that `annotate` was given")
+    judgements: Folders = artifact("source", "the answers that people downloaded from the packages: files, or folders of them", [])
+    reviews: Folders = artifact("source", "the answers of the reviewers: files, or folders of them", [])
+    agreement: float = setting(0.93, "a package whose reviewers agree with less of it, on average, is refused", ge=0, le=1)
+    final: FolderOrNone = artifact("source", "decisions on disputed pairs: `disputed.jsonl` with `relevance` filled in", None)
+    threshold: float | None = setting(
+        None,
+        "take pairs that nobody judged as relevant if the re-rankers' mean probability is above it; by default people alone judge",
+        ge=0,
+        le=1,
+    )
+    run: Folders = artifact("run", "runs to measure before and after, each a folder or NAME=folder", [])
+
+    @model_validator(mode="after")
+    def _judged(self) -> Self:
+        if not self.judgements and self.threshold is None:
+            raise ValueError("nothing to judge by: give judgements, or a threshold for the re-rankers' probabilities")
+        if not self.judgements:
+            self._refuse_given(["reviews", "agreement", "final"], "an adjudication without judgements")
+        elif not self.reviews:
+            self._refuse_given(["agreement"], "an adjudication without reviews")
+        return self
+
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the hits of the runs to measure."""
+        before, pairs = known.of(self.qrels), known.of(self.annotation)
+        if not before or not pairs:
+            return Forecast()
+        each = before.each + pairs.rows / max(1, before.rows)
+        made = Holds(before.rows, "at most", each, 20.0 * before.rows * each)
+        runs = [known.of(named(run)[1]) for run in self.run]
+        hits = 2.0 * sum(run.rows * run.each for run in runs if run)
+        return Forecast(f"{pairs} pairs", {self.output: made}, "evaluate" if all(runs) else "", {"hits": hits}, 2 * PROCESS_BYTES)

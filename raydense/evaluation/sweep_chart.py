@@ -18,7 +18,7 @@ def chart_svg(runs: Runs, along: str, values: Mapping[str, float]) -> str:
     metric = _first_metric(runs)
     if metric is None:
         return ""
-    with _drawn(along, 5.6, 3.4) as (axes, drawn):
+    with drawing(along, 5.6, 3.4) as (axes, drawn):
         for run, rows in runs.items():
             points = sorted((values[variant], row["metrics"][metric]) for variant, row in rows.items() if metric in row["metrics"])
             bars = [found["spread"] or 0.0 for _, found in points]
@@ -48,7 +48,7 @@ def bars_svg(runs: Runs) -> str:
         for variant, row in rows.items()
         if metric in row["metrics"]
     }
-    with _drawn("bars", 5.6, 0.8 + 0.24 * len(found)) as (axes, drawn):
+    with drawing("bars", 5.6, 0.8 + 0.24 * len(found)) as (axes, drawn):
         means, spreads = [one["mean"] for one in found.values()], [one["spread"] or 0.0 for one in found.values()]
         axes.barh(list(found), means, xerr=spreads, height=0.6, capsize=3)
         axes.invert_yaxis()
@@ -64,7 +64,7 @@ def _first_metric(runs: Runs) -> str | None:
 
 
 @contextmanager
-def _drawn(salt: str, width: float, height: float) -> Iterator[tuple[Any, io.StringIO]]:
+def drawing(salt: str, width: float, height: float) -> Iterator[tuple[Any, io.StringIO]]:
     """Axes to draw on, and where the SVG is when the block has ended; sizes in inches."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -33,6 +33,8 @@ _MAKES = {
     "mine": "examples",
     "label": "examples",
     "mix": "dataset",
+    "annotate": "annotation",
+    "adjudicate": "qrels",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.construction.settings import ConstructSettings
+from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -55,6 +55,8 @@ VERBS: dict[str, Verb] = {
     "label": Verb(LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
+    "annotate": Verb(AnnotateSettings, "raydense.construction.annotate:annotate"),
+    "adjudicate": Verb(AdjudicateSettings, "raydense.construction.adjudicate:adjudicate"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 

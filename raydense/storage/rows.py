@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 # by kind, the files whose rows are those of the artifact
 _FILES = {kind: f"{kind}-*.arrow" for kind in ("corpus", "embeddings", "generated")}
-_FILES |= dict.fromkeys(("queries", "qrels", "examples", "run"), "*.parquet") | {"report": "per_query.parquet"}
+_FILES |= dict.fromkeys(("queries", "qrels", "examples", "run"), "*.parquet") | {
+    "report": "per_query.parquet",
+    "annotation": "pairs-*.parquet",
+}
 _SHOWN = 5
 
 
