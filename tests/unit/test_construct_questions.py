@@ -29,7 +29,7 @@ def lines(path: Path, *rows: object) -> Path:
 @pytest.mark.skipif(not DEMO.is_dir(), reason="no DuReader demo here")
 def test_the_demo_of_dureader(capsys):
     found = list(read_questions(DEMO))
-    raw = [json.loads(line) for name in ("search.dev.json", "search.train.json") for line in (DEMO / name).read_text("utf-8").splitlines()]
+    raw = [json.loads(line) for name in ("search.dev.json", "search.train.json") for line in (DEMO / name).read_bytes().splitlines()]
     assert [(q.id, q.text, q.answers) for q in found] == [(str(r["question_id"]), r["question"], r["answers"]) for r in raw]
     assert [[(d.title, d.paragraphs) for d in q.documents] for q in found] == [
         [(d["title"], d["paragraphs"]) for d in r["documents"]] for r in raw
