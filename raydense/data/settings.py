@@ -196,4 +196,14 @@ class ExportSettings(Settings):
     queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)
     qrels: FolderOrNone = artifact("qrels", "the qrels to write", None)
     examples: FolderOrNone = artifact("examples", "the training examples to write", None)
+    dataset: FolderOrNone = artifact(
+        "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
+    )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
+
+    @model_validator(mode="after")
+    def _one_or_the_parts(self) -> Self:
+        parts = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(self, name)]
+        if self.dataset and parts:
+            raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
+        return self

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from raydense.data.formats.files import either, files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, where
-from raydense.data.formats.outlet import Outlet, write_columns, write_json_lines
+from raydense.data.formats.outlet import Outlet, splits_of, write_columns, write_json_lines
+from raydense.data.tables import read_table
 from raydense.errors import InputError
 
 CORPUS = [Field("passage_id", "id", "_id"), Field("title", "text", needed=False), Field("text", "text")]
@@ -75,19 +76,17 @@ def _read_qrels(path: Path, intake: Intake) -> None:
 
 
 def write(outlet: Outlet) -> None:
-    """Write those of corpus, queries and qrels that are given as a BEIR folder."""
-    if not outlet.given or set(outlet.given) - {"corpus", "queries", "qrels"}:
-        raise InputError(f"format beir does not write {' with '.join(outlet.given) or 'nothing'}", "export", "give corpus, queries, qrels")
+    """Write corpus, queries and qrels, those that are given or all of a data set, as a BEIR folder."""
+    parts = outlet.choose_parts("corpus", "queries", "qrels")
     outlet.path.mkdir()
-    if "corpus" in outlet.given:
+    if "corpus" in parts:
         passages = (row for table in outlet.passages() for row in table.to_pylist())
         write_json_lines(outlet.path / "corpus.jsonl", ({"_id": p["passage_id"], "title": p["title"], "text": p["text"]} for p in passages))
-    if "queries" in outlet.given:
+    if "queries" in parts:
         write_json_lines(outlet.path / "queries.jsonl", map(_query, outlet.queries.to_pylist()))
-    if outlet.settings.qrels:
-        (outlet.path / "qrels").mkdir()
-        split = Path(outlet.settings.qrels).resolve().name
-        write_columns(outlet.path / "qrels" / f"{split}.tsv", [outlet.table("qrels").to_pydict()], header=HEADER)
+    for split, path in splits_of(parts, "qrels"):
+        (outlet.path / "qrels").mkdir(exist_ok=True)
+        write_columns(outlet.path / "qrels" / f"{split}.tsv", [read_table(path, "qrels").to_pydict()], header=HEADER)
 
 
 def _query(row: dict[str, Any]) -> dict[str, Any]:
