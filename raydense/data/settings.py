@@ -200,6 +200,7 @@ class ExportSettings(Settings):
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
+    license: str = setting("unknown", "the licence in the data card of huggingface, by the Hub's name for it, such as apache-2.0")
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
