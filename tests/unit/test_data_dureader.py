@@ -254,9 +254,9 @@ def test_texts_that_the_collection_lacks_can_be_left_out(tmp_path, capfd):
     assert "dual.train.tsv: 2 passages that the corpus does not have left out, of 4" in capfd.readouterr().err
 
 
-def test_what_the_files_cannot_hold_is_refused(tmp_path):
+def test_what_the_files_cannot_hold_is_refused(tmp_path, capfd):
     put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "title": "T", "text": "a\\tb"}\n{"_id": "r", "text": "x"}\n')
-    put(tmp_path / "in/queries.jsonl", '{"_id": "q", "text": "x"}\n')
+    put(tmp_path / "in/queries.jsonl", '{"_id": "q", "text": "x", "answers": ["a"]}\n')
     put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\tp\t2\n")
     import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data")))
     data = tmp_path / "data"
@@ -269,6 +269,15 @@ def test_what_the_files_cannot_hold_is_refused(tmp_path):
     with pytest.raises(InputError, match="has grades above 1, which answer_paragraphs cannot hold"):
         exported(tmp_path / "out", dataset=tmp_path / "data2")
     assert not (tmp_path / "out").exists()
+    put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\tp\t1\nq\tr\t0\n")
+    import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data3")))
+    folder = exported(tmp_path / "out", dataset=tmp_path / "data3")
+    shown = capfd.readouterr().err
+    assert "export test: leaves out 1 judgements that a passage does not answer" in shown
+    assert "leaves out the answers of the queries" in shown
+    assert [json.loads(line)["answer_paragraphs"] for line in (folder / "test/test.json").open()] == [
+        [{"paragraph_id": "p", "paragraph_text": "T a b"}]
+    ]
 
 
 MAPS = st.dictionaries(

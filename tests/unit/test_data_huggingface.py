@@ -240,7 +240,7 @@ def test_every_split_has_a_name_that_the_library_takes(name):
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(texts=st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_any_text_comes_back(texts, seed, tmp_path_factory):
     base = tmp_path_factory.mktemp("trip")

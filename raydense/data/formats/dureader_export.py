@@ -36,6 +36,8 @@ def write_files(outlet: Outlet) -> None:
     if "queries" in parts:
         judged = [_write_questions(outlet, split, path) for split, path in splits_of(parts, "qrels")]
         _write_others(outlet, judged)
+        if "answers" in outlet.queries.column_names:
+            say("export: leaves out the answers of the queries, which the files do not have")
     for split, path in splits_of(parts, "examples"):
         (outlet.path / "train").mkdir(exist_ok=True)
         name = split.removeprefix("dual.").removeprefix("cross.")
