@@ -14,6 +14,8 @@ def main(folder: Path) -> None:
     data = rd.sample(rd.SampleSettings(passages=200, train_queries=40, dev_queries=8, test_queries=8, output=folder / "data"))
     corpus, queries, qrels = data.path / "corpus", data.path / "queries", data.path / "qrels"
     beir = rd.export(rd.ExportSettings(format="beir", corpus=corpus, queries=queries, qrels=qrels / "test", output=folder / "beir"))
+    hub = rd.export(rd.ExportSettings(format="huggingface", dataset=data, output=folder / "hub"))
+    assert rd.import_corpus("huggingface", hub, folder / "again").rows == data.rows
     imported: rd.Artifact = rd.import_dataset(rd.ImportSettings(format="beir", input=beir, output=folder / "imported"))
     alone = rd.import_corpus("beir", beir, folder / "alone")
     assert alone.rows == len(rd.PassageStore(imported.path / "corpus")) == len(rd.PassageStore(corpus))

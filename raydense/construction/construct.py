@@ -51,6 +51,8 @@ def construct(settings: ConstructSettings) -> Artifact:
         return dataset.done
     try:
         there = [block for path in question_files(settings.input) for block in blocks(path, BLOCK_BYTES)]
+        if next(_questions(there), None) is None:
+            raise InputError("holds no question", settings.input, "give one question a line")
         rules = _rules(settings, there)
         files = _labelled(settings, dataset, there, rules)
         check_unchanged(settings.input, made_from["inputs"]["input"])

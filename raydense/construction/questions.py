@@ -131,9 +131,9 @@ def _split_of(path: Path) -> str:
 
 def _decoded(line: bytes, path: Path, number: int) -> str:
     try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        raise not_text(path, number) from None
+        return line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise not_text(path, number, line[error.start]) from None
 
 
 def _question(line: str, split: str, at: str) -> Question:

@@ -36,7 +36,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
 def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.PathLike[str], shard_rows: int = 25_000) -> Artifact:
     """Import only the passages: an artifact of kind `corpus` in the folder `output`.
 
-    `format` is beir, msmarco, dpr, tevatron or ir_datasets. InputError as in `import_dataset`.
+    `format` is beir, msmarco, dpr, dureader, huggingface, tevatron or ir_datasets. InputError as in `import_dataset`.
     """
     if format not in formats_that("passages"):
         what = f"format {format!r} has no corpus of its own"

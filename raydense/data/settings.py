@@ -190,10 +190,23 @@ class OracleSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
+    newer = ("license",)
+
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
     corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
     queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)
     qrels: FolderOrNone = artifact("qrels", "the qrels to write", None)
     examples: FolderOrNone = artifact("examples", "the training examples to write", None)
+    dataset: FolderOrNone = artifact(
+        "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
+    )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
+    license: str = setting("unknown", "the licence in the data card of huggingface, by the Hub's name for it, such as apache-2.0")
+
+    @model_validator(mode="after")
+    def _one_or_the_parts(self) -> Self:
+        parts = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(self, name)]
+        if self.dataset and parts:
+            raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
+        return self

@@ -153,6 +153,18 @@ class PassageStore:
         known, known_rows = self._id_hash
         return places_of(known, known_rows, ids, self.ids)
 
+    def rows_of_texts(self, texts: pa.ChunkedArray) -> Rows:
+        """The first row with each text (without a title), int64 [n]; -1 for a text that no passage has. Sorts the texts' hashes once."""
+        words = texts.combine_chunks().dictionary_encode()
+        known, rows = self._text_rows
+        found = places_of(known, rows, words.dictionary, lambda at: self.take(at, ["text"])["text"].combine_chunks())
+        return found[words.indices.to_numpy()]
+
+    @cached_property
+    def _text_rows(self) -> tuple[NDArray[np.uint64], Rows]:
+        order = np.argsort(self.text_hash, kind="stable")
+        return self.text_hash[order], order
+
     def refuse_rows_of_another(self, artifact: Artifact) -> None:
         """InputError if `artifact` (training examples) was made with another corpus."""
         made_with = artifact.summary.get("corpus")

@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 from raydense.data.formats.files import either, files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, where
-from raydense.data.formats.outlet import Outlet, write_columns, write_json_lines
+from raydense.data.formats.outlet import Outlet, splits_of, write_columns, write_json_lines
+from raydense.data.formats.ranking import Where
+from raydense.data.tables import read_table
 from raydense.errors import InputError
 
 CORPUS = [Field("passage_id", "id", "_id"), Field("title", "text", needed=False), Field("text", "text")]
@@ -61,11 +63,14 @@ def _read_file(path: Path, intake: Intake) -> None:
 
 
 def _read_queries(path: Path, intake: Intake) -> None:
-    """The queries, with their answers where some have any; BEIR's own sets have none."""
-    table = pa.concat_tables(json_lines(path, QUERIES))
+    give_queries(pa.concat_tables(json_lines(path, QUERIES)), where(path), intake)
+
+
+def give_queries(table: pa.Table, at: Where, intake: Intake) -> None:
+    """Write the queries, with their answers where some have any; BEIR's own sets have none."""
     answers = pc.coalesce(table["answers"], pa.scalar([], table["answers"].type))
     has_some = pc.any(pc.greater(pc.list_value_length(answers), 0)).as_py()
-    intake.queries(table.set_column(2, "answers", answers) if has_some else table.drop_columns(["answers"]), where(path))
+    intake.queries(table.set_column(2, "answers", answers) if has_some else table.drop_columns(["answers"]), at)
 
 
 def _read_qrels(path: Path, intake: Intake) -> None:
@@ -75,19 +80,17 @@ def _read_qrels(path: Path, intake: Intake) -> None:
 
 
 def write(outlet: Outlet) -> None:
-    """Write those of corpus, queries and qrels that are given as a BEIR folder."""
-    if not outlet.given or set(outlet.given) - {"corpus", "queries", "qrels"}:
-        raise InputError(f"format beir does not write {' with '.join(outlet.given) or 'nothing'}", "export", "give corpus, queries, qrels")
+    """Write corpus, queries and qrels, those that are given or all of a data set, as a BEIR folder."""
+    parts = outlet.choose_parts("corpus", "queries", "qrels")
     outlet.path.mkdir()
-    if "corpus" in outlet.given:
+    if "corpus" in parts:
         passages = (row for table in outlet.passages() for row in table.to_pylist())
         write_json_lines(outlet.path / "corpus.jsonl", ({"_id": p["passage_id"], "title": p["title"], "text": p["text"]} for p in passages))
-    if "queries" in outlet.given:
+    if "queries" in parts:
         write_json_lines(outlet.path / "queries.jsonl", map(_query, outlet.queries.to_pylist()))
-    if outlet.settings.qrels:
-        (outlet.path / "qrels").mkdir()
-        split = Path(outlet.settings.qrels).resolve().name
-        write_columns(outlet.path / "qrels" / f"{split}.tsv", [outlet.table("qrels").to_pydict()], header=HEADER)
+    for split, path in splits_of(parts, "qrels"):
+        (outlet.path / "qrels").mkdir(exist_ok=True)
+        write_columns(outlet.path / "qrels" / f"{split}.tsv", [read_table(path, "qrels").to_pydict()], header=HEADER)
 
 
 def _query(row: dict[str, Any]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise InputError(f"not a complete gzip file ({error})", path, "get it again") from None
 
 
-def not_text(path: Path, line: int) -> InputError:
-    """The InputError for a file whose bytes are not UTF-8 at `line`: it is compressed, or has another encoding."""
+def not_text(path: Path, line: int, byte: int) -> InputError:
+    """The InputError for a file that is not UTF-8 at `byte` of `line`: it is compressed, or has another encoding."""
     with open(path, "rb") as stream:
         start = stream.read(6)
     for magic, (packer, tool) in _PACKERS.items():
@@ -64,4 +64,4 @@ def not_text(path: Path, line: int) -> InputError:
             archive = path.suffix == ".tgz" or ".tar" in path.suffixes
             fix = f"name it {path.name}.gz, and it is decompressed while it is read" if magic == _GZIP else f"{tool} {path}"
             return InputError(f"packed with {packer}", path, f"tar -xf {path}, and move it elsewhere" if archive else fix)
-    return InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8")
+    return InputError(f"not UTF-8 (byte 0x{byte:02x})", f"{path}:{line}", "convert the file to UTF-8")

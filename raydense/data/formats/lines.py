@@ -74,7 +74,7 @@ def _check_text(path: Path, line: int, block: bytes) -> None:
     try:
         block.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise not_text(path, line + block.count(b"\n", 0, error.start)) from None
+        raise not_text(path, line + block.count(b"\n", 0, error.start), block[error.start]) from None
 
 
 def first_line(path: Path) -> str:

@@ -21,7 +21,7 @@ from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, first_of_each
 from raydense.data.formats.lines import Field, columns, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
-from raydense.data.formats.texts import Numbers, text_id
+from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
 
@@ -160,7 +160,7 @@ class _TextTriples:
         query, *sides = np.concatenate(self._lines[path], axis=1)
         numbers, first, back = np.unique(query, return_index=True, return_inverse=True)
         turn = np.argsort(np.argsort(first))[back]
-        lists = [_lists_of(turn, rows[side], len(numbers)) for side in sides]
+        lists = [lists_of(turn, rows[side], len(numbers)) for side in sides]
         ids = queries["query_id"].take(pa.array(numbers[np.argsort(first)]))
         return pa.table({"query_id": ids, "positives": lists[0], "negatives": lists[1]})
 
@@ -173,15 +173,6 @@ def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts of two columns, line by line."""
     turns = np.arange(2 * len(one)).reshape(2, -1).T.ravel()
     return pa.chunked_array([*one.chunks, *other.chunks]).take(pa.array(turns))
-
-
-def _lists_of(query: NDArray[np.int64], passage: NDArray[np.int64], queries: int) -> pa.ListArray:
-    """The distinct passages of each query 0 .. `queries`-1, in their order."""
-    _, first = np.unique(query << 32 | passage, return_index=True)
-    first.sort()
-    query, passage = query[first], passage[first]
-    ends = np.cumsum(np.bincount(query, minlength=queries))
-    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), pa.array(passage[np.argsort(query, kind="stable")]))
 
 
 def _read_text_triples(paths: list[Path], intake: Intake) -> None:

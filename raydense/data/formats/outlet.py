@@ -16,6 +16,7 @@ from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
+from raydense.runtime.progress import say
 from raydense.storage import Artifact
 
 _STEP = 8_192
@@ -46,7 +47,7 @@ class Outlet:
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
         self.settings, self.path = settings, path
-        self.given = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
+        self.given = [name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
 
     def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
         """The one of `kinds` that was given; `texts` may be given too, for the texts of its ids. InputError otherwise."""
@@ -62,15 +63,39 @@ class Outlet:
             raise InputError("examples need their texts", "export", "give --corpus and --queries too")
         return chosen[0]
 
+    def choose_parts(self, *kinds: str) -> dict[str, str]:
+        """Those of `parts` whose kinds the format holds: at least one. InputError if one of another kind was given by itself."""
+        held = {name: path for name, path in self.parts.items() if name.split("/")[0] in kinds}
+        left = sorted(self.parts.keys() - held.keys())
+        if not held or (left and "dataset" not in self.given):
+            given = self.given if left else ["nothing"]
+            raise InputError(
+                f"format {self.settings.format} does not write {' with '.join(given)}", "export", f"give {', '.join(kinds)}, or a dataset"
+            )
+        if left:
+            say(f"export: leaves out {', '.join(left)}, which the format {self.settings.format} does not hold")
+        return held
+
+    @cached_property
+    def parts(self) -> dict[str, str]:
+        """What is given, by the name that it has in a data set (corpus, queries, qrels/<split>, ...): the folders."""
+        if self.settings.dataset:
+            dataset = Artifact.open(self.settings.dataset, "dataset")
+            found = {name: str(dataset.place / name) for name in dataset.summary["parts"]}
+            for name, path in found.items():
+                part = dataset.summary["parts"][name]
+                Artifact.open(path, part["kind"], part["fingerprint"])
+            return found
+        given = {name: getattr(self.settings, name) for name in self.given}
+        return {name if name in ("corpus", "queries") else f"{name}/{Path(path).resolve().name}": path for name, path in given.items()}
+
     @cached_property
     def store(self) -> PassageStore:
-        assert self.settings.corpus
-        return PassageStore(self.settings.corpus)
+        return PassageStore(self.parts["corpus"])
 
     @cached_property
     def queries(self) -> pa.Table:
-        assert self.settings.queries
-        return read_table(self.settings.queries, "queries")
+        return read_table(self.parts["queries"], "queries")
 
     def table(self, kind: str) -> pa.Table:
         """All rows of given qrels or examples."""
@@ -87,24 +112,22 @@ class Outlet:
         for start in range(0, len(self.store), _STEP):
             yield self.store.slice(start, min(start + _STEP, len(self.store)), ["passage_id", "title", "text"])
 
-    def examples(self) -> Iterator[Example]:
-        """The training examples with the texts of their rows and ids."""
-        assert self.settings.examples
-        self.store.refuse_rows_of_another(Artifact.open(self.settings.examples, "examples"))
-        table = self.table("examples")
+    def examples(self, path: str | None = None) -> Iterator[Example]:
+        """The training examples, given or at `path`, with the texts of their rows and ids."""
+        path = path or str(self.settings.examples)
+        self.store.refuse_rows_of_another(Artifact.open(path, "examples"))
+        table = read_table(path, "examples")
         for start in range(0, table.num_rows, _STEP // 8):
-            yield from self._spelled(table.slice(start, _STEP // 8))
+            yield from self._spelled(table.slice(start, _STEP // 8), path)
 
-    def _spelled(self, table: pa.Table) -> Iterator[Example]:
+    def _spelled(self, table: pa.Table, path: str) -> Iterator[Example]:
         entries = table.to_pylist()
         rows = np.unique(np.array([r for e in entries for r in (*e["positives"], *e["negatives"])], dtype=np.int64))
         if rows.size and (rows[0] < 0 or rows[-1] >= len(self.store)):
-            raise InputError(
-                "the examples name passages that the corpus does not have", self.settings.examples or "", "give their own corpus"
-            )
+            raise InputError("the examples name passages that the corpus does not have", path, "give their own corpus")
         found = self.store.take(rows, ["passage_id", "title", "text"]).to_pydict()
         spelled = dict(zip(rows.tolist(), map(Passage, found["passage_id"], found["title"], found["text"]), strict=True))
-        positions = query_positions(table["query_id"], self.queries, self.settings.examples)
+        positions = query_positions(table["query_id"], self.queries, path)
         asked = self.queries.take(pa.array(positions)).to_pylist()
         for entry, query in zip(entries, asked, strict=True):
             yield Example(
@@ -116,6 +139,11 @@ class Outlet:
                 _short(entry.get("positive_scores")),
                 _short(entry.get("negative_scores")),
             )
+
+
+def splits_of(parts: dict[str, str], kind: str) -> list[tuple[str, str]]:
+    """The splits of a kind of part, each with its folder; `all` where a data set has only one, without a name."""
+    return [(name.partition("/")[2] or "all", path) for name, path in parts.items() if name.split("/")[0] == kind]
 
 
 def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:

@@ -25,6 +25,16 @@ def text_id(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def lists_of(query: NDArray[np.integer], passage: NDArray[np.integer], queries: int) -> pa.ListArray:
+    """The distinct passages of each query 0 .. `queries`-1, in the order of the pairs: lists of int64. `query` and `passage` are int [n]."""
+    _, first = np.unique(query.astype(np.int64) << 32 | passage, return_index=True)
+    first.sort()
+    query, passage = query[first], passage[first]
+    ends = np.cumsum(np.bincount(query, minlength=queries))
+    rows = passage[np.argsort(query, kind="stable")].astype(np.int64)
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), pa.array(rows))
+
+
 class Numbers:
     """Numbers texts from 0 in the order of their first occurrence; stores two hashes of each, not the text."""
 

@@ -1,0 +1,113 @@
+"""Reads a file that is one large JSON object, such as a map of millions of ids, in pieces: fast, and exact about the first fault.
+
+A piece is cut after a value and parsed as an object of its own. Where that fails, it is read pair by pair.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raydense.data.formats.files import not_text, opened
+from raydense.data.formats.ranking import Where
+from raydense.errors import InputError
+
+PIECE_BYTES = 16 << 20
+_MOST_PIECES = 4  # of one value: a file of another kind is neither read to its end nor held
+_OPENING, _BETWEEN, _COLON = re.compile(r"\ufeff?\s*\{"), re.compile(r"[\s,]*"), re.compile(r"\s*:\s*")
+_DECODER = json.JSONDecoder(object_pairs_hook=tuple)
+_FIX = "give one JSON object"
+Pairs = list[tuple[str, Any]]
+
+
+def json_pairs(path: Path) -> Iterator[tuple[Pairs, Where]]:
+    """The keys and values of the object in a file, in order, some MB at a time; an object in it is a tuple of pairs.
+
+    Each list comes with a function from a pair's place in it to the `path:line` where the pair begins. InputError on a file that
+    is no JSON object, or is cut short.
+    """
+    text, line, opening = "", 1, True
+    for piece, last in _pieces(path):
+        text += piece
+        if opening:
+            found = _OPENING.match(text)
+            if not found and not last and not text.strip():
+                continue
+            if not found:
+                raise InputError("empty file" if not text.strip() else "not a JSON object", path, _FIX)
+            opening, text, line = False, text[found.end() :], 1 + found.group().count("\n")
+        pairs, used = _parsed(text, last)
+        if pairs:
+            yield pairs, partial(_line_of, text[:used], line, path)
+        text, line = text[used:], line + text.count("\n", 0, used)
+        if text.strip() != "}" if last else len(text) > _MOST_PIECES * PIECE_BYTES:
+            raise InputError(f"not JSON ({_fault(text)})", f"{path}:{line}", _FIX)
+
+
+def _pieces(path: Path) -> Iterator[tuple[str, bool]]:
+    """The text of a file in pieces, and whether each is the last; InputError on bytes that are not UTF-8."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    with opened(path) as stream:
+        while True:
+            data = stream.read(PIECE_BYTES)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise not_text(path, line + error.object.count(b"\n", 0, error.start), error.object[error.start]) from None
+            yield text, not data
+            if not data:
+                return
+            line += data.count(b"\n")
+
+
+def _parsed(text: str, last: bool) -> tuple[Pairs, int]:
+    """The complete pairs that a text begins with, and the characters that they take."""
+    end = max(text.rfind("],"), 0) or text.rfind('",')
+    if not last and end > 0:
+        try:
+            return list(_DECODER.decode("{" + text[: end + 1].lstrip(", \n\t\r") + "}")), end + 1
+        except json.JSONDecodeError:
+            pass  # the cut is in a string, or it is no JSON: pair by pair tells
+    pairs, starts = _one_by_one(text)
+    return pairs, starts[-1]
+
+
+def _one_by_one(text: str) -> tuple[Pairs, list[int]]:
+    """The complete pairs that a text begins with, and where each begins; the last start is where the next pair would."""
+    pairs: Pairs = []
+    starts = [0]
+    while True:
+        try:
+            between = _BETWEEN.match(text, starts[-1])
+            starts[-1] = between.end() if between else starts[-1]
+            key, at = _DECODER.raw_decode(text, starts[-1])
+            colon = _COLON.match(text, at)
+            if not isinstance(key, str) or not colon:
+                return pairs, starts
+            value, at = _DECODER.raw_decode(text, colon.end())
+            if at == len(text):  # a number may go on in the next piece
+                return pairs, starts
+        except (json.JSONDecodeError, RecursionError):
+            return pairs, starts
+        pairs.append((key, value))
+        starts.append(at)
+
+
+def _line_of(text: str, line: int, path: Path, row: int) -> str:
+    start = _one_by_one(text + " ")[1][row]
+    return f"{path}:{line + text.count(chr(10), 0, start)}"
+
+
+def _fault(text: str) -> str:
+    try:
+        _DECODER.decode("{" + text.lstrip(", \n"))
+        return "more after its end"
+    except json.JSONDecodeError as error:
+        return error.msg
+    except RecursionError:
+        return "nested too deep"

@@ -1,0 +1,67 @@
+"""Reads training files whose lines have the texts of a query and of passages that a corpus has: the passages are found by their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raydense.data.formats.lines import Field, columns, refuse_blank, where
+from raydense.data.formats.texts import Numbers, lists_of
+from raydense.data.store import PassageStore
+from raydense.errors import InputError
+from raydense.runtime.progress import say
+
+
+class TextPairs:
+    """The pairs of query and passage in a file of columns `query` and either `positive` and `negative`, or `passage` and `label` (1 or 0).
+
+    The file is read a block at a time; held are the texts of the queries, and three numbers a pair. InputError on an empty text,
+    and with `strict` on one that no passage of `store` has; otherwise these pairs are left out, and counted.
+    """
+
+    def __init__(self, path: Path, fields: list[Field], store: PassageStore, strict: bool) -> None:
+        self.store, self.texts = store, list[str]()
+        self._strict, self._lost = strict, 0
+        numbers, parts, line = Numbers(), list[NDArray[np.int64]](), 0
+        for table in columns(path, fields):
+            at = partial(_later, path, line)
+            refuse_blank(table, [name for name in table.column_names if name in ("query", "positive", "negative", "passage")], at)
+            query, new = numbers.of(table["query"], path)
+            self.texts += new.to_pylist()
+            parts += [np.stack([query, self._rows(texts, at), positive]) for texts, positive in _sides(table)]
+            line += table.num_rows
+        self._query, self._row, self._positive = np.concatenate(parts, axis=1)
+        if self._lost:
+            say(f"import {path.name}: {self._lost:,} passages that the corpus does not have left out, of {self._row.size:,}")
+
+    def lists(self, positive: bool) -> pa.ListArray:
+        """The rows of each query's positives, or of its other passages, in the order of the file: lists of int64."""
+        keep = (self._positive == positive) & (self._row >= 0)
+        return lists_of(self._query[keep], self._row[keep], len(self.texts))
+
+    def _rows(self, texts: pa.ChunkedArray, at: Callable[[int], str]) -> NDArray[np.int64]:
+        rows = self.store.rows_of_texts(texts)
+        unknown = np.flatnonzero(rows < 0)
+        if unknown.size and self._strict:
+            what = f"has a text that no passage of the corpus has: {texts[int(unknown[0])].as_py()[:40]!r}"
+            raise InputError(what, at(int(unknown[0])), "give its own corpus, or leave such passages out with --no-strict")
+        self._lost += unknown.size
+        return rows
+
+
+def _sides(table: pa.Table) -> Iterator[tuple[pa.ChunkedArray, NDArray[np.int64]]]:
+    """The passages of the lines, each with 1 for a positive, 0 for a negative."""
+    if "label" in table.column_names:
+        yield table["passage"], (table["label"].to_numpy() > 0).astype(np.int64)
+        return
+    for side in ("positive", "negative"):
+        yield table[side], np.full(table.num_rows, side == "positive", np.int64)
+
+
+def _later(path: Path, before: int, row: int) -> str:
+    return where(path)(before + row)
