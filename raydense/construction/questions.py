@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from raydense.data.formats import records
-from raydense.data.formats.files import not_text, opened, plain
+from raydense.data.formats.files import files_below, not_text, opened, plain
 from raydense.data.formats.lines import json_object
 from raydense.errors import InputError
 from raydense.storage import Place
@@ -70,14 +70,17 @@ class Block:
 
 
 def question_files(source: str | os.PathLike[str]) -> list[Path]:
-    """The file `source`, or all `*.json`, `*.jsonl` and these as `.gz` in the folder and its folders, sorted; InputError if there is none."""
+    """The file `source`, or all `*.json`, `*.jsonl` and these as `.gz` in the folder and its folders, sorted; InputError if there is none.
+
+    Hidden files are left out, and NAME.gz where NAME is there, too.
+    """
     place = Place.of(source)
     if not place.exists():
         raise InputError("no such file or folder", place, "check the path")
     root = place.local()
     if not root.is_dir():
         return [root]
-    files = sorted(p for p in root.rglob("*") if p.is_file() and plain(p).suffix in _SUFFIXES and not p.name.startswith("."))
+    files = [file for file in files_below(root) if plain(file).suffix in _SUFFIXES]
     if not files:
         raise InputError("holds no file of questions", place, "give *.json or *.jsonl (also .gz), one question a line")
     return files

@@ -61,6 +61,8 @@ def test_a_folder_of_folders_and_gzip(tmp_path):
     with gzip.open(tmp_path / "devset/zhidao.dev.json.gz", "wb") as stream:
         stream.write(b"\n" + json.dumps(GOOD).encode())
     (tmp_path / "readme.md").write_text("no questions")
+    (tmp_path / "devset/._zhidao.dev.json").write_text("of another system")
+    (tmp_path / "trainset/search.train.json.gz").write_bytes(b"the same, packed")
     found = list(read_questions(tmp_path))
     assert [(q.id, q.split, q.where.removeprefix(f"{tmp_path}/")) for q in found] == [
         ("a", "dev", "devset/zhidao.dev.json.gz:2"),

@@ -53,6 +53,8 @@ def baseline(folder: Path, train: bool = True) -> Path:
         pairs = ((3, 1), (5, 0), (4, 1))
         put(folder / "train/cross.train.tsv", "".join(f"{ASKED['train']}\t\t{TEXTS[p]}\t{label}\n" for p, label in pairs))
     put(folder / "readme.md", "## train/\n")
+    put(folder / "dev/._dev.json", "of another system")
+    put(folder / "dev/dev.json.gz", "the same, packed")
     return folder
 
 
@@ -114,8 +116,15 @@ def test_a_whole_data_set_both_ways(tmp_path, capfd):
         *(f"dev/{name}" for name in ("dev.json", "dev.q.format", "q2qid.dev.json")),
         *(f"passage-collection/{name}" for name in ("part-00", "part-01", "part-02", "passage2id.map.json")),
         *(f"test1/{name}" for name in ("q2qid.test1.json", "test1.json", "test1.q.format")),
-        *(f"train/{name}" for name in ("dual.train.tsv", "q2qid.train.json", "train.json", "train.q.format")),
+        *(f"train/{name}" for name in ("cross.train.tsv", "dual.train.tsv", "q2qid.train.json", "train.json", "train.q.format")),
     ]
+    second = imported(folder, tmp_path / "second")
+    for split in ("cross.train", "dual.train"):
+        made, again = ([(r["positives"], r["negatives"]) for r in rows(data / f"examples/{split}", "examples")] for data in (first, second))
+        assert made == again
+    queries = [sorted(map(str, rows(data / "queries", "queries"))) for data in (first, second)]
+    assert queries[0] == queries[1], "also the query of train keeps its id"
+    assert [sorted(judged(data / "qrels/train")) for data in (first, second)] == [sorted(judged(first / "qrels/train"))] * 2
 
 
 def test_a_folder_both_ways(tmp_path):

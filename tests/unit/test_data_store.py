@@ -96,6 +96,15 @@ def test_rows_of_every_id_and_of_unknown_ones(store: PassageStore) -> None:
     assert store.rows_of(pa.array([], pa.string())).size == 0
 
 
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=9), wanted=st.lists(st.sampled_from("abcdef"), max_size=9))
+def test_rows_of_texts_are_the_first_with_each(texts: list[str], wanted: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("texts") / "c"
+    write(folder, [(f"p{i}", "title", text) for i, text in enumerate(texts)], shard_rows=3)
+    found = PassageStore(folder).rows_of_texts(pa.chunked_array([wanted], pa.string()))
+    assert found.tolist() == [texts.index(text) if text in texts else -1 for text in wanted]
+
+
 def test_rows_out_of_range(store: PassageStore) -> None:
     for row in (-1, COUNT):
         with pytest.raises(IndexError, match="rows must be in"):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.formats.dureader_export import write_files
-from raydense.data.formats.files import opened, plain
+from raydense.data.formats.files import files_below, opened, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.formats.lines import Field, blocks, columns, json_object, where
@@ -48,7 +48,7 @@ _KINDS = {
 def _files(source: Path) -> dict[str, list[Path]]:
     """The files by kind: by their names, and JSON files by what they begin with."""
     found: dict[str, list[Path]] = {kind: [] for kind in (*_KINDS, "questions", "run")}
-    for path in sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]:
+    for path in files_below(source):
         kind = next((kind for kind, names in _KINDS.items() if re.fullmatch(names, plain(path).name)), None)
         if kind:
             found[("questions" if _is_lines(path) else "run") if kind == "json" else kind].append(path)

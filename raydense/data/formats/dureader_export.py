@@ -40,8 +40,11 @@ def write_files(outlet: Outlet) -> None:
             say("export: leaves out the answers of the queries, which the files do not have")
     for split, path in splits_of(parts, "examples"):
         (outlet.path / "train").mkdir(exist_ok=True)
-        name = split.removeprefix("dual.").removeprefix("cross.")
-        write_columns(outlet.path / "train" / f"dual.{name}.tsv", _triples(outlet, path))
+        if split.startswith("cross."):
+            write_columns(outlet.path / "train" / f"{split}.tsv", map(_labelled, outlet.examples(path)))
+        else:
+            name = split.removeprefix("dual.")
+            write_columns(outlet.path / "train" / f"dual.{name}.tsv", _triples(outlet, path))
 
 
 def write_json_map(path: Path, pairs: Iterable[tuple[str, Any]]) -> None:
@@ -142,6 +145,13 @@ def _both(example: Example) -> tuple[list[str], str, list[str], str]:
     sides = ([_spelled(p) for p in islice(cycle(side), rows)] for side in (example.positives, example.negatives))
     positives, negatives = sides
     return positives, "", negatives, "0"
+
+
+def _labelled(example: Example) -> dict[str, Iterable[Any]]:
+    """Lines of query, passage and label: 1 for a positive, 0 for a negative."""
+    texts = [_spelled(passage) for passage in (*example.positives, *example.negatives)]
+    labels = ["1"] * len(example.positives) + ["0"] * len(example.negatives)
+    return _columns(example.query, "", texts, labels)
 
 
 def _spelled(passage: Passage) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -33,7 +33,16 @@ def files_of(source: Path, pattern: str = "*") -> list[Path]:
     """
     if not source.is_dir():
         return [source]
-    files = (p for p in source.iterdir() if p.is_file() and not p.name.startswith(".") and plain(p).match(pattern))
+    return _once(p for p in source.iterdir() if plain(p).match(pattern))
+
+
+def files_below(source: Path) -> list[Path]:
+    """As `files_of`, for the files in the folder and in its folders at any depth."""
+    return _once(source.rglob("*")) if source.is_dir() else [source]
+
+
+def _once(paths: Iterable[Path]) -> list[Path]:
+    files = (p for p in paths if p.is_file() and not p.name.startswith("."))
     return sorted((p for p in files if plain(p) == p or not plain(p).is_file()), key=plain)
 
 
