@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construct.overlap import overlap
+    from raydense.construct.settings import OverlapSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construct.overlap": ["overlap"],
+    "raydense.construct.settings": ["OverlapSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -101,6 +105,7 @@ __all__ = [
     "MineSettings",
     "MixSettings",
     "OracleSettings",
+    "OverlapSettings",
     "PassageStore",
     "PretrainSettings",
     "RerankSettings",
@@ -124,6 +129,7 @@ __all__ = [
     "mine",
     "mix",
     "oracle",
+    "overlap",
     "pretrain",
     "rerank",
     "sample",

@@ -72,6 +72,12 @@ def main(folder: Path) -> None:
             examples=[f"mined={folder / 'hybrid'}", f"labelled={labels.path}"], queries=[queries], corpus=[corpus], weights=[1, 0.5], output=folder / "mixed",
         )
     )  # fmt: skip
+    rd.overlap(
+        rd.OverlapSettings(
+            queries=queries, train=qrels / "train", against=[qrels / "dev", f"test={qrels / 'test'}"], model=retriever, depth=3, threshold=0.999,
+            concurrency=(1, 1), output=folder / "without-similar",
+        )
+    )  # fmt: skip
     fused = rd.fuse(rd.FuseSettings(run=[found, by_vectors], qrels=qrels / "dev", output=folder / "fused"))
     report = rd.evaluate(
         rd.EvaluateSettings(

@@ -45,11 +45,11 @@ class DatasetDraft:
         commit_table(draft, f"{kind}.parquet", table)
         return self.keep(name, draft.finish(table.num_rows, **summary))
 
-    def finish(self) -> Artifact:
-        """Finish the data set; its rows are those of the corpus, if it has one."""
+    def finish(self, **summary: Any) -> Artifact:
+        """Finish the data set, whose manifest also gets `summary`; its rows are those of the corpus, if it has one."""
         parts = {name: {"kind": a.kind, "rows": a.rows, "fingerprint": a.fingerprint} for name, a in sorted(self._parts.items())}
         rows = self._parts["corpus"].rows if "corpus" in self._parts else max(a.rows for a in self._parts.values())
-        return self.draft.finish(rows, parts=parts)
+        return self.draft.finish(rows, parts=parts, **summary)
 
 
 def _is_damaged(place: Place) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from raydense.construct.settings import OverlapSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -53,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "label": Verb(LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
+    "overlap": Verb(OverlapSettings, "raydense.construct.overlap:overlap"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 
