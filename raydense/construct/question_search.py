@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raydense.construct.questions import Questions
 from raydense.construct.settings import OverlapSettings
-from raydense.data.store import CorpusWriter
+from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table, write_arrow
 from raydense.errors import InputError
 from raydense.inference.encode import encode
@@ -58,9 +58,9 @@ class QuestionSearch:
         """
         corpus, queries = self._corpus(trained), self._queries("asked", asked)
         if not is_reranker(model_place(str(self.settings.model)).local()):
-            return self._by_vectors(str(self.settings.model), corpus, trained, queries)
+            return self._by_vectors(str(self.settings.model), trained, asked, corpus, queries)
         encoder = self.settings.encoder
-        found = self._by_vectors(encoder, corpus, trained, queries) if encoder else self._by_words(corpus, queries)
+        found = self._by_vectors(encoder, trained, asked, corpus, queries) if encoder else self._by_words(corpus, queries)
         return rerank(
             RerankSettings(
                 model=str(self.settings.model),
@@ -77,31 +77,28 @@ class QuestionSearch:
         words = index(IndexSettings(kind="bm25", corpus=corpus, output=self._at("words")))
         return search(SearchSettings(index=words, queries=queries, k=self.settings.depth, output=self._at("found")))
 
-    def _by_vectors(self, encoder: str, corpus: Artifact, trained: Questions, queries: Artifact) -> Artifact:
-        there = self._unit("trained-unit", "passages", corpus, self._encoded("trained-vectors", encoder, self._queries("trained", trained)))
-        asked = self._unit("asked-unit", "queries", queries, self._encoded("asked-vectors", encoder, queries))
+    def _by_vectors(self, encoder: str, trained: Questions, asked: Questions, corpus: Artifact, queries: Artifact) -> Artifact:
+        both = self._queries("both", Questions(pa.concat_arrays([trained.ids, asked.ids]), pa.concat_arrays([trained.texts, asked.texts])))
+        encoded = encode(EncodeSettings(model=encoder, queries=both, dtype="float32", output=self._at("encoded"), **self.spread))
+        edge = len(trained)
+        there = self._unit("trained-vectors", "passages", corpus, encoded, 0, edge)
+        here = self._unit("asked-vectors", "queries", queries, encoded, edge, edge + len(asked))
         dense = index(IndexSettings(kind="faiss", embeddings=there, background=self.settings.background, output=self._at("dense")))
-        return search(SearchSettings(index=dense, vectors=asked, queries=queries, k=self.settings.depth, output=self._at("found")))
+        return search(SearchSettings(index=dense, vectors=here, queries=queries, k=self.settings.depth, output=self._at("found")))
 
-    def _encoded(self, name: str, encoder: str, queries: Artifact) -> Artifact:
-        return encode(EncodeSettings(model=encoder, queries=queries, dtype="float32", output=self._at(name), **self.spread))
-
-    def _unit(self, name: str, of: Literal["passages", "queries"], texts: Artifact, encoded: Artifact) -> Artifact:
-        """The vectors of queries divided by their lengths, as those `of` passages for an index, or of queries for a search of it."""
+    def _unit(self, name: str, of: Literal["passages", "queries"], texts: Artifact, encoded: Artifact, start: int, stop: int) -> Artifact:
+        """Rows start..stop-1 of the vectors at unit length, as those `of` the passages `texts`, for an index, or of the queries `texts`."""
         draft = self._draft(name, "embeddings")
         if draft.done:
             return draft.done
-        vectors, start, there = Vectors(encoded, of="queries"), 0, draft.committed()
-        for number, block in enumerate(vectors.blocks(0, vectors.rows)):
-            file, stop = f"embeddings-{number:05d}.arrow", start + len(block)
-            if file not in there:
-                draft.commit(file, partial(write_arrow, table=_vector_table(start, unit(block))), len(block))
-            start = stop
+        vectors, at = Vectors(encoded, of="queries"), 0
+        for number, block in enumerate(vectors.blocks(start, stop)):
+            draft.commit(f"embeddings-{number:05d}.arrow", partial(write_arrow, table=_vector_table(at, unit(block))), len(block))
+            at += len(block)
         if of == "passages":
-            ids = pa.ipc.open_file(pa.memory_map(str(encoded.file("query_ids.arrow")))).read_all().rename_columns(["passage_id"])
-            draft.commit("passage_ids.arrow", partial(write_arrow, table=ids), len(ids))
+            draft.commit("passage_ids.arrow", PassageStore(texts).write_ids, stop - start)
         made_with = {"model": encoded.summary["model"], "corpus" if of == "passages" else "queries": texts.fingerprint}
-        return draft.finish(vectors.rows, of=of, dimension=vectors.dimension, dtype="float32", **made_with)
+        return draft.finish(stop - start, of=of, dimension=vectors.dimension, dtype="float32", **made_with)
 
     def _corpus(self, trained: Questions) -> Artifact:
         draft = self._draft("corpus", "corpus")
