@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from raydense.construction.adjudicate import adjudicate
     from raydense.construction.annotate import annotate
     from raydense.construction.construct import construct
-    from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings
+    from raydense.construction.overlap import overlap
+    from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings, OverlapSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -51,7 +52,8 @@ _HOMES = {
     "raydense.construction.adjudicate": ["adjudicate"],
     "raydense.construction.annotate": ["annotate"],
     "raydense.construction.construct": ["construct"],
-    "raydense.construction.settings": ["AdjudicateSettings", "AnnotateSettings", "ConstructSettings"],
+    "raydense.construction.overlap": ["overlap"],
+    "raydense.construction.settings": ["AdjudicateSettings", "AnnotateSettings", "ConstructSettings", "OverlapSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -112,6 +114,7 @@ __all__ = [
     "MineSettings",
     "MixSettings",
     "OracleSettings",
+    "OverlapSettings",
     "PassageStore",
     "PretrainSettings",
     "RerankSettings",
@@ -138,6 +141,7 @@ __all__ = [
     "mine",
     "mix",
     "oracle",
+    "overlap",
     "pretrain",
     "rerank",
     "sample",

@@ -91,6 +91,12 @@ def main(folder: Path) -> None:
             annotation=annotation, qrels=qrels / "test", threshold=0.9, run=[f"words={found.path}"], output=folder / "adjudicated"
         )
     )
+    rd.overlap(
+        rd.OverlapSettings(
+            queries=queries, train=qrels / "train", against=[qrels / "dev", f"test={qrels / 'test'}"], model=retriever, depth=3, threshold=0.999,
+            concurrency=(1, 1), output=folder / "without-similar",
+        )
+    )  # fmt: skip
     fused = rd.fuse(rd.FuseSettings(run=[found, by_vectors], qrels=qrels / "dev", output=folder / "fused"))
     report = rd.evaluate(
         rd.EvaluateSettings(

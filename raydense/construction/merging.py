@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raydense.construction.asked import normalised
 from raydense.errors import InputError
 
 _HELD_OUT = ["test", "dev", "train"]  # a question of several splits belongs to the first of these that it has
@@ -63,8 +64,7 @@ def merge_questions(blocks: list[pa.Table]) -> Merged:
     """
     whole = pa.concat_tables(blocks)
     _refuse_repeated(whole)
-    text = pc.utf8_normalize(whole["question"], form="NFKC")
-    text = pc.replace_substring_regex(pc.utf8_trim_whitespace(pc.utf8_lower(text)), r"\s+", " ").combine_chunks()
+    text = normalised(whole["question"].combine_chunks())
     first, row = _first_of_each(text.dictionary_encode().indices.to_numpy())
     queries = pa.table(
         {

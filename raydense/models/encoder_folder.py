@@ -47,6 +47,12 @@ def weights_folder(folder: Path) -> Path:
     return inner
 
 
+def is_reranker(folder: Path) -> bool:
+    """Whether the folder's config names a model with a head that scores; False where there is no such folder."""
+    named = optional_json(folder / "config.json").get("architectures") or []
+    return any(str(name).endswith("ForSequenceClassification") for name in named)
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether the folder itself contains the files of a tokenizer."""
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raydense.construction.settings import OverlapSettings
 from raydense.data.formats import formats_that, load_format
 from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
 from raydense.data.splits import SHARES
@@ -35,6 +36,7 @@ _MAKES = {
     "mix": "dataset",
     "annotate": "annotation",
     "adjudicate": "qrels",
+    "overlap": "dataset",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
@@ -82,6 +84,8 @@ def _parts(settings: Settings) -> set[str]:
     """The parts of a data set that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, SampleSettings):
         return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
+    if isinstance(settings, OverlapSettings):
+        return set(settings.parts)
     if isinstance(settings, MixSettings):
         given = {"qrels": settings.qrels, "run": settings.run, "corpus": settings.corpus[1:]}
         return {"queries", "examples", *(part for part, folders in given.items() if folders)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings
+from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings, OverlapSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -57,6 +57,7 @@ VERBS: dict[str, Verb] = {
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
     "annotate": Verb(AnnotateSettings, "raydense.construction.annotate:annotate"),
     "adjudicate": Verb(AdjudicateSettings, "raydense.construction.adjudicate:adjudicate"),
+    "overlap": Verb(OverlapSettings, "raydense.construction.overlap:overlap"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 
