@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from raydense.construction.adjudicate import adjudicate
 from raydense.construction.annotate import annotate
-from raydense.construction.settings import AnnotateSettings
+from raydense.construction.settings import AdjudicateSettings, AnnotateSettings
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
@@ -81,3 +82,16 @@ def test_a_folder_without_a_trained_reranker_is_one_line(world: Path) -> None:
     with pytest.raises(InputError):
         annotate(settings(world, world / "wrong", model=[str(world / "encoder-one")]))
     assert not (world / "wrong").exists()
+
+
+def test_a_threshold_takes_the_mean_probability_for_a_judge(world: Path) -> None:
+    annotation = annotate(settings(world, world / "for-threshold"))
+    pairs = [row for part in annotation.parts(".parquet") for row in pq.read_table(part).to_pylist() if row["same_text_as"] is None]
+    middle = float(np.median([row["score"] for row in pairs]))
+    made = adjudicate(AdjudicateSettings(annotation=annotation, qrels=world / "qrels", threshold=middle, output=world / "by-model"))
+    sources = pq.read_table(made.file("sources.pq")).to_pylist()
+    above = {(row["query_id"], row["passage_id"]) for row in pairs if row["score"] > middle and row["judged"] is None}
+    assert {(row["query_id"], row["passage_id"]) for row in sources if row["source"] == "model"} == above != set()
+    assert [row["relevance"] for row in sources if row["before"] is not None] == [1, 1, 0]  # what was judged stays
+    assert made.summary["by_source"]["model"] == len(above)
+    assert f"| of these by the re-rankers (mean probability above {middle:g}) | {len(above)} |" in made.file("report.md").read_text()
