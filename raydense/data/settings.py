@@ -190,6 +190,8 @@ class OracleSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
+    newer = ("license",)
+
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
     corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
