@@ -197,6 +197,8 @@ BAD = {
     "a map that is a list": (MAP, '["a"]', r"passage2id\.map\.json: not a JSON object"),
     "a map of numbers": (MAP, '{"0": "a",\n"1": 7}', r"passage2id\.map\.json:2: maps '1' to 7, not a line to an id"),
     "a map of names": (MAP, '{"0": "a",\n"x": "b"}', r"passage2id\.map\.json:2: maps 'x' to 'b', not a line to an id"),
+    "a map nested too deep": (MAP, '{"0": "a",\n"1": ' + "[" * 200_000, r"passage2id\.map\.json:2: not JSON \(nested too deep\)"),
+    "a map with more after it": (MAP, '{"0": "a"}\n{"1": "b"}', r"passage2id\.map\.json:1: not JSON"),
     "a map with a gap": (MAP, json.dumps({str(i): IDS[i] for i in (0, 1, 2, 4, 5)}), r"json: its lines are not 0 to 4: line 3 is missing"),
     "a map in another encoding": (MAP, "", r"passage2id\.map\.json: empty file"),
     "a question cut short": (DEV, '{"question_id": "q"\n', r"dev\.json:1: not JSON"),

@@ -71,7 +71,7 @@ def _parsed(text: str, last: bool) -> tuple[Pairs, int]:
     if not last and end > 0:
         try:
             return list(_DECODER.decode("{" + text[: end + 1].lstrip(", \n\t\r") + "}")), end + 1
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             pass  # the cut is in a string, or it is no JSON: pair by pair tells
     pairs, starts = _one_by_one(text)
     return pairs, starts[-1]
