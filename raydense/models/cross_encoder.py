@@ -13,7 +13,16 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import read_encoder_config
-from raydense.models.encoder_folder import OWN_FILE, encoder_folders, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.encoder_folder import (
+    OWN_FILE,
+    encoder_folders,
+    is_reranker,
+    positions,
+    read_json,
+    require_folder,
+    weights_folder,
+    write_json,
+)
 from raydense.models.tokenizer import PairTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
@@ -74,7 +83,7 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
 
 def refuse_untrained(folder: str | Path) -> None:
     """InputError if the folder holds an encoder: its head would have random weights, and its scores no meaning."""
-    if not _is_trained(_inner(model_place(folder).local())):
+    if not is_reranker(_inner(model_place(folder).local())):
         raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
 
 
@@ -88,11 +97,6 @@ def _pair_length(root: Path, inner: Path, limit: int) -> int:
     own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
     if "pair_length" in own:
         return int(own["pair_length"])
-    if _is_trained(inner):
+    if is_reranker(inner):
         return limit
     return read_encoder_config(root).passage_length
-
-
-def _is_trained(inner: Path) -> bool:
-    architectures = read_json(inner / "config.json").get("architectures") or []
-    return any(name.endswith("ForSequenceClassification") for name in architectures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import input_module, read_encoder_config
-from raydense.models.encoder_folder import encoder_folders, optional_json, require_folder, weights_folder
+from raydense.models.encoder_folder import encoder_folders, is_reranker, require_folder, weights_folder
 from raydense.storage import model_place
 
 
@@ -19,8 +19,7 @@ def require_model(folder: str, scores: bool, **changes: int) -> None:
     require_folder(root)
     for part in encoder_folders(root):
         inner = weights_folder(part) if scores else input_module(part)[1]
-        named = optional_json(inner / "config.json").get("architectures") or []
-        if scores != any(name.endswith("ForSequenceClassification") for name in named):
+        if scores != is_reranker(inner):
             found, wanted = ("a re-ranker", "a retriever") if not scores else ("an encoder without a head that scores", "a re-ranker")
             raise InputError(f"holds {found}", folder, f"give {wanted}")
     if not scores:

@@ -99,6 +99,8 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("main-table-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
     ("dureader-baselines-dureader", "retriever", RETRIEVER | {"batch_size": 256, "epochs": 103}, (DUREADER, 34_711)),
     ("dureader-baselines-dureader", "reranker", DUREADER_CE, (DUREADER, 55_432)),
+    ("overlap-dureader", "reranker-with", DUREADER_CE, None),
+    ("overlap-dureader", "reranker-without", DUREADER_CE, None),
     (
         "query-as-context-cocondenser-msmarco",
         "encoder-2",
