@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
     from raydense.data.oracle import oracle
+    from raydense.data.perturbing import perturb
     from raydense.data.sample import sample
-    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
+    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
     from raydense.data.store import PassageStore
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
@@ -48,8 +49,9 @@ _HOMES = {
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
     "raydense.data.oracle": ["oracle"],
+    "raydense.data.perturbing": ["perturb"],
     "raydense.data.sample": ["sample"],
-    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "SampleSettings"],
+    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "PerturbSettings", "SampleSettings"],
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
@@ -102,6 +104,7 @@ __all__ = [
     "MixSettings",
     "OracleSettings",
     "PassageStore",
+    "PerturbSettings",
     "PretrainSettings",
     "RerankSettings",
     "SampleSettings",
@@ -124,6 +127,7 @@ __all__ = [
     "mine",
     "mix",
     "oracle",
+    "perturb",
     "pretrain",
     "rerank",
     "sample",

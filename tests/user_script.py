@@ -66,6 +66,8 @@ def main(folder: Path) -> None:
         )
     )  # fmt: skip
     rd.oracle(rd.OracleSettings(corpus=corpus, queries=queries, qrels=qrels / "train", output=folder / "oracle"))
+    noisy = rd.perturb(rd.PerturbSettings(queries=queries, kind="typo", rate=0.2, output=folder / "noisy"))
+    assert noisy.rows == noisy.summary["queries"] == 56
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
     rd.mix(
         rd.MixSettings(

@@ -31,6 +31,7 @@ _MAKES = {
     "fuse": "run",
     "mine": "examples",
     "label": "examples",
+    "perturb": "queries",
     "mix": "dataset",
     "evaluate": "report",
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
+from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
@@ -52,6 +52,7 @@ VERBS: dict[str, Verb] = {
     "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
     "label": Verb(LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
+    "perturb": Verb(PerturbSettings, "raydense.data.perturbing:perturb"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
