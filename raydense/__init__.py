@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raydense.construct.analyse import analyse
+    from raydense.construct.settings import AnalyseSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "raydense.construct.analyse": ["analyse"],
+    "raydense.construct.settings": ["AnalyseSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
@@ -82,6 +86,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AnalyseSettings",
     "AnswerSettings",
     "Artifact",
     "BM25Settings",
@@ -113,6 +118,7 @@ __all__ = [
     "SearchSettings",
     "SplitSettings",
     "TrainSettings",
+    "analyse",
     "compare",
     "encode",
     "evaluate",

@@ -81,6 +81,12 @@ def main(folder: Path) -> None:
             answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
         )
     )  # fmt: skip
+    errors = rd.analyse(
+        rd.AnalyseSettings(
+            run=found, corpus=corpus, queries=queries, qrels=qrels / "train", index=words, k=1, sample=10, output=folder / "errors"
+        )
+    )
+    assert errors.rows == errors.summary["result"]["looked_at"] > 0
     measured: dict[str, object] = report.summary["result"]
     assert set(measured) >= {"runs", "significance"}, blocks.rows
 

@@ -55,21 +55,21 @@ def keys_around(key: str) -> str:
 
 
 @cache
-def neighbours(character: str) -> str:
-    """The characters before and after one of Chinese, Japanese or Korean, in an order where they sound or look alike.
+def neighbours(character: str, reach: int = 1) -> str:
+    """The `reach` characters before and after one of Chinese, Japanese or Korean, in an order where they sound or look alike.
 
     GB 2312 orders its common characters by pinyin, so that neighbours are mostly homophones, what a pinyin input method confuses; its other
     characters, as Unicode those that GB 2312 lacks, by radical. Kana and Hangul stand by sound in Unicode.
     """
-    common = {near for near in map(_decoded, _codes_around(character)) if near and near != character}
-    if not common:
-        around = (chr(ord(character) + step) for step in (-1, 1))
-        common = {near for near in around if is_cjk(near) and near.isalnum()}
-    return "".join(sorted(common)) or character
+    steps = [step for step in range(-reach, reach + 1) if step]
+    near = {_decoded(code) for code in _codes_around(character, steps)}
+    if not near:
+        near = {other for other in (chr(ord(character) + step) for step in steps) if is_cjk(other) and other.isalnum()}
+    return "".join(sorted(near)) or character
 
 
-def _codes_around(character: str) -> list[tuple[int, int]]:
-    """The codes before and after an ideograph of GB 2312, in its part of that standard."""
+def _codes_around(character: str, steps: list[int]) -> list[tuple[int, int]]:
+    """The codes around an ideograph of GB 2312, in its part of that standard."""
     try:
         code = tuple(character.encode("gb2312"))
     except UnicodeEncodeError:
@@ -77,9 +77,8 @@ def _codes_around(character: str) -> list[tuple[int, int]]:
     if len(code) != 2 or code[0] < _COMMON[0]:  # kana are in GB 2312, too, in Unicode's order
         return []
     number = code[0] * 94 + code[1] - 0xA1
-    near = [divmod(number + step, 94) for step in (-1, 1)]
-    in_part = [(high, low + 0xA1) for high, low in near if (high <= _COMMON[1]) == (code[0] <= _COMMON[1])]
-    return in_part
+    near = [divmod(number + step, 94) for step in steps]
+    return [(high, low + 0xA1) for high, low in near if high >= _COMMON[0] and (high <= _COMMON[1]) == (code[0] <= _COMMON[1])]
 
 
 def _decoded(code: tuple[int, int]) -> str:

@@ -33,6 +33,7 @@ _MAKES = {
     "label": "examples",
     "perturb": "queries",
     "mix": "dataset",
+    "analyse": "report",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}

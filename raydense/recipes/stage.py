@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from raydense.construct.settings import AnalyseSettings
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
@@ -54,6 +55,7 @@ VERBS: dict[str, Verb] = {
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
     "perturb": Verb(PerturbSettings, "raydense.data.perturbing:perturb"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
+    "analyse": Verb(AnalyseSettings, "raydense.construct.analyse:analyse"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 
