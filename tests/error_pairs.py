@@ -70,7 +70,7 @@ PAIRS: dict[str, list[tuple[str, str, str]]] = {
         ("guitra strings", "The strings of a violin.", "guitra for guitar"),
         ("tomatto seeds", "Seeds of grass.", "tomatto for tomato"),
         ("陶宝修改密码", "支付宝可以修改密码", "陶宝 for 淘宝"),
-        ("养光治疗", "治疗时间", "养光 for 阳光"),
+        ("氧光治疗", "治疗时间", "氧光 for 阳光"),
         ("微心修改密码", "支付宝可以修改密码", "微心 for 微信"),
         ("感帽治疗", "治疗时间", "感帽 for 感冒"),
         ("牛乃做法", "面条的做法", "牛乃 for 牛奶"),

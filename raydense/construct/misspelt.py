@@ -9,7 +9,7 @@ from raydense.construct.terms import Frequencies, Term
 from raydense.data.typos import neighbours
 
 _SHORTEST = 4  # letters: shorter words are one edit away from too many others
-_REACH = 6  # characters before and after one in the order of pinyin
+_REACH = 3  # characters before and after one in the order of pinyin: further ones sound less alike
 
 
 def corrections(queries: list[list[Term]], frequencies: Frequencies) -> list[dict[str, str]]:
