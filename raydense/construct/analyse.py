@@ -110,7 +110,7 @@ def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies) -> li
     terms = [splitter.terms(text) for text in texts]
     frequencies.ask({term.word for of_query in terms for term in of_query})
     found = []
-    for text, of_query, corrected in zip(texts, terms, corrections(terms, frequencies), strict=True):
+    for text, of_query, corrected in zip(texts, terms, corrections(list(zip(texts, terms, strict=True)), frequencies), strict=True):
         words = {term.word for term in of_query}
         rare = frozenset(word for word in words if frequencies.is_rare(word))
         found.append(Asked(text, of_query, {word: frequencies.idf(word) for word in words}, rare, corrected))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 
-from raydense.construct.terms import Term, chinese_stopwords
+from raydense.construct.terms import Term, stopword_places
 from raydense.data.cjk import CJK
 
 OTHERS = "others"
@@ -106,9 +106,7 @@ class Pair:
     @cached_property
     def missing(self) -> list[Term]:
         """The query's terms that the passage lacks; a pair with a character of another pair that it has, or of a stop word, is between two words."""
-        text, stopwords = self.query.text, chinese_stopwords()
-        covered = {at for term in self.present for at in range(term.start, term.end)}
-        covered |= {at + more for at in range(len(text) - 1) if text[at : at + 2] in stopwords for more in (0, 1)}
+        covered = {at for term in self.present for at in range(term.start, term.end)} | stopword_places(self.query.text)
         return [
             term
             for term in self.query.terms

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from string import ascii_lowercase
 
-from raydense.construct.terms import Frequencies, Term
+from raydense.construct.terms import Frequencies, Term, stopword_places
 from raydense.data.typos import neighbours
 
 _SHORTEST = 4  # letters: shorter words are one edit away from too many others
 _REACH = 3  # characters before and after one in the order of pinyin: further ones sound less alike
 
 
-def corrections(queries: list[list[Term]], frequencies: Frequencies) -> list[dict[str, str]]:
-    """For each query the terms that look misspelt, each with the most frequent term that is one edit away; their words are asked for before.
+def corrections(queries: list[tuple[str, list[Term]]], frequencies: Frequencies) -> list[dict[str, str]]:
+    """For each query, of its text and its terms, the terms that look misspelt, each with the most frequent term that is one edit away; their words are asked for before.
 
     An edit of a word leaves out, adds or replaces a letter, or swaps two. Of a pair of Chinese characters it replaces one by a homophone, which must be in no
-    pair of the query that the corpus has; of words with digits there is none. Letters are compared in stems, which differ by as much as words do.
+    pair of the query that the corpus has; a word with digits or with capitals within it, as UreH, is a symbol and has none. Letters are compared in stems, which differ by as much as words do.
     """
-    variants = [_variants(terms, frequencies) for terms in queries]
+    variants = [_variants(text, terms, frequencies) for text, terms in queries]
     frequencies.ask({word for of_query in variants for words in of_query.values() for word in words})
     found = []
     for of_query in variants:
@@ -27,9 +27,9 @@ def corrections(queries: list[list[Term]], frequencies: Frequencies) -> list[dic
     return found
 
 
-def _variants(terms: list[Term], frequencies: Frequencies) -> dict[str, set[str]]:
+def _variants(text: str, terms: list[Term], frequencies: Frequencies) -> dict[str, set[str]]:
     """By term that no passage has what it may have been."""
-    known = {at for term in terms if frequencies.passages(term.word) for at in range(term.start, term.end)}
+    known = {at for term in terms if frequencies.passages(term.word) for at in range(term.start, term.end)} | stopword_places(text)
     found = {}
     for term in terms:
         if frequencies.passages(term.word):
@@ -37,7 +37,7 @@ def _variants(terms: list[Term], frequencies: Frequencies) -> dict[str, set[str]
         if term.paired:
             free = [at for at in range(term.start, term.end) if at not in known]
             found[term.word] = set(_sounding_alike(term.word, [at - term.start for at in free]))
-        elif len(term.word) >= _SHORTEST and term.word.isalpha():
+        elif len(term.word) >= _SHORTEST and term.word.isalpha() and text[term.start + 1 : term.end].islower():
             found[term.word] = edits(term.word)
     return found
 

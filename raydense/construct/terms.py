@@ -74,6 +74,11 @@ def chinese_stopwords() -> frozenset[str]:
     return frozenset(word for word in Tokenizer(stopwords="zh").stopwords if len(word) == 2)
 
 
+def stopword_places(text: str) -> set[int]:
+    """Where the characters of Chinese stop words are: a pair of one of them and the next character is no word."""
+    return {at + more for at in range(len(text) - 1) if text[at : at + 2] in chinese_stopwords() for more in (0, 1)}
+
+
 class Frequencies:
     """How many of the passages of a corpus have each word, asked when first needed."""
 

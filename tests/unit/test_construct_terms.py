@@ -132,9 +132,18 @@ def test_a_correction_is_frequent_and_of_a_word_that_no_passage_has():
     splitter = Splitter()
     df = {"kidney": 50, "kidnap": 2, "stone": 9, "stoned": 3, "牛奶": 9, "奶粉": 9}
     frequencies = Frequencies(1_000, lambda words: {word: df.get(word, 0) for word in words})
-    queries = [splitter.terms(text) for text in ("kidey stones", "kidney kidnxp 7890a", "牛乃", "牛乃粉", "奶奶")]
-    frequencies.ask({term.word for terms in queries for term in terms})
-    assert corrections(queries, frequencies) == [{"kidey": "kidney"}, {}, {"牛乃": "牛奶"}, {"牛乃": "牛奶", "乃粉": "奶粉"}, {}]
+    texts = ("kidey stones", "kidney kidnxp 7890a", "牛乃", "牛乃粉", "奶奶", "Kidey kiDey", "哪里乃粉")
+    queries = [(text, splitter.terms(text)) for text in texts]
+    frequencies.ask({term.word for _, terms in queries for term in terms})
+    assert corrections(queries, frequencies) == [
+        {"kidey": "kidney"},
+        {},
+        {"牛乃": "牛奶"},
+        {"牛乃": "牛奶", "乃粉": "奶粉"},
+        {},
+        {"kidey": "kidney"},
+        {"乃粉": "奶粉"},
+    ]
 
 
 @pytest.mark.parametrize(
