@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raydense.construction.adjudicate import adjudicate
+    from raydense.construction.analyse import analyse
     from raydense.construction.annotate import annotate
     from raydense.construction.construct import construct
     from raydense.construction.overlap import overlap
-    from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings, OverlapSettings
+    from raydense.construction.settings import AdjudicateSettings, AnalyseSettings, AnnotateSettings, ConstructSettings, OverlapSettings
     from raydense.data.exporting import export
     from raydense.data.importing import import_corpus, import_dataset
     from raydense.data.mixing import mix
     from raydense.data.oracle import oracle
+    from raydense.data.perturbing import perturb
     from raydense.data.sample import sample
-    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
+    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
     from raydense.data.store import PassageStore
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
@@ -50,16 +52,18 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "raydense.construction.adjudicate": ["adjudicate"],
+    "raydense.construction.analyse": ["analyse"],
     "raydense.construction.annotate": ["annotate"],
     "raydense.construction.construct": ["construct"],
     "raydense.construction.overlap": ["overlap"],
-    "raydense.construction.settings": ["AdjudicateSettings", "AnnotateSettings", "ConstructSettings", "OverlapSettings"],
+    "raydense.construction.settings": ["AdjudicateSettings", "AnalyseSettings", "AnnotateSettings", "ConstructSettings", "OverlapSettings"],
     "raydense.data.exporting": ["export"],
     "raydense.data.importing": ["import_corpus", "import_dataset"],
     "raydense.data.mixing": ["mix"],
     "raydense.data.oracle": ["oracle"],
+    "raydense.data.perturbing": ["perturb"],
     "raydense.data.sample": ["sample"],
-    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "SampleSettings"],
+    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "PerturbSettings", "SampleSettings"],
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
@@ -91,6 +95,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AdjudicateSettings",
+    "AnalyseSettings",
     "AnnotateSettings",
     "AnswerSettings",
     "Artifact",
@@ -116,6 +121,7 @@ __all__ = [
     "OracleSettings",
     "OverlapSettings",
     "PassageStore",
+    "PerturbSettings",
     "PretrainSettings",
     "RerankSettings",
     "SampleSettings",
@@ -125,6 +131,7 @@ __all__ = [
     "SplitSettings",
     "TrainSettings",
     "adjudicate",
+    "analyse",
     "annotate",
     "compare",
     "construct",
@@ -142,6 +149,7 @@ __all__ = [
     "mix",
     "oracle",
     "overlap",
+    "perturb",
     "pretrain",
     "rerank",
     "sample",

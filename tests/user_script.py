@@ -74,6 +74,8 @@ def main(folder: Path) -> None:
         )
     )  # fmt: skip
     rd.oracle(rd.OracleSettings(corpus=corpus, queries=queries, qrels=qrels / "train", output=folder / "oracle"))
+    noisy = rd.perturb(rd.PerturbSettings(queries=queries, kind="typo", rate=0.2, output=folder / "noisy"))
+    assert noisy.rows == noisy.summary["queries"] == 56
     rd.filter(rd.FilterSettings(generated=generated, corpus=corpus, index=words, k=200, output=folder / "kept"))
     rd.mix(
         rd.MixSettings(
@@ -104,6 +106,12 @@ def main(folder: Path) -> None:
             answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
         )
     )  # fmt: skip
+    errors = rd.analyse(
+        rd.AnalyseSettings(
+            run=found, corpus=corpus, queries=queries, qrels=qrels / "train", index=words, k=1, sample=10, output=folder / "errors"
+        )
+    )
+    assert errors.rows == errors.summary["result"]["looked_at"] > 0
     measured: dict[str, object] = report.summary["result"]
     assert set(measured) >= {"runs", "significance"}, blocks.rows
 

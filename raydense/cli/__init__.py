@@ -24,7 +24,7 @@ from raydense.cli.submit import submissions_of
 from raydense.cli.visibility import refuse_unseen
 from raydense.errors import fixable
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
-from raydense.evaluation.table import comparison_table
+from raydense.evaluation.table import comparison_table, measures_runs
 from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.runtime.progress import Progress, say, say_error
@@ -91,7 +91,8 @@ def _print_result(verb: str, result: Any, as_json: bool) -> None:
         }
         print(json.dumps(result.summary.get("result", whole), ensure_ascii=False))
     elif result.kind == "report":
-        print(comparison_table(result))
+        if measures_runs(result):
+            print(comparison_table(result))
         print(f"report: {result.place / 'report.html'}")
     else:
         print(f"{verb}: {result.place} ({result.kind}{f', {result.rows:,} rows' if result.rows else ''})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -185,6 +185,29 @@ class OracleSettings(Settings):
         made = Holds(passages.rows, passages.word, each, passages.rows * (each + 12))
         needs = f"{passages} passages, {judged} judged queries"
         return Forecast(needs, {self.output: made}, "oracle", {"passages": float(passages.rows)}, PROCESS_BYTES)
+
+
+class PerturbSettings(Settings):
+    """Put noise into queries (typos, swapped characters, shuffled or dropped terms), to measure how robust a retriever is."""
+
+    queries: Folder = artifact("queries", "the queries")
+    kind: Literal["typo", "swap", "shuffle", "drop"] = setting(
+        ...,
+        "typo: characters hit wrongly, doubled or left out; swap: a character and the next one; shuffle: terms in another order; drop: terms"
+        " left out; a term is a word, and in Chinese, Japanese and Korean a pair of characters",
+    )
+    rate: float = setting(
+        0.1, "the share of the characters (typo, swap) or of the terms (shuffle, drop); a higher one adds to a lower one", ge=0, le=1
+    )
+    seed: int = setting(42, "random seed of the draw, which is one of its own for each query", ge=0, lt=2**63)
+
+    def forecast(self, known: Known) -> Forecast:
+        """As many queries, of the same length; the time grows with them."""
+        queries = known.of(self.queries)
+        if not queries:
+            return Forecast()
+        work = {"queries": float(queries.rows)}
+        return Forecast(f"{queries} queries", {self.output: queries}, "perturb", work, PROCESS_BYTES + 4 * queries.bytes)
 
 
 class ExportSettings(Settings):

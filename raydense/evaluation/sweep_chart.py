@@ -5,31 +5,47 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 Runs = Mapping[str, Mapping[str, Any]]
+_STYLES = ("-", "--", "-.", ":")
 
 
-def chart_svg(runs: Runs, along: str, values: Mapping[str, float]) -> str:
-    """The first metric of the "runs" of `trials.summarise`, one line per run, along `values`: each variant's place on the axis `along`.
+@dataclass(frozen=True)
+class Axis:
+    """The number that variants differ in: its key, its value in each variant, and what else a variant is, the name of its line ("": nothing else)."""
+
+    key: str
+    values: Mapping[str, float]
+    lines: Mapping[str, str]
+
+
+def chart_svg(runs: Runs, axis: Axis) -> str:
+    """The first metric of the "runs" of `trials.summarise` along an axis: a line for each run, or for each of the axis's lines of each run.
 
     Bars are the sample standard deviation over the seeds. The same runs give the same bytes; no metric gives "".
     """
     metric = _first_metric(runs)
     if metric is None:
         return ""
-    with drawing(along, 5.6, 3.4) as (axes, drawn):
-        for run, rows in runs.items():
-            points = sorted((values[variant], row["metrics"][metric]) for variant, row in rows.items() if metric in row["metrics"])
-            bars = [found["spread"] or 0.0 for _, found in points]
-            axes.errorbar(
-                [at for at, _ in points], [found["mean"] for _, found in points], bars, label=run, marker="o", markersize=3, capsize=3
-            )
-        axes.set_xlabel(along)
+    lines = list(dict.fromkeys(axis.lines.values()))
+    with drawing(axis.key, 5.6 if len(lines) == 1 else 7.4, 3.4) as (axes, drawn):
+        for number, (run, rows) in enumerate(runs.items()):
+            for place, line in enumerate(lines):
+                of_line = {variant: row["metrics"] for variant, row in rows.items() if axis.lines[variant] == line}
+                points = sorted((axis.values[variant], found[metric]) for variant, found in of_line.items() if metric in found)
+                several = {"color": f"C{place}", "linestyle": _STYLES[number % len(_STYLES)]} if len(lines) > 1 else {}
+                axes.errorbar(
+                    [at for at, _ in points], [found["mean"] for _, found in points], [found["spread"] or 0.0 for _, found in points],
+                    label=", ".join(word for word in (run, line) if word), marker="o", markersize=3, capsize=3, **several,
+                )  # fmt: skip
+        axes.set_xlabel(axis.key)
         axes.set_ylabel(metric)
-        axes.set_xticks(sorted(set(values.values())))
+        axes.set_xticks(sorted(set(axis.values.values())))
         axes.grid(True, linewidth=0.5)
-        axes.legend(frameon=False)
+        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(lines) > 1 else {}
+        axes.legend(frameon=False, **beside)
     return drawn.getvalue()
 
 

@@ -8,6 +8,11 @@ from typing import Any
 from raydense.storage import Artifact
 
 
+def measures_runs(report: Artifact) -> bool:
+    """Whether a report has metrics of runs: that of an error analysis has none."""
+    return not {"runs", "metrics"}.isdisjoint(report.summary["result"])
+
+
 def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None, metrics: list[str] | None = None) -> str:
     """The runs of a report artifact, a line each, with their metrics (all, or those named, in that order) and seconds if given."""
     runs = _runs_of(report)

@@ -33,10 +33,12 @@ _MAKES = {
     "fuse": "run",
     "mine": "examples",
     "label": "examples",
+    "perturb": "queries",
     "mix": "dataset",
     "annotate": "annotation",
     "adjudicate": "qrels",
     "overlap": "dataset",
+    "analyse": "report",
     "evaluate": "report",
 }
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from raydense.construction.settings import AdjudicateSettings, AnnotateSettings, ConstructSettings, OverlapSettings
-from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, SampleSettings
+from raydense.construction.settings import AdjudicateSettings, AnalyseSettings, AnnotateSettings, ConstructSettings, OverlapSettings
+from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
@@ -54,10 +54,12 @@ VERBS: dict[str, Verb] = {
     "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
     "label": Verb(LabelSettings, "raydense.mining.label:label"),
     "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
+    "perturb": Verb(PerturbSettings, "raydense.data.perturbing:perturb"),
     "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
     "annotate": Verb(AnnotateSettings, "raydense.construction.annotate:annotate"),
     "adjudicate": Verb(AdjudicateSettings, "raydense.construction.adjudicate:adjudicate"),
     "overlap": Verb(OverlapSettings, "raydense.construction.overlap:overlap"),
+    "analyse": Verb(AnalyseSettings, "raydense.construction.analyse:analyse"),
     "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
 }
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from raydense.errors import Faults, InputError, why
 from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.sweep_chart import Axis
 from raydense.recipes.content import apply, recipe_content
 from raydense.recipes.planning import Measured, Prices
 from raydense.recipes.recipe import Recipe, plan, state
@@ -56,12 +57,12 @@ class Trial:
 class Sweep:
     """The trials of a recipe, those of a variant one after another, and the folder that holds all of it.
 
-    `axis` is there where the variants differ in one number alone: its key, and the number of each variant.
+    `axis` is there where one key alone has several numbers: the chart is along it.
     """
 
     output: Place
     trials: tuple[Trial, ...]
-    axis: tuple[str, dict[str, float]] | None = None
+    axis: Axis | None = None
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], output: str | os.PathLike[str], changes: tuple[str, ...] = ()) -> Sweep | None:
@@ -140,12 +141,19 @@ def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, A
     return [(", ".join(f"{key}={_word(value)}" for key, value in point.items()), point) for point in points]
 
 
-def _axis(points: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, float]] | None:
-    """The key that all points are of, with its number at each, where it is one key and there are several numbers."""
-    values = {name: next(iter(point.values())) for name, point in points if len(point) == 1}
-    if len(values) < 2 or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values.values()):
+def _axis(points: list[tuple[str, dict[str, Any]]]) -> Axis | None:
+    """The one key of the points that has several numbers, where no other has; the other keys that differ name the lines of the chart."""
+    every = {key: list(dict.fromkeys(point[key] for _, point in points)) for key in points[0][1]}
+    numbers = [key for key, values in every.items() if len(values) > 1 and all(map(_is_number, values))]
+    if len(numbers) != 1:
         return None
-    return next(iter(points[0][1])), values
+    others = [key for key, values in every.items() if key not in numbers and len(values) > 1]
+    lines = {name: ", ".join(_word(point[key]) for key in others) for name, point in points}
+    return Axis(numbers[0], {name: point[numbers[0]] for name, point in points}, lines)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _word(value: Any) -> str:
@@ -216,7 +224,7 @@ def _picture(sweep: Sweep, runs: dict[str, Any], once: set[str]) -> str:
 
     if not sweep.axis:
         return bars_svg({run: dict([*rows.items()][:1]) if run in once else rows for run, rows in runs.items()})
-    return chart_svg({run: rows for run, rows in runs.items() if run not in once}, *sweep.axis)
+    return chart_svg({run: rows for run, rows in runs.items() if run not in once}, sweep.axis)
 
 
 def _made_once(sweep: Sweep) -> set[str]:

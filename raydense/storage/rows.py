@@ -15,10 +15,10 @@ from raydense.errors import InputError
 if TYPE_CHECKING:
     from raydense.storage.artifact import Artifact
 
-# by kind, the files whose rows are those of the artifact
+# by kind, the files whose rows are those of the artifact, as patterns between blanks
 _FILES = {kind: f"{kind}-*.arrow" for kind in ("corpus", "embeddings", "generated")}
 _FILES |= dict.fromkeys(("queries", "qrels", "examples", "run"), "*.parquet") | {
-    "report": "per_query.parquet",
+    "report": "per_query.parquet analysis.parquet",
     "annotation": "pairs-*.parquet",
 }
 _SHOWN = 5
@@ -43,7 +43,7 @@ def first_rows(artifact: Artifact, n: int) -> pa.Table:
 
 def _batches(artifact: Artifact, size: int) -> Iterator[pa.RecordBatch]:
     """All rows in order, read file by file; Parquet files at most `size` rows at once."""
-    for name in (file.path for file in artifact.files if fnmatch(file.path, _FILES[artifact.kind])):
+    for name in (file.path for file in artifact.files if any(fnmatch(file.path, one) for one in _FILES[artifact.kind].split())):
         path = str(artifact.file(name))
         if path.endswith(".parquet"):
             with pq.ParquetFile(path) as file:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from raydense.cli import main
 from raydense.errors import InputError, InputErrors
-from raydense.evaluation.sweep_chart import bars_svg, chart_svg
+from raydense.evaluation.sweep_chart import Axis, bars_svg, chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep, plan_sweep
@@ -97,7 +97,8 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     def axis(text):
         return read(write(tmp_path, with_sweep(f"sweep: {text}"))).axis
 
-    assert axis("{train.alpha: [0, 0.5], seed: [1, 2]}") == ("train.alpha", {"train.alpha=0": 0, "train.alpha=0.5": 0.5})
+    values = {"train.alpha=0": 0, "train.alpha=0.5": 0.5}
+    assert axis("{train.alpha: [0, 0.5], seed: [1, 2]}") == Axis("train.alpha", values, dict.fromkeys(values, ""))
     assert axis("{train.alpha: [0, 0.5], train.temperature: [1, 2]}") is None
     assert axis("{train.alpha: [0.5], seed: [1, 2]}") is None
     assert axis("{train.precision: [fp32, bf16]}") is None
@@ -105,17 +106,32 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     assert axis("{train.alpha: [0, 0.5], variants: {a: {}}}") is None
 
 
+def test_a_number_crossed_with_words_has_a_line_for_each_word(tmp_path):
+    sweep = read(write(tmp_path, with_sweep("sweep: {train.precision: [fp32, bf16], train.alpha: [0, 0.5], data.passages: [200]}")))
+    assert sweep.axis is not None
+    assert [(sweep.axis.values[t.variant], sweep.axis.lines[t.variant]) for t in sweep.trials] == [
+        (0, "fp32"), (0.5, "fp32"), (0, "bf16"), (0.5, "bf16"),
+    ]  # fmt: skip
+    means = dict(zip([t.variant for t in sweep.trials], [0.1, 0.2, 0.3, 0.4], strict=True))
+    rows = {variant: {"metrics": {"RR@10": {"mean": mean, "spread": None}}} for variant, mean in means.items()}
+    words = {
+        e.text for e in ElementTree.fromstring(chart_svg({"DPR": rows, "BM25": rows}, sweep.axis)).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {"train.alpha", "RR@10", "DPR, fp32", "DPR, bf16", "BM25, fp32", "BM25, bf16"} <= words
+
+
 def test_the_chart_has_the_mean_and_spread_of_each_run(tmp_path):
     def row(mean, spread):
         return {"metrics": {"RR@10": {"mean": mean, "spread": spread}, "R@50": {"mean": 1.0, "spread": None}}}
 
     runs = {"joint retriever": {"four": row(0.2, 0.05), "sixteen": row(0.4, None)}, "joint re-ranker": {"four": row(0.3, 0.1)}}
-    svg = chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+    axis = Axis("joint.negatives", {"four": 3, "sixteen": 15}, {"four": "", "sixteen": ""})
+    svg = chart_svg(runs, axis)
     root = ElementTree.fromstring(svg)
     words = {e.text.strip() for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text}
     assert {"joint.negatives", "RR@10", "joint retriever", "joint re-ranker", "3", "15"} <= words
     assert "R@50" not in words
-    assert svg == chart_svg(runs, "joint.negatives", {"four": 3, "sixteen": 15})
+    assert svg == chart_svg(runs, axis)
 
 
 def test_the_bars_have_each_run_and_where_there_are_several_each_variant():

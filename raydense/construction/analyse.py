@@ -1,0 +1,192 @@
+"""Error analysis (Qiu et al. 2022, section 3.6): the first hits of queries that a run fails, each sorted into a kind of error by rules.
+
+Only the hits are read by blocks, and the corpus where it is counted; what is looked at are `sample` queries with `k` passages each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raydense.construction.analysis_page import write_page
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, kind_of
+from raydense.construction.failures import Failures, failures
+from raydense.construction.misspelt import corrections
+from raydense.construction.settings import AnalyseSettings
+from raydense.construction.terms import Frequencies, Splitter, counting, from_index
+from raydense.data.runs import BLOCK_ROWS, query_blocks
+from raydense.data.tables import query_positions, read_table
+from raydense.errors import InputError
+from raydense.mining.blocks import Judged
+from raydense.mining.negatives import Candidates, scores_of
+from raydense.runtime.progress import say
+from raydense.storage import Artifact, Draft, provenance
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """A pair that was looked at, as the page shows it, and what the rules say of it."""
+
+    query_id: str
+    passage_id: str
+    rank: int
+    score: float
+    pair: Pair
+    kind: str
+    evidence: str
+
+
+def analyse(settings: AnalyseSettings) -> Artifact:
+    """Sort the errors of a run; returns a report artifact with a row for each pair looked at.
+
+    Of the judged queries without a positive among their first `k` hits up to `sample` are drawn, by seed and id, and each of these hits gets the kind of the
+    first of the `RULES` that fires, or `others`, with the evidence. analysis.parquet has `query_id`, `passage_id`, `rank`, `score`, `kind` and
+    `evidence`; pairs.parquet has the texts, for people to judge: `query_id`, `passage_id`, `query`, `passage`, `title`, `score`, `kind` and
+    `evidence`; metrics.json, also `summary["result"]`, the share of each kind with that of the paper's Table 9; report.html has examples.
+
+    The words are BM25's with the stemmer of `index`, else the English one, which leaves Chinese as it is. Raises InputError on an unknown passage or query, on a run that
+    fails no query, a teacher that is no run of `rerank` or scores none of the pairs, and on an index that is not BM25's of this corpus.
+    """
+    draft = Draft.open(settings.output, "report", provenance("analyse", settings))
+    if draft.done:
+        return draft.done
+    if settings.teacher:
+        _refuse_unscored(settings.teacher)
+    judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+    splitter, frequencies = _words(settings, judged)
+    failed = failures(settings, judged, Artifact.open(settings.run, "run"))
+    pairs = _sorted(settings, judged, failed, splitter, frequencies)
+    result = _result(settings, failed, pairs)
+    draft.commit("analysis.parquet", lambda path: pq.write_table(_table(pairs), path), len(pairs))
+    draft.commit("pairs.parquet", lambda path: pq.write_table(_texts(judged, failed, pairs), path), len(pairs))
+    draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
+    positives = [_positive(judged, int(number)) for number in failed.numbers]
+    draft.commit("report.html", lambda path: write_page(path, settings, result, pairs, failed.ids.to_pylist(), positives, splitter), 0)
+    _say(settings, result)
+    return draft.finish(len(pairs), result=result)
+
+
+def _refuse_unscored(run: str) -> None:
+    if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
+        raise InputError("has no scores of a re-ranker", run, "give as --teacher a run that `raydense rerank` made")
+
+
+def _words(settings: AnalyseSettings, judged: Judged) -> tuple[Splitter, Frequencies]:
+    """How texts are split, and how many passages have a word: from the index, or counted in the corpus."""
+    if settings.index is None:
+        splitter = Splitter()
+        return splitter, Frequencies(len(judged.store), counting(judged.store, splitter.words))
+    stemmer, counter = from_index(Artifact.open(settings.index, "index"), judged.store)
+    return Splitter(stemmer), Frequencies(len(judged.store), counter)
+
+
+def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitter: Splitter, frequencies: Frequencies) -> list[Sorted]:
+    """The pairs in the order of the run, each with its kind."""
+    queries = read_table(settings.queries, "queries", ["query_id", "text"])
+    texts = queries["text"].take(pa.array(query_positions(failed.ids, queries, settings.run))).to_pylist()
+    asked = _asked(texts, splitter, frequencies)
+    hits, store = failed.hits, judged.store
+    like = judged.positives.hold_text(failed.numbers[hits.query], store.text_hash[hits.row])
+    probability = _probability(settings, judged, failed)
+    found = []
+    columns = (failed.ids.take(pa.array(hits.query)).to_pylist(), store.ids(hits.row).to_pylist(), store.passages(hits.row))
+    for at, (query_id, passage_id, text) in enumerate(zip(*columns, strict=True)):
+        scored = None if np.isnan(probability[at]) else float(probability[at])
+        pair = Pair(asked[hits.query[at]], Found(text, splitter.terms(text), bool(like[at]), scored), settings.s_pos)
+        found.append(Sorted(query_id, passage_id, int(hits.rank[at]), float(hits.score[at]), pair, *kind_of(pair)))
+    return found
+
+
+def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies) -> list[Asked]:
+    """The queries as the rules see them."""
+    terms = [splitter.terms(text) for text in texts]
+    frequencies.ask({term.word for of_query in terms for term in of_query})
+    found = []
+    for text, of_query, corrected in zip(texts, terms, corrections(list(zip(texts, terms, strict=True)), frequencies), strict=True):
+        words = {term.word for term in of_query}
+        rare = frozenset(word for word in words if frequencies.is_rare(word))
+        found.append(Asked(text, of_query, {word: frequencies.idf(word) for word in words}, rare, corrected))
+    return found
+
+
+def _probability(settings: AnalyseSettings, judged: Judged, failed: Failures) -> NDArray[np.float64]:
+    """The teacher's probability (the sigmoid of its score) of each hit, float64 [n]; NaN where it has none. InputError if it has none of all."""
+    if settings.teacher is None:
+        return np.full(len(failed.hits), np.nan)
+    scored = []
+    for block in query_blocks(Artifact.open(settings.teacher, "run").parts(".parquet"), BLOCK_ROWS):
+        place = pc.index_in(block["query_id"], value_set=failed.ids)
+        mine = block.filter(pc.is_valid(place))
+        row = judged.store.known_rows(mine["passage_id"], settings.teacher)
+        query = place.filter(pc.is_valid(place)).to_numpy().astype(np.int64)
+        scored.append(Candidates(query, row, mine["rank"].to_numpy(), mine["score"].to_numpy()))
+    every = [np.concatenate([getattr(block, name) for block in scored]) for name in ("query", "row", "rank", "score")] if scored else []
+    score = scores_of(failed.hits.query, failed.hits.row, Candidates(*every)) if every else np.full(len(failed.hits), np.nan)
+    if np.isnan(score).all():
+        raise InputError(
+            "scores none of the pairs looked at", settings.teacher, f"re-rank {settings.run}, at least its first {settings.k} hits"
+        )
+    return 0.5 * (1 + np.tanh(score.astype(np.float64) / 2))
+
+
+def _result(settings: AnalyseSettings, failed: Failures, pairs: list[Sorted]) -> dict[str, Any]:
+    """The object of metrics.json."""
+    counts = Counter(one.kind for one in pairs)
+    return {
+        "k": settings.k,
+        "queries": failed.judged,
+        "failed": failed.failed,
+        "without_hits": failed.without_hits,
+        "looked_at": len(failed.ids),
+        "pairs": len(pairs),
+        "kinds": {kind: {"pairs": counts[kind], "share": counts[kind] / len(pairs), "paper": PAPER[kind]} for kind in (*RULES, OTHERS)},
+    }
+
+
+def _table(pairs: list[Sorted]) -> pa.Table:
+    return pa.table(
+        {
+            "query_id": pa.array([one.query_id for one in pairs], pa.string()),
+            "passage_id": pa.array([one.passage_id for one in pairs], pa.string()),
+            "rank": pa.array([one.rank for one in pairs], pa.int32()),
+            "score": pa.array([one.score for one in pairs], pa.float32()),
+            "kind": pa.array([one.kind for one in pairs], pa.string()),
+            "evidence": pa.array([one.evidence for one in pairs], pa.string()),
+        }
+    )
+
+
+def _texts(judged: Judged, failed: Failures, pairs: list[Sorted]) -> pa.Table:
+    """The pairs with their texts, in a plain form."""
+    texts, table = judged.store.take(failed.hits.row, ["title", "text"]), _table(pairs)
+    columns = {"query": pa.array([one.pair.query.text for one in pairs], pa.string()), "passage": texts["text"], "title": texts["title"]}
+    return pa.table(
+        {
+            **{name: table[name] for name in ("query_id", "passage_id")},
+            **columns,
+            **{name: table[name] for name in ("score", "kind", "evidence")},
+        }
+    )
+
+
+def _positive(judged: Judged, number: int) -> tuple[str, str]:
+    """The id and the text of the best positive of a judged query."""
+    row = judged.positives.lists(np.array([number]))[0][:1]
+    return judged.store.ids(row)[0].as_py(), judged.store.passages(row)[0]
+
+
+def _say(settings: AnalyseSettings, result: dict[str, Any]) -> None:
+    say(
+        f"analyse: {result['failed']:,} of {result['queries']:,} queries have no positive among the first {settings.k} hits;"
+        f" {result['looked_at']:,} of them drawn, {result['pairs']:,} pairs"
+    )
+    for kind, found in result["kinds"].items():
+        say(f"analyse: {kind}: {found['pairs']:,} ({100 * found['share']:.1f}%; in the paper {100 * found['paper']:.1f}%)")
