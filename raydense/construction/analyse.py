@@ -20,6 +20,7 @@ from raydense.construction.analysis_page import write_page
 from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, kind_of
 from raydense.construction.failures import Failures, failures
 from raydense.construction.misspelt import corrections
+from raydense.construction.package import Label, Page, write_packages
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Frequencies, Splitter, counting, from_index
 from raydense.data.runs import BLOCK_ROWS, query_blocks
@@ -29,6 +30,9 @@ from raydense.mining.blocks import Judged
 from raydense.mining.negatives import Candidates, scores_of
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, provenance
+
+LABELS = tuple(Label(str(key), kind) for key, kind in enumerate((*RULES, OTHERS), 1))
+_ASKED, _PACKAGE = "What is wrong with the passage?", 1_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     Of the judged queries without a positive among their first `k` hits up to `sample` are drawn, by seed and id, and each of these hits gets the kind of the
     first of the `RULES` that fires, or `others`, with the evidence. analysis.parquet has `query_id`, `passage_id`, `rank`, `score`, `kind` and
     `evidence`; pairs.parquet has the texts, for people to judge: `query_id`, `passage_id`, `query`, `passage`, `title`, `score`, `kind` and
-    `evidence`; metrics.json, also `summary["result"]`, the share of each kind with that of the paper's Table 9; report.html has examples.
+    `evidence`; package-*.html is a page on which a person names the kinds of those that no rule names; metrics.json, also `summary["result"]`, the share of each kind with that of the paper's Table 9; report.html has examples.
 
     The words are BM25's with the stemmer of `index`, else the English one, which leaves Chinese as it is. Raises InputError on an unknown passage or query, on a run that
     fails no query, a teacher that is no run of `rerank` or scores none of the pairs, and on an index that is not BM25's of this corpus.
@@ -67,6 +71,7 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     result = _result(settings, failed, pairs)
     draft.commit("analysis.parquet", lambda path: pq.write_table(_table(pairs), path), len(pairs))
     draft.commit("pairs.parquet", lambda path: pq.write_table(_texts(judged, failed, pairs), path), len(pairs))
+    write_packages(draft, [_left(judged, failed, pairs)], _PACKAGE, Page(_ASKED, LABELS))
     draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
     positives = [_positive(judged, int(number)) for number in failed.numbers]
     draft.commit("report.html", lambda path: write_page(path, settings, result, pairs, failed.ids.to_pylist(), positives, splitter), 0)
@@ -175,6 +180,12 @@ def _texts(judged: Judged, failed: Failures, pairs: list[Sorted]) -> pa.Table:
             **{name: table[name] for name in ("score", "kind", "evidence")},
         }
     )
+
+
+def _left(judged: Judged, failed: Failures, pairs: list[Sorted]) -> pa.Table:
+    """The pairs that no rule names, in the form of a package."""
+    table = _texts(judged, failed, pairs)
+    return table.filter(pc.equal(table["kind"], OTHERS)).rename_columns({"passage": "text"})
 
 
 def _positive(judged: Judged, number: int) -> tuple[str, str]:

@@ -91,6 +91,16 @@ def test_the_shares_are_those_of_the_rows(errors):
     assert len(errors.head(2)) == 2
 
 
+def test_a_person_names_the_kinds_that_no_rule_names(errors):
+    head, *asked = [json.loads(line) for line in (errors.path / "package-00000.jsonl").read_text().splitlines()]
+    assert [label["label"] for label in head["labels"]] == list(PAPER)
+    assert [label["key"] for label in head["labels"]] == [str(n) for n in range(1, 9)]
+    left = [row for row in rows_of(errors, "pairs") if row["kind"] == "others"]
+    assert left
+    assert [(row["query"], row["text"]) for row in asked] == [(row["query"], row["passage"]) for row in left]
+    assert "What is wrong with the passage?" in (errors.path / "package-00000.html").read_text()
+
+
 def test_the_pairs_have_their_texts(errors):
     pairs = rows_of(errors, "pairs")
     assert list(pairs[0]) == ["query_id", "passage_id", "query", "passage", "title", "score", "kind", "evidence"]

@@ -159,9 +159,11 @@ def test_pairs_equal_a_reading_of_all_pairs(world, cuts: int) -> None:
         for j, two in enumerate(train):
             similarity = 1.0 if one == two else 1 / (1 + np.exp(-score(one, two))) if logits else score(one, two)
             if one == two or similarity > threshold:
-                expected.append((-round(similarity, 9), i, j, one == two))
-    got = zip((-pairs.similarity).round(9).tolist(), pairs.asked.tolist(), pairs.train.tolist(), pairs.same_text.tolist(), strict=True)
-    assert list(got) == sorted(expected)
+                expected.append((round(float(similarity), 9), i, j, one == two))
+    got = zip(pairs.similarity.round(9).tolist(), pairs.asked.tolist(), pairs.train.tolist(), pairs.same_text.tolist(), strict=True)
+    assert sorted(got) == sorted(expected)
+    order = list(zip((-pairs.similarity).tolist(), pairs.asked.tolist(), pairs.train.tolist(), strict=True))
+    assert order == sorted(order)
     assert pairs.removed.tolist() == sorted({j for _, _, j, _ in expected})
     assert pairs.hit.tolist() == sorted({i for _, i, _, _ in expected})
 
