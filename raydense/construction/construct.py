@@ -13,9 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raydense.construction.answer_tokens import Unit, unit_of
 from raydense.construction.construct_report import write_report
@@ -33,6 +35,7 @@ from raydense.runtime.session import ensure_ray
 from raydense.runtime.tasks import run_tasks
 from raydense.storage import Artifact, check_unchanged, provenance
 
+Mask = NDArray[np.bool_]
 REPORT, DROPPED = "report.md", "dropped.jsonl"
 _LOOKED_AT = 1_000  # questions that decide the unit
 
@@ -62,10 +65,11 @@ def construct(settings: ConstructSettings) -> Artifact:
         dataset.draft.discard()
         raise
     counts = sum((read_counts(questions) for questions, _ in files), Counter[str]())
-    corpus = _write_corpus(settings, dataset, files)
+    first = first_passages(pq.read_table(passages, columns=["passage_id"])["passage_id"] for _, passages in files)
+    corpus = _write_corpus(settings, dataset, files, first)
     _write_queries(dataset, merged, judged)
     dataset.draft.commit(DROPPED, lambda path: _write_lines(path, merged.dropped(_ids(judged))), 0)
-    summary = _summary(rules, counts, merged, judged, corpus, files)
+    summary = _summary(rules, counts, merged, judged, corpus, files, first)
     dataset.draft.commit(REPORT, lambda path: write_report(path, settings, summary), 0)
     _say(summary)
     return dataset.finish(**summary)
@@ -111,14 +115,13 @@ def _judged(settings: ConstructSettings, merged: Merged, files: list[tuple[Path,
     return {split: splits[split].select(columns) for split in sorted(splits, key=lambda name: ([*SHARES, name].index(name), name))}
 
 
-def _write_corpus(settings: ConstructSettings, dataset: DatasetDraft, files: list[tuple[Path, Path]]) -> Artifact:
+def _write_corpus(settings: ConstructSettings, dataset: DatasetDraft, files: list[tuple[Path, Path]], first: list[Mask]) -> Artifact:
     draft = dataset.part("corpus", "corpus")
     if draft.done:
         return dataset.keep("corpus", draft.done)
-    masks = first_passages([pq.read_table(passages, columns=["passage_id"])["passage_id"] for _, passages in files])
     writer = CorpusWriter(draft, settings.shard_rows)
-    with Progress("construct corpus", sum(map(len, masks)), "passages") as progress:
-        for (_, passages), mask in zip(files, masks, strict=True):
+    with Progress("construct corpus", sum(map(len, first)), "passages") as progress:
+        for (_, passages), mask in zip(files, first, strict=True):
             table = pq.read_table(passages, columns=["passage_id", "doc_id", "title", "text"])
             writer.add(table.filter(pa.array(mask)))
             progress.add(len(mask))
@@ -143,10 +146,16 @@ def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 
 
 def _summary(
-    rules: Rules, counts: Counter[str], merged: Merged, judged: dict[str, pa.Table], corpus: Artifact, files: list[tuple[Path, Path]]
+    rules: Rules,
+    counts: Counter[str],
+    merged: Merged,
+    judged: dict[str, pa.Table],
+    corpus: Artifact,
+    files: list[tuple[Path, Path]],
+    first: list[Mask],
 ) -> dict[str, Any]:
     """What the manifest has: the rules, the counts of each step, the numbers of each split, and the lengths of all passages."""
-    lengths = _lengths(files)
+    every, lengths = _lengths(files, first, pc.unique(pa.concat_tables(judged.values())["passage_id"]))
     kept = len(_ids(judged))
     steps = {name: counts[name] for name in COUNTED} | {
         "passages of the same text, now one": counts["passages"] - corpus.rows,
@@ -156,21 +165,27 @@ def _summary(
         "questions without a positive passage": len(merged.queries) - kept,
         "queries": kept,
     }
-    quantiles = pc.quantile(lengths["length"], [0.5], interpolation="lower")
+    quantiles = pc.quantile(every, [0.5], interpolation="lower")
     return {
         "unit": rules.unit,
         "length": rules.length,
         "f1": rules.f1,
         "steps": steps,
         "splits": {split: _of_split(table, merged.queries, lengths, rules) for split, table in judged.items()},
-        "passage_length": {"mean": round(pc.mean(lengths["length"]).as_py(), 2), "median": quantiles[0].as_py()},
+        "passage_length": {"mean": round(pc.mean(every).as_py(), 2), "median": quantiles[0].as_py()},
     }
 
 
-def _lengths(files: list[tuple[Path, Path]]) -> pa.Table:
-    """The length of each passage of the corpus."""
-    columns = pa.concat_tables([pq.read_table(passages, columns=["passage_id", "length"]) for _, passages in files])
-    return columns.group_by("passage_id", use_threads=False).aggregate([("length", "min")]).rename_columns(["passage_id", "length"])
+def _lengths(files: list[tuple[Path, Path]], first: list[Mask], positive: pa.Array) -> tuple[pa.Array, pa.Table]:
+    """The length of each passage of the corpus; and of the positive ones, with their ids."""
+    every, of_positive = [], []
+    for (_, passages), mask in zip(files, first, strict=True):
+        table = pq.read_table(passages, columns=["passage_id", "length"]).filter(pa.array(mask))
+        every.append(table["length"])
+        of_positive.append(table.filter(pc.is_in(table["passage_id"], value_set=positive)))
+    return pa.chunked_array([chunk for column in every for chunk in column.chunks], pa.int32()).combine_chunks(), pa.concat_tables(
+        of_positive
+    )
 
 
 def _of_split(table: pa.Table, queries: pa.Table, lengths: pa.Table, rules: Rules) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,16 +84,17 @@ def merge_questions(blocks: list[pa.Table]) -> Merged:
     return Merged(queries, of_block, len(whole) - len(first), moved, whole["where"].take(pa.array(first)))
 
 
-def first_passages(ids: list[pa.ChunkedArray]) -> list[NDArray[np.bool_]]:
+def first_passages(ids: Iterable[pa.ChunkedArray]) -> list[NDArray[np.bool_]]:
     """For each block whether a passage is the first of its id in all blocks; an id is 32 hexadecimal digits, of which 16 bytes are held."""
-    number = np.concatenate([_numbers(column) for column in ids])
+    of_block = [_numbers(column) for column in ids]
+    number = np.concatenate(of_block)
     order = np.lexsort((number[:, 1], number[:, 0]))
     ordered = number[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     first = np.zeros(len(order), np.bool_)
     first[order[new]] = True  # lexsort is stable: the first of a run is the earliest
-    return np.split(first, np.cumsum([len(column) for column in ids])[:-1])
+    return np.split(first, np.cumsum([len(block) for block in of_block])[:-1])
 
 
 def _numbers(ids: pa.ChunkedArray) -> NDArray[np.uint64]:
