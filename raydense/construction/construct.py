@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from raydense.construction.answer_tokens import Unit, unit_of
 from raydense.construction.construct_report import write_report
 from raydense.construction.labelled import COUNTED, Rules, label_block, names_of, read_counts
 from raydense.construction.merging import Merged, first_passages, merge_questions
-from raydense.construction.questions import Block, Question, blocks, question_files, read_block
+from raydense.construction.questions import Block, Question, blocks_of, read_block
 from raydense.construction.settings import BLOCK_BYTES, LENGTHS, TASK_BYTES, ConstructSettings
 from raydense.data.dataset import DatasetDraft
 from raydense.data.missing_splits import fill_splits
@@ -33,7 +34,7 @@ from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.tasks import run_tasks
-from raydense.storage import Artifact, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
 
 Mask = NDArray[np.bool_]
 REPORT, DROPPED = "report.md", "dropped.jsonl"
@@ -52,18 +53,19 @@ def construct(settings: ConstructSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:
         return dataset.done
-    try:
-        there = [block for path in question_files(settings.input) for block in blocks(path, BLOCK_BYTES)]
+    with _gone_if_faulty(dataset.draft):
+        there = blocks_of(settings.input, BLOCK_BYTES)
         if next(_questions(there), None) is None:
             raise InputError("holds no question", settings.input, "give one question a line")
         rules = _rules(settings, there)
-        files = _labelled(settings, dataset, there, rules)
+    missing = [number for number in range(len(there)) if dataset.draft.kept(names_of(number)[0]) is None]
+    if missing:
+        ensure_ray()
+    with _gone_if_faulty(dataset.draft):
+        files = _labelled(settings, dataset, there, missing, rules)
         check_unchanged(settings.input, made_from["inputs"]["input"])
         merged = merge_questions([pq.read_table(questions) for questions, _ in files])
         judged = _judged(settings, merged, files)
-    except InputError:
-        dataset.draft.discard()
-        raise
     counts = sum((read_counts(questions) for questions, _ in files), Counter[str]())
     first = first_passages(pq.read_table(passages, columns=["passage_id"])["passage_id"] for _, passages in files)
     corpus = _write_corpus(settings, dataset, files, first)
@@ -87,16 +89,27 @@ def _questions(there: list[Block]) -> Iterator[Question]:
         yield from read_block(block)
 
 
-def _labelled(settings: ConstructSettings, dataset: DatasetDraft, there: list[Block], rules: Rules) -> list[tuple[Path, Path]]:
+@contextmanager
+def _gone_if_faulty(draft: Draft) -> Iterator[None]:
+    """Remove an output whose input is at fault, so that the corrected input can have the same output; not one that was finished before."""
+    try:
+        yield
+    except InputError:
+        if not draft.committed():
+            draft.discard()
+        raise
+
+
+def _labelled(
+    settings: ConstructSettings, dataset: DatasetDraft, there: list[Block], missing: list[int], rules: Rules
+) -> list[tuple[Path, Path]]:
     """The files of all blocks, in order, on this machine; those that an earlier run left are kept."""
     draft = dataset.draft
-    missing = [number for number in range(len(there)) if draft.kept(names_of(number)[0]) is None]
     whole = sum(block.size for block in there)
     left = sum(there[number].size for number in missing)
-    if missing:
-        ensure_ray()
+    located = str(Place.of(settings.input).located)
     with Progress("construct", whole, "bytes", whole - left) as progress:
-        calls = [(draft, rules, number, there[number]) for number in missing]
+        calls = [(draft, rules, number, located, there[number]) for number in missing]
         for done in run_tasks("construct", label_block, calls, settings.concurrency, TASK_BYTES):
             progress.add(done)
     found = [(draft.kept(questions), draft.kept(passages)) for questions, passages in map(names_of, range(len(there)))]

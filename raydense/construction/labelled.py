@@ -49,7 +49,7 @@ COUNTED = (
     "positive paragraphs",
     "passages",
 )
-_COUNTS = b"counts"
+_COUNTS, _AT_ONCE = b"counts", 20_000
 
 
 @dataclass(frozen=True)
@@ -72,38 +72,43 @@ def names_of(number: int) -> tuple[str, str]:
     return f"questions-{number:05d}.parquet", f"passages-{number:05d}.parquet"
 
 
-def label_block(draft: Draft, rules: Rules, number: int, block: Block) -> int:
-    """Write the two files of a block, for the stage to read with `read_counts` and pyarrow; the bytes of the block."""
-    tokens, counts = AnswerTokens(rules.unit), Counter[str]()
-    questions: list[dict[str, Any]] = []
-    passages: list[dict[str, Any]] = []
-    for question in read_block(block):
-        passages += [row | {"question": len(questions)} for row in _passages_of(question, rules, tokens, counts)]
-        questions.append(
-            {
-                "question_id": question.id,
-                "question": question.text,
-                "answers": question.answers,
-                "split": question.split,
-                "where": question.where,
-            }
-        )
-    counts["questions"] += len(questions)
+def label_block(draft: Draft, rules: Rules, number: int, source: str, block: Block) -> int:
+    """Write the two files of a block of `source`, for the stage to read with `read_counts` and pyarrow; the bytes of the block."""
+    counts, questions = Counter[str](), list[dict[str, Any]]()
     of_questions, of_passages = names_of(number)
-    draft.keep(of_passages, lambda path: _write(path, pa.Table.from_pylist(passages, PASSAGES)))
+    here = block.at(source)
+    draft.keep(of_passages, lambda path: _write_passages(path, here, rules, questions, counts))
+    counts["questions"] += len(questions)
     noted = QUESTIONS.with_metadata({_COUNTS: json.dumps(counts).encode()})
-    draft.keep(of_questions, lambda path: _write(path, pa.Table.from_pylist(questions, noted)))
-    return block.size
+    draft.keep(of_questions, lambda path: pq.write_table(pa.Table.from_pylist(questions, noted), path, compression="zstd"))
+    return here.size
+
+
+def _write_passages(path: Path, block: Block, rules: Rules, questions: list[dict[str, Any]], counts: Counter[str]) -> None:
+    """Write the passages, some thousand at a time: a gzip file is one block. Adds to `questions` and `counts`."""
+    tokens, held = AnswerTokens(rules.unit), list[dict[str, Any]]()
+    with pq.ParquetWriter(path, PASSAGES, compression="zstd") as sink:
+        for question in read_block(block):
+            held += [row | {"question": len(questions)} for row in _passages_of(question, rules, tokens, counts)]
+            questions.append(
+                {
+                    "question_id": question.id,
+                    "question": question.text,
+                    "answers": question.answers,
+                    "split": question.split,
+                    "where": question.where,
+                }
+            )
+            if len(held) >= _AT_ONCE:
+                sink.write_table(pa.Table.from_pylist(held, PASSAGES))
+                held.clear()
+        sink.write_table(pa.Table.from_pylist(held, PASSAGES))
 
 
 def read_counts(path: Path) -> Counter[str]:
     """What a block was made of: a number of each of COUNTED."""
     metadata = pq.read_schema(path).metadata or {}
     return Counter(json.loads(metadata[_COUNTS]))
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    pq.write_table(table, path, compression="zstd")
 
 
 def _passages_of(question: Question, rules: Rules, tokens: AnswerTokens, counts: Counter[str]) -> list[dict[str, Any]]:

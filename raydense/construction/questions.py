@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -62,6 +62,12 @@ class Block:
     start: int
     stop: int | None
     line: int = 1
+    name: str = ""
+    """The file's path in its source, if that is a folder."""
+
+    def at(self, source: str) -> Block:
+        """The block on this machine, which fetches the source where it is in a bucket."""
+        return replace(self, path=Place.of(source).local() / self.name)
 
     @property
     def size(self) -> int:
@@ -84,6 +90,13 @@ def question_files(source: str | os.PathLike[str]) -> list[Path]:
     if not files:
         raise InputError("holds no file of questions", place, "give *.json or *.jsonl (also .gz), one question a line")
     return files
+
+
+def blocks_of(source: str | os.PathLike[str], bytes_per_block: int) -> list[Block]:
+    """All files of a source in blocks, in order. Reads the files once, to number their lines."""
+    root = Place.of(source).local()
+    found = [(path, block) for path in question_files(source) for block in blocks(path, bytes_per_block)]
+    return [replace(block, name="" if path == root else str(path.relative_to(root))) for path, block in found]
 
 
 def blocks(path: Path, bytes_per_block: int) -> list[Block]:

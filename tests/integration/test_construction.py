@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -127,6 +128,11 @@ def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dic
         Artifact.open(output)
     monkeypatch.setattr(stage, "BLOCK_BYTES", BLOCK)
     kept = {path.name: path.stat().st_mtime_ns for path in (output / ".work").glob("questions-*.parquet")}
+    with monkeypatch.context() as away:
+        away.setattr(stage, "ensure_ray", _away)
+        with pytest.raises(InputError, match="no cluster answers"):
+            construct(ConstructSettings(input=str(folder), length=30, output=str(output)))
+    assert kept == {path.name: path.stat().st_mtime_ns for path in (output / ".work").glob("questions-*.parquet")}
     seen: list[int] = []
     monkeypatch.setattr(stage, "run_tasks", lambda verb, function, calls, *rest: _counted(seen, verb, function, calls, *rest))
     again = construct(ConstructSettings(input=str(folder), length=30, output=str(output)))
@@ -135,11 +141,29 @@ def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dic
     assert seen[0] == seen[1] - len(kept), "blocks that were labelled before are labelled again"
 
 
+def _away() -> None:
+    raise InputError("no cluster answers", "RAY_ADDRESS", "start it")
+
+
 def _counted(seen: list[int], verb, function, calls, *rest):
     from raydense.runtime.tasks import run_tasks
 
     seen.append(len(calls))
     return run_tasks(verb, function, calls, *rest)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_gzip_file_is_one_block_of_many_pieces(asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packed").mkdir()
+    for file in asked[0].iterdir():
+        (tmp_path / "packed" / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    made = [
+        construct(ConstructSettings(input=str(folder), length=30, output=str(tmp_path / name)))
+        for folder, name in ((asked[0], "whole"), (tmp_path / "packed", "from-packed"))
+    ]
+    whole, packed = ([(file.path, file.sha256) for file in Artifact.open(one.path / "corpus").files] for one in made)
+    assert whole == packed
+    assert made[0].summary["splits"] == made[1].summary["splits"]
 
 
 @pytest.mark.usefixtures("ray_cluster")
