@@ -6,7 +6,7 @@
 | `question` | its text |
 | `answers` | a list of strings; may be missing or empty |
 | `documents` | a list, perhaps empty, of `{"paragraphs": [...]}` or `{"text": ...}`, each perhaps with `title` and `id` |
-| `split` | perhaps `train`, `dev` or another name; otherwise the one in the file's name, as in `search.dev.json` |
+| `split` | perhaps `train`, `dev` or another name, which `refuse_part_name` takes; otherwise the one in the file's name, as in `search.dev.json` |
 | `answer_spans` | perhaps a list of `{"document": i, "start": a, "end": b}`: answers by their place, in characters of the text of document i (from 0) |
 
 Other keys are left out, also DuReader's own `answer_spans`, which are pairs of positions of tokens. The keys of DuReader 2.0 are
@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
+from raydense.data.dataset import refuse_part_name
 from raydense.data.formats import records
 from raydense.data.formats.files import files_below, not_text, opened, plain
 from raydense.data.formats.lines import json_object
@@ -162,7 +163,10 @@ def _question(line: str, split: str, at: str) -> Question:
     documents = [_document(found, f"{name}-{i}", i, at) for i, found in enumerate(records.objects(entry, "documents", at))]
     answers = records.texts(entry, "answers", at, [])
     answers += [answer for answer in _spans(entry, documents, at) if answer not in answers]
-    return Question(name, text, answers, documents, records.text(entry, "split", at, "") or split, at)
+    split = records.text(entry, "split", at, "") or split
+    if split:
+        refuse_part_name(f"qrels/{split}", lambda: at)
+    return Question(name, text, answers, documents, split, at)
 
 
 def _document(entry: dict[str, Any], id: str, position: int, at: str) -> Document:

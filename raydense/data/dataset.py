@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +12,16 @@ import pyarrow as pa
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.storage import Artifact, Draft, Place
+
+
+def refuse_part_name(name: str, where: Callable[[], object]) -> None:
+    """InputError where the name of a part (`qrels/<split>`), which may come from the input, is no path of plain names below the data set.
+
+    `where` gives the place in the input; it is called for the message alone.
+    """
+    if not all(re.fullmatch(r"[\w.-]+", each) and each not in (".", "..") for each in name.split("/")):
+        fix = "rename it: a name has letters, digits, _, - and . alone, and is not . or .."
+        raise InputError(f"{name!r} cannot be the name of a part of a data set", where(), fix)
 
 
 class DatasetDraft:
@@ -27,7 +39,11 @@ class DatasetDraft:
         self.done = self.draft.done
 
     def part(self, name: str, kind: str) -> Draft:
-        """The draft of the part in the folder `name`; pass its artifact to `keep` when it is finished. InputError for a second of that name."""
+        """The draft of the part in the folder `name`; pass its artifact to `keep` when it is finished.
+
+        InputError for a second of that name, and for a name that `refuse_part_name` refuses.
+        """
+        refuse_part_name(name, lambda: self.draft.place)
         if name in self._parts:
             raise InputError(f"two files of the input would both be {name}", self.draft.place, "rename or remove one")
         return Draft.open(self.draft.place / name, kind, {**self.made_from, "part": name})

@@ -143,7 +143,7 @@ def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, A
 
 def _axis(points: list[tuple[str, dict[str, Any]]]) -> Axis | None:
     """The one key of the points that has several numbers, where no other has; the other keys that differ name the lines of the chart."""
-    every = {key: list(dict.fromkeys(point[key] for _, point in points)) for key in points[0][1]}
+    every = {key: list({_word(point[key]): point[key] for _, point in points}.values()) for key in points[0][1]}
     numbers = [key for key, values in every.items() if len(values) > 1 and all(map(_is_number, values))]
     if len(numbers) != 1:
         return None

@@ -174,6 +174,7 @@ def test_a_fault_leaves_nothing_and_names_its_line(tmp_path: Path) -> None:
         ('{"id": "b", "question": "wh', "asked.jsonl:2: not JSON"),
         (json.dumps(good), "asked.jsonl:2: question_id 'a' is repeated"),
         (json.dumps(good | {"id": "b", "answers": [3]}), "asked.jsonl:2: "),
+        (json.dumps(good | {"id": "b", "split": "../../evil"}), r"asked.jsonl:2: 'qrels/\.\./\.\./evil' cannot be the name of a part"),
     ):
         source.write_text(f"{json.dumps(good)}\n{second}\n")
         with pytest.raises(InputError, match=message):

@@ -96,6 +96,11 @@ BAD = {
         b'{"id": "b", "question": "\\ud83d", "documents": []}',
         r"x\.jsonl:2: 'question' holds half of a surrogate",
     ),
+    "a split that is a path": (
+        GOOD | {"id": "b", "split": "../../../evil"},
+        r"x\.jsonl:2: 'qrels/\.\./\.\./\.\./evil' cannot be the name of a part of a data set",
+    ),
+    "a blank split": (GOOD | {"id": "b", "split": " "}, r"x\.jsonl:2: 'qrels/ ' cannot be the name of a part of a data set"),
     "a span past the end": (
         GOOD | {"id": "b", SPAN: [{"document": 0, "start": 3, "end": 8}]},
         r"x\.jsonl:2: answer_spans: 3 to 8 is not in document 0, which has 6 characters",

@@ -99,6 +99,19 @@ def test_the_baselines_folder(tmp_path):
     assert import_corpus("dureader", tmp_path / "in", tmp_path / "alone").files == Artifact.open(out / "corpus").files
 
 
+def test_two_files_of_questions_of_one_name_are_refused(tmp_path):
+    line = {"question_id": "m", "question": "x", "answer_paragraphs": [{"paragraph_id": IDS[3], "paragraph_text": "x"}]}
+    other = put(baseline(tmp_path / "in") / "cmedqa/dev.json", json.dumps(line))
+    with pytest.raises(InputError) as caught:
+        imported(tmp_path / "in", tmp_path / "out")
+    assert f"{tmp_path / 'in/dev/dev.json'}: has the name of {other}, and both would be the split dev; rename" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    other.rename(other.with_name("cmedqa.json"))
+    out = imported(tmp_path / "in", tmp_path / "out")
+    assert judged(out / "qrels/cmedqa") == [("m", IDS[3], 1)]
+    assert len(judged(out / "qrels/dev")) == 2
+
+
 def test_questions_of_train_give_ids_to_its_texts(tmp_path):
     folder = baseline(tmp_path / "in")
     line = {"question_id": "t1", "question": ASKED["train"], "answer_paragraphs": [{"paragraph_id": IDS[3], "paragraph_text": "x"}]}
@@ -266,19 +279,15 @@ def test_texts_that_the_collection_lacks_can_be_left_out(tmp_path, capfd):
 
 
 def test_what_the_files_cannot_hold_is_refused(tmp_path, capfd):
-    put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "title": "T", "text": "a\\tb"}\n{"_id": "r", "text": "x"}\n')
+    put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "title": "T", "text": "a b"}\n{"_id": "r", "text": "x"}\n')
     put(tmp_path / "in/queries.jsonl", '{"_id": "q", "text": "x", "answers": ["a"]}\n')
     put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\tp\t2\n")
     import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data")))
     data = tmp_path / "data"
-    with pytest.raises(InputError, match="has a cell with a blank or line break"):
-        exported(tmp_path / "out", corpus=data / "corpus")
     with pytest.raises(InputError, match="qrels and examples need their texts"):
         exported(tmp_path / "out", qrels=data / "qrels/test")
-    put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "title": "T", "text": "a b"}\n{"_id": "r", "text": "x"}\n')
-    import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data2")))
     with pytest.raises(InputError, match="has grades above 1, which answer_paragraphs cannot hold"):
-        exported(tmp_path / "out", dataset=tmp_path / "data2")
+        exported(tmp_path / "out", dataset=data)
     assert not (tmp_path / "out").exists()
     put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\tp\t1\nq\tr\t0\n")
     import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data3")))
@@ -289,6 +298,36 @@ def test_what_the_files_cannot_hold_is_refused(tmp_path, capfd):
     assert [json.loads(line)["answer_paragraphs"] for line in (folder / "test/test.json").open()] == [
         [{"paragraph_id": "p", "paragraph_text": "T a b"}]
     ]
+
+
+def test_tabs_and_line_breaks_of_passages_become_a_blank(tmp_path, capfd):
+    texts = ["one\ttwo", "三\r\n\n四\u2028五", "a  b", " x\ry ", "\nends\n"]
+    lines = ({"query": f"q{i}", "pos": [text], "neg": [texts[i - 1]]} for i, text in enumerate(texts))
+    put(tmp_path / "in/pairs.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    import_dataset(ImportSettings(format="flagembedding", input=str(tmp_path / "in/pairs.jsonl"), output=str(tmp_path / "first")))
+    first = tmp_path / "first"
+    order = [text for _, _, text in corpus(first / "corpus")]
+    assert sorted(order) == sorted(texts)
+    folder = exported(tmp_path / "files", **{kind: first / kind for kind in ("corpus", "queries")}, examples=first / "examples/pairs")
+    assert "tabs and line breaks became a blank in 3 of 5 passages: the format cannot hold them" in capfd.readouterr().err
+    becomes = dict(zip(texts, ["one two", "三 四\u2028五", "a  b", "x y", "ends"], strict=True))
+    again = imported(folder, tmp_path / "again")
+    assert [text for _, _, text in corpus(again / "corpus")] == [becomes[text] for text in order]
+    made, found = (
+        sorted((r["positives"], r["negatives"]) for r in rows(next(data.glob("examples/*")), "examples")) for data in (first, again)
+    )
+    assert made == found, "the texts of training files are those of the collection"
+
+
+def test_answer_paragraphs_have_the_texts_of_the_collection(tmp_path):
+    put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "title": "T", "text": "a\\n\\tb"}\n{"_id": "r", "text": "x"}\n')
+    put(tmp_path / "in/queries.jsonl", '{"_id": "q", "text": "x"}\n')
+    put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\tp\t1\n")
+    import_dataset(ImportSettings(format="beir", input=str(tmp_path / "in"), output=str(tmp_path / "data")))
+    folder = exported(tmp_path / "out", dataset=tmp_path / "data")
+    assert (folder / "passage-collection/part-00").read_text() == "-\t\tT a b\t0\n"
+    [asked] = [json.loads(line) for line in (folder / "test/test.json").open()]
+    assert asked["answer_paragraphs"] == [{"paragraph_id": "p", "paragraph_text": "T a b"}]
 
 
 MAPS = st.dictionaries(

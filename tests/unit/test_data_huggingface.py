@@ -19,6 +19,7 @@ from raydense.data.formats.data_card import front_matter, hub_split
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.storage import Artifact
 
@@ -152,6 +153,20 @@ def test_a_folder_without_a_card(tmp_path):
     assert again["qrels", "test"] == [{"query-id": "q", "corpus-id": "2", "score": 1}]
 
 
+def test_the_files_of_a_split_without_a_card_are_one_split(tmp_path):
+    hub(tmp_path / "in")
+    names = ("test-00000-of-00002", "test-00001-of-00002", "dev-0", "dev-0.5", "dev-00000")
+    for number, name in enumerate(names):
+        judgement = {"query-id": ["q"], "corpus-id": [1 + number % 2], "score": [number]}
+        pq.write_table(pa.table(judgement), tmp_path / "in/qrels" / f"{name}.parquet")
+    (tmp_path / "in/qrels/test-00000-of-00001.parquet").unlink()
+    out = imported("huggingface", tmp_path / "in", tmp_path / "out")
+    found = {name: read_table(out / name, "qrels").to_pydict() for name in Artifact.open(out).summary["parts"] if name.startswith("qrels/")}
+    assert {name: list(zip(of["passage_id"], of["relevance"], strict=True)) for name, of in found.items()} == {
+        "qrels/test": [("1", 0), ("2", 1)], "qrels/dev-0": [("1", 2)], "qrels/dev-0.5": [("2", 3)], "qrels/dev-00000": [("1", 4)],
+    }  # fmt: skip
+
+
 BAD = {
     "no text": ({"corpus": {"_id": ["1"]}}, r"corpus-00000-of-00001\.parquet: has no column 'text'"),
     "a null text": ({"corpus": {"_id": ["1", "2"], "text": ["x", None]}}, r"corpus-00000-of-00001\.parquet, row 2: no 'text'"),
@@ -210,6 +225,18 @@ def test_a_bad_card_is_refused(case, tmp_path):
     with pytest.raises(InputError, match=message) as caught:
         imported("huggingface", tmp_path / "in", tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("split", ["../../../escaped", "..", ".", "a/../b", "/tmp/escaped", "", " ", "a b", "a\\b", "a\n", "a//b"])
+def test_a_split_that_is_no_name_is_refused(split, tmp_path):
+    listed = [{"config_name": c, "data_files": [{"split": "x", "path": f"{c}/*.parquet"}]} for c in ("corpus", "queries")]
+    listed.append({"config_name": "qrels", "data_files": [{"split": split, "path": "qrels/*.parquet"}]})
+    put(hub(tmp_path / "deep/in") / "README.md", "---", yaml.safe_dump({"configs": listed}).rstrip("\n"), "---")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"parquet, row 1: .* cannot be the name of a part of a data set; rename it") as caught:
+        imported("huggingface", tmp_path / "deep/in", tmp_path / "deep/out")
+    assert repr(f"qrels/{split}") in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left, in the output or elsewhere"
 
 
 def test_a_file_that_is_no_parquet(tmp_path):

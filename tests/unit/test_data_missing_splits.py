@@ -86,6 +86,15 @@ def test_what_cannot_be_filled_is_refused(given_: dict[str, pa.Table], what: str
         fill_splits(given_, None)
 
 
+def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("qrels.dev.txt", "dev.qrels"):
+        (tmp_path / "in" / name).write_text(f"q{len(name)} 0 d 1\n")
+    with pytest.raises(InputError, match=r"qrels\.dev\.txt:1: two files of the input would both be qrels/dev"):
+        import_dataset(ImportSettings(format="trec", input=str(tmp_path / "in"), output=str(tmp_path / "out"), fill_splits=True))
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_import_draws_them_and_a_plan_foresees_them(tmp_path: Path) -> None:
     (source := tmp_path / "in" / "qrels").mkdir(parents=True)
     (tmp_path / "in" / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{n}", "text": f"text {n}"}) + "\n" for n in range(50)))

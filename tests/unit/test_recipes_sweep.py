@@ -106,6 +106,19 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     assert axis("{train.alpha: [0, 0.5], variants: {a: {}}}") is None
 
 
+def test_a_key_may_have_lists(tmp_path):
+    sweep = read(write(tmp_path, with_sweep('sweep: {report.metrics: [["nDCG@10"], ["RR@10", "MAP"]], train.alpha: [0, 0.5]}')))
+    assert [t.name for t in sweep.trials[::2]] == [
+        'report.metrics=["nDCG@10"], train.alpha=0',
+        'report.metrics=["RR@10", "MAP"], train.alpha=0',
+    ]
+    assert [t.report.settings.metrics for t in sweep.trials[::2]] == [["nDCG@10"], ["RR@10", "MAP"]]
+    assert sweep.axis is not None
+    assert sweep.axis.lines == {t.variant: t.variant.split("=")[1].removesuffix(", train.alpha") for t in sweep.trials}
+    alone = read(write(tmp_path, with_sweep('sweep: {report.metrics: [["nDCG@10"], ["RR@10"]]}')))
+    assert (len(alone.trials), alone.axis) == (2, None)
+
+
 def test_a_number_crossed_with_words_has_a_line_for_each_word(tmp_path):
     sweep = read(write(tmp_path, with_sweep("sweep: {train.precision: [fp32, bf16], train.alpha: [0, 0.5], data.passages: [200]}")))
     assert sweep.axis is not None

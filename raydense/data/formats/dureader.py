@@ -124,11 +124,12 @@ def _ids(path: Path) -> pa.ChunkedArray:
 def read(source: Path, intake: Intake) -> None:
     """Import the folder, or one of its files. Training files need the passages: their texts are looked up in them."""
     found = _files(source)
+    splits = _splits(found["questions"])
     if found["collection"] or found["map"]:
         intake.corpus(passages(source))
     queries, judged = TextCorpus(), dict[str, tuple[list[tuple[str, str]], list[str]]]()
-    for path in found["questions"]:
-        judged[plain(path).stem] = _read_questions(path, queries)
+    for split, path in splits.items():
+        judged[split] = _read_questions(path, queries)
     for path in found["q2qid"]:
         _read_map(path, queries)
     trained = [(path, _read_training(path, intake)) for path in found["training"]]
@@ -144,6 +145,16 @@ def read(source: Path, intake: Intake) -> None:
         _give_run(path, partial(_run_tables, path), partial(_where_hit, path), found, intake)
     for path in found["id_map"]:
         _give_run(path, partial(columns, path, ID_MAP), where(path), found, intake)
+
+
+def _splits(questions: list[Path]) -> dict[str, Path]:
+    """The question files by split, which is the file's name; InputError for two of one name."""
+    found: dict[str, Path] = {}
+    for path in questions:
+        other = found.setdefault(plain(path).stem, path)
+        if other is not path:
+            raise InputError(f"has the name of {other}, and both would be the split {plain(path).stem}", path, "rename or remove one")
+    return found
 
 
 def _give_run(path: Path, tables: Any, at: Any, found: dict[str, list[Path]], intake: Intake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from raydense.runtime.progress import say
 
 _PARTS = 4  # the baseline's search takes four files, all as long as the first but for the last
 _STEP = 8_192
+_BREAKS = r"[\t\r\n]+"  # what a passage cannot have in a file of lines and columns; a blank takes its place in all files
 
 
 def write_files(outlet: Outlet) -> None:
@@ -60,14 +62,25 @@ def write_json_map(path: Path, pairs: Iterable[tuple[str, Any]]) -> None:
 def _write_collection(outlet: Outlet, folder: Path) -> None:
     """The parts `- <TAB> <TAB> text <TAB> 0`, and the id of each line, counted through all parts from 0."""
     folder.mkdir()
-    store, each = outlet.store, -(-len(outlet.store) // _PARTS)
+    store, each, changed = outlet.store, -(-len(outlet.store) // _PARTS), 0
+
+    def lines(first: int, stop: int) -> Iterator[dict[str, Iterable[Any]]]:
+        nonlocal changed
+        for at in range(first, stop, _STEP):
+            texts = full_text(store.slice(at, min(at + _STEP, stop), ["title", "text"]))
+            changed += pc.sum(pc.match_substring_regex(texts, _BREAKS)).as_py()
+            yield _columns("-", "", _on_one_line(texts), "0")
+
     for part, first in enumerate(range(0, len(store), each)):
-        stop = min(first + each, len(store))
-        tables = (store.slice(at, min(at + _STEP, stop), ["title", "text"]) for at in range(first, stop, _STEP))
-        cells = (("-", "", full_text(table).to_pylist(), "0") for table in tables)
-        write_columns(folder / f"part-{part:02d}", (_columns(*column) for column in cells))
+        write_columns(folder / f"part-{part:02d}", lines(first, min(first + each, len(store))))
+    if changed:
+        say(f"export corpus: tabs and line breaks became a blank in {changed:,} of {len(store):,} passages: the format cannot hold them")
     ids = (name for table in outlet.passages() for name in table["passage_id"].to_pylist())
     write_json_map(folder / "passage2id.map.json", ((str(row), name) for row, name in enumerate(ids)))
+
+
+def _on_one_line(texts: pa.ChunkedArray) -> list[str]:
+    return list(pc.replace_substring_regex(texts, _BREAKS, " ").to_pylist())
 
 
 def _columns(*cells: str | list[str]) -> dict[str, Iterable[Any]]:
@@ -100,7 +113,7 @@ def _questions(outlet: Outlet, table: pa.Table, path: str) -> Iterator[dict[str,
     for first in range(0, len(starts) - 1, _STEP // 8):
         edges = starts[first : first + _STEP // 8 + 1]
         span = slice(int(edges[0]), int(edges[-1]))
-        texts = full_text(outlet.store.take(rows[span], ["title", "text"])).to_pylist()
+        texts = _on_one_line(full_text(outlet.store.take(rows[span], ["title", "text"])))
         found = [{"paragraph_id": i, "paragraph_text": t} for i, t in zip(table["passage_id"][span].to_pylist(), texts, strict=True)]
         asked = outlet.queries.take(pa.array(position[edges[:-1]])).to_pylist()
         for query, start, stop in zip(asked, edges[:-1] - edges[0], edges[1:] - edges[0], strict=True):
@@ -155,7 +168,7 @@ def _labelled(example: Example) -> dict[str, Iterable[Any]]:
 
 
 def _spelled(passage: Passage) -> str:
-    return f"{passage.title} {passage.text}".strip()
+    return re.sub(_BREAKS, " ", f"{passage.title} {passage.text}".strip())
 
 
 def _lists(tables: Iterable[pa.Table]) -> Iterator[tuple[str, list[str]]]:

@@ -6,6 +6,7 @@ qrels for each set of judgements {query-id, corpus-id, score}.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -53,12 +54,16 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def _files(source: Path, config: str) -> dict[str, list[Path]]:
-    """The files of each split of a configuration, as README.md has it; without one, those of a folder, each of which is a split."""
+    """The files of each split of a configuration, as README.md has it; without one, those of the folder `config`.
+
+    There the split of a file of qrels is its name, without the `-00000-of-00001` of the Hub.
+    """
+    found: dict[str, list[Path]] = {}
     listed = front_matter(source / "README.md").get("configs")
     if not isinstance(listed, list):
-        files = sorted((source / config).glob("*.parquet"))
-        return {file.stem.split("-0")[0]: [file] for file in files} if config == "qrels" else {config: files} if files else {}
-    found: dict[str, list[Path]] = {}
+        for file in sorted((source / config).glob("*.parquet")):
+            found.setdefault(re.sub(r"-\d{5}-of-\d{5}$", "", file.stem) if config == "qrels" else config, []).append(file)
+        return found
     for entry in listed:
         if isinstance(entry, dict) and entry.get("config_name") == config:
             for split, pattern in _patterns(entry.get("data_files"), source):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.dataset import DatasetDraft
+from raydense.data.dataset import DatasetDraft, refuse_part_name
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.formats.ranking import Tables, Where, write_run
 from raydense.data.hidden_labels import hide_labels
@@ -85,7 +85,8 @@ class Intake:
         self._table("queries", "queries", table)
 
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
-        """Write the qrels of a split; InputError on an unknown id, and on a pair that is judged twice with different grades."""
+        """Write the qrels of a split; InputError on an unknown id, a pair that is judged twice with different grades, and a split that is no name."""
+        refuse_part_name(f"qrels/{split}", partial(at, 0))
         unknown = self.check_ids(table, at, self.strict)
         if unknown:
             say(
@@ -102,6 +103,8 @@ class Intake:
         distinct = first_of_each(table, ["query_id", "passage_id"])
         if self._held is None:
             self._table(f"qrels/{split}", "qrels", distinct)
+        elif split in self._held:
+            raise InputError(f"two files of the input would both be qrels/{split}", at(0), "rename or remove one")
         else:
             self._held[split] = distinct
             self.parts += 1
@@ -122,6 +125,7 @@ class Intake:
 
         Each table has `query_id`, `passage_id`, and optionally `rank` and `score`.
         """
+        refuse_part_name(name, partial(at, 0))
         draft = self.dataset.part(name, "run")
         made = draft.done
         if made is None:
@@ -142,6 +146,7 @@ class Intake:
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
         """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores of each."""
+        refuse_part_name(f"examples/{split}", partial(at, 0))
         if self.store is None:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
