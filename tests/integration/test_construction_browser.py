@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raydense.construction.adjudicate import adjudicate
@@ -20,8 +21,6 @@ EVIL = '</script><script>document.title = "taken"</script><img src=x onerror="do
 
 
 def pairs(count: int):
-    import pyarrow as pa
-
     texts = [f"Passage {i}: the red fox sleeps.\nIt is {i} years old." for i in range(count)]
     texts[3] = EVIL
     return pa.table(
@@ -111,6 +110,28 @@ def test_chinese_words_are_marked_and_answers_of_packages_are_apart(package: Pat
         assert page.inner_text("#place") == "2 of 9"
         _, line = downloaded(page, tmp_path)
         assert (line["label"], line["relevance"], line["annotator"]) == ("typo", None, "Bo")
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "marks"),
+    [
+        ("iphone手机怎么截图", "使用iPhone手机,怎么?先截图", ["iPhone手机", "怎么", "截图"]),
+        ("5月20日怎么过", "怎么过?5月20日,15日,205元", ["怎么过", "5月20"]),
+        ("iphone", "使用iPhone手机, xiphone, iphones, iphone5", ["iPhone"]),
+        ("ｽﾏﾎの使い方", "新しいｽﾏﾎ", ["ｽﾏﾎ"]),
+        ("𠮷野家の場所", "渋谷の𠮷野家", ["𠮷野家"]),
+        ("cafe", "cafe, cafe\u0301", ["cafe"]),
+    ],
+)
+def test_words_of_mixed_scripts_are_marked(tmp_path: Path, query: str, text: str, marks: list[str]) -> None:
+    row = {"query_id": ["q"], "passage_id": ["p"], "query": [query], "title": [""], "text": [text]}
+    draft = Draft.open(tmp_path / "pages", "annotation", {"test": "mixed"})
+    write_packages(draft, [pa.table(row)], 1)
+    draft.finish(1)
+    with browser() as opened:
+        page = opened.new_page()
+        start(page, tmp_path / "pages" / "package-00000.html")
+        assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == marks
 
 
 def test_a_key_right_after_the_name_is_an_answer(package: Path) -> None:
