@@ -48,6 +48,13 @@ def start(page, package: Path, name: str = "Ann") -> None:
     page.keyboard.press("Enter")
 
 
+def another(page, name: str) -> None:
+    """Go on under another name."""
+    page.click("#rename")
+    page.fill("#name", name)
+    page.keyboard.press("Enter")
+
+
 def downloaded(page, folder: Path) -> list[dict]:
     with page.expect_download() as caught:
         page.click("#download")
@@ -132,6 +139,40 @@ def test_words_of_mixed_scripts_are_marked(tmp_path: Path, query: str, text: str
         page = opened.new_page()
         start(page, tmp_path / "pages" / "package-00000.html")
         assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == marks
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_each_name_has_its_own_answers(package: Path, tmp_path: Path, stores: bool) -> None:
+    """Also where the browser stores nothing, as long as the page is open."""
+    with browser() as opened:
+        page = opened.new_page()
+        if not stores:
+            page.add_init_script(
+                "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+            )
+        start(page, package)
+        for key in "110":
+            page.keyboard.press(key)
+        another(page, "Bo")
+        assert page.inner_text("#place") == "1 of 10"
+        assert page.inner_text("#left") == "0 answered"
+        page.keyboard.press("0")
+        bo = downloaded(page, tmp_path)
+        assert [line["annotator"] for line in bo] == ["Bo", "Bo"]
+        assert [line["relevance"] for line in bo[1:]] == [0]
+        if stores:
+            page.reload()
+            assert page.inner_text("#rename") == "Bo"
+            assert page.inner_text("#place") == "2 of 10"
+        another(page, "Ann")
+        assert page.inner_text("#place") == "4 of 10"
+        page.keyboard.press("1")
+        ann = downloaded(page, tmp_path)
+        assert {line["annotator"] for line in ann} == {"Ann"}
+        assert [line["relevance"] for line in ann[1:]] == [1, 1, 0, 1]
+        page.click("#rename")
+        page.reload()  # who comes next gives a name first
+        assert page.is_visible("#start")
 
 
 def test_a_key_right_after_the_name_is_an_answer(package: Path) -> None:
