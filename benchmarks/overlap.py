@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import raydense as rd
-from raydense.construction.asked import normalised
+from raydense.data.same_text import normalised
 from raydense.data.tables import commit_table, read_table
 from raydense.storage import Draft
 

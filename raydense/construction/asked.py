@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.same_text import normalised
 from raydense.data.store import Rows
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
@@ -62,13 +63,6 @@ def _judged(qrels: str, queries: pa.Table) -> Rows:
     if not len(ids):
         raise InputError("judges no query", qrels, "give judgements that name some")
     return query_positions(ids, queries, qrels)
-
-
-def normalised(texts: pa.Array) -> pa.Array:
-    """The texts without what two spellings of one question differ in: Unicode's NFKC (full and half width), lower case, single blanks."""
-    lower = pc.utf8_lower(pc.utf8_normalize(texts, form="NFKC"))
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_normalize(lower, form="NFKC")))
-    return pc.binary_join(words, " ")
 
 
 @dataclass(frozen=True)

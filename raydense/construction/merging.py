@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.construction.asked import normalised
+from raydense.data.same_text import normalised
 from raydense.errors import InputError
 
 _HELD_OUT = ["test", "dev", "train"]  # a question of several splits belongs to the first of these that it has

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.same_text import normalised
 from raydense.data.splits import SHARES, divided
 from raydense.errors import InputError
 
@@ -16,8 +17,8 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     """The judgements with all of train, dev and test; `judged` has those of each split there is, with `query_id`.
 
     The queries of the first split that is there are divided between it and those that are missing, 7 : 1 : 2, at random but always in
-    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`) come into the same split, and
-    what another split that is there asks, too, is not drawn.
+    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`), whatever its case, white space
+    and width, come into the same split, and what another split that is there asks, too, is not drawn.
     InputError if none of the three is there, or has too few queries.
     """
     parts = divided(list(judged))
@@ -49,6 +50,6 @@ def questions_of(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.nda
     ids = query_ids.combine_chunks().dictionary_encode()
     if queries is None:
         return ids.indices.to_numpy()
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(queries["text"].combine_chunks())).dictionary_encode().indices
+    texts = normalised(queries["text"].combine_chunks()).dictionary_encode().indices
     row = pc.index_in(ids.dictionary, value_set=queries["query_id"].combine_chunks())
     return texts.take(row).to_numpy()[ids.indices.to_numpy()]

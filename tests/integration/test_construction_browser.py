@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raydense.construction.adjudicate import adjudicate
@@ -20,8 +21,6 @@ EVIL = '</script><script>document.title = "taken"</script><img src=x onerror="do
 
 
 def pairs(count: int):
-    import pyarrow as pa
-
     texts = [f"Passage {i}: the red fox sleeps.\nIt is {i} years old." for i in range(count)]
     texts[3] = EVIL
     return pa.table(
@@ -45,6 +44,13 @@ def package(tmp_path: Path) -> Path:
 
 def start(page, package: Path, name: str = "Ann") -> None:
     page.goto(package.as_uri())
+    page.fill("#name", name)
+    page.keyboard.press("Enter")
+
+
+def another(page, name: str) -> None:
+    """Go on under another name."""
+    page.click("#rename")
     page.fill("#name", name)
     page.keyboard.press("Enter")
 
@@ -111,6 +117,62 @@ def test_chinese_words_are_marked_and_answers_of_packages_are_apart(package: Pat
         assert page.inner_text("#place") == "2 of 9"
         _, line = downloaded(page, tmp_path)
         assert (line["label"], line["relevance"], line["annotator"]) == ("typo", None, "Bo")
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "marks"),
+    [
+        ("iphone手机怎么截图", "使用iPhone手机,怎么?先截图", ["iPhone手机", "怎么", "截图"]),
+        ("5月20日怎么过", "怎么过?5月20日,15日,205元", ["怎么过", "5月20"]),
+        ("iphone", "使用iPhone手机, xiphone, iphones, iphone5", ["iPhone"]),
+        ("ｽﾏﾎの使い方", "新しいｽﾏﾎ", ["ｽﾏﾎ"]),
+        ("𠮷野家の場所", "渋谷の𠮷野家", ["𠮷野家"]),
+        ("cafe", "cafe, cafe\u0301", ["cafe"]),
+    ],
+)
+def test_words_of_mixed_scripts_are_marked(tmp_path: Path, query: str, text: str, marks: list[str]) -> None:
+    row = {"query_id": ["q"], "passage_id": ["p"], "query": [query], "title": [""], "text": [text]}
+    draft = Draft.open(tmp_path / "pages", "annotation", {"test": "mixed"})
+    write_packages(draft, [pa.table(row)], 1)
+    draft.finish(1)
+    with browser() as opened:
+        page = opened.new_page()
+        start(page, tmp_path / "pages" / "package-00000.html")
+        assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == marks
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_each_name_has_its_own_answers(package: Path, tmp_path: Path, stores: bool) -> None:
+    """Also where the browser stores nothing, as long as the page is open."""
+    with browser() as opened:
+        page = opened.new_page()
+        if not stores:
+            page.add_init_script(
+                "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+            )
+        start(page, package)
+        for key in "110":
+            page.keyboard.press(key)
+        another(page, "Bo")
+        assert page.inner_text("#place") == "1 of 10"
+        assert page.inner_text("#left") == "0 answered"
+        page.keyboard.press("0")
+        bo = downloaded(page, tmp_path)
+        assert [line["annotator"] for line in bo] == ["Bo", "Bo"]
+        assert [line["relevance"] for line in bo[1:]] == [0]
+        if stores:
+            page.reload()
+            assert page.inner_text("#rename") == "Bo"
+            assert page.inner_text("#place") == "2 of 10"
+        another(page, "Ann")
+        assert page.inner_text("#place") == "4 of 10"
+        page.keyboard.press("1")
+        ann = downloaded(page, tmp_path)
+        assert {line["annotator"] for line in ann} == {"Ann"}
+        assert [line["relevance"] for line in ann[1:]] == [1, 1, 0, 1]
+        page.click("#rename")
+        page.reload()  # who comes next gives a name first
+        assert page.is_visible("#start")
 
 
 def test_a_key_right_after_the_name_is_an_answer(package: Path) -> None:

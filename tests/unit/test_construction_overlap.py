@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydense.construction.asked import Questions, Texts, normalised
+from raydense.construction.asked import Questions, Texts
 from raydense.construction.overlap import overlap
 from raydense.construction.question_search import unit
 from raydense.construction.settings import OverlapSettings
 from raydense.construction.similar import read_candidates, similar_pairs, without_same_text
+from raydense.data.same_text import normalised
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.storage import Artifact

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydense.data.importing import import_dataset
-from raydense.data.missing_splits import fill_splits
+from raydense.data.missing_splits import fill_splits, questions_of
 from raydense.data.settings import ImportSettings
 from raydense.data.source_size import parts_held
 from raydense.data.splits import SHARES
@@ -78,6 +78,37 @@ def test_queries_of_one_text_stay_together() -> None:
     made = fill_splits({"test": judged(0, 100)}, queries)
     of = {split: {int(name[1:]) % 20 for name in ids(table)} for split, table in made.items()}
     assert not any(of[a] & of[b] for a in SHARES for b in SHARES if a < b)
+
+
+_SPELLINGS = ["ABC怎么养 {}", "abc怎么养 {}", "ＡＢＣ怎么养　{}", "  abc怎么养 \t{}\n", "ａｂｃ怎么养  {}"]
+
+
+def test_spellings_of_one_question_stay_together() -> None:
+    """Full and half width, case and blanks do not make another question, as they do not for `overlap` and `construct`."""
+    texts = [spelling.format(n) for spelling in _SPELLINGS for n in range(20)]
+    queries = pa.table({"query_id": [f"q{n}" for n in range(100)], "text": texts})
+    made = fill_splits({"test": judged(0, 100)}, queries)
+    of = {split: {int(name[1:]) % 20 for name in ids(table)} for split, table in made.items()}
+    assert {split: len(questions) for split, questions in of.items()} == {"train": 14, "dev": 2, "test": 4}
+    assert not any(of[a] & of[b] for a in SHARES for b in SHARES if a < b)
+
+
+def test_what_another_split_asks_in_full_width_is_not_drawn() -> None:
+    queries = pa.table(
+        {"query_id": [f"q{n}" for n in range(60)], "text": [f"abc{n}" for n in range(30)] + [f"ＡＢＣ{n}" for n in range(30)]}
+    )
+    made = fill_splits({"train": judged(0, 30), "test": judged(30, 15)}, queries)
+    assert len(ids(made["dev"])) == 2  # of the 15 that test does not ask
+    assert all(int(name[1:]) >= 15 for name in ids(made["dev"]))
+
+
+@given(st.lists(st.text("aB ?1", max_size=4), min_size=1, max_size=12))
+def test_ascii_texts_are_the_same_but_for_case_and_blanks(texts: list[str]) -> None:
+    """Numbered by first appearance, on which the drawn splits of data sets in English depend."""
+    names = [f"q{n}" for n in range(len(texts))]
+    found = questions_of(pa.chunked_array([names]), pa.table({"query_id": names, "text": texts}))
+    first: dict[str, int] = {}
+    assert found.tolist() == [first.setdefault(" ".join(text.lower().split()), len(first)) for text in texts]
 
 
 @pytest.mark.parametrize(("given_", "what"), [({}, "none"), ({"all": judged(0, 9)}, "only all"), ({"test": judged(0, 3)}, "too few")])
