@@ -26,7 +26,7 @@ from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
 from raydense.evaluation.runs import Places
-from raydense.inference.rerank import ordered, rerank
+from raydense.inference.rerank import loss_of, ordered, probability, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
@@ -69,8 +69,9 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     for name, given in (("run", settings.run), ("model", settings.model)):
         if len({called for called, _ in named_folders(given)}) < len(given):
             raise InputError(f"two of {name} have the same name", name, "write NAME=folder, each with another name")
-    for folder in models.values():
+    for name, folder in models.items():
         refuse_untrained(folder)
+        warn_of_loss("annotate", f"re-ranker {name}", loss_of(folder))
     draft = Draft.open(settings.output, "annotation", made_from)
     if draft.done:
         return draft.done
@@ -178,7 +179,7 @@ def _mean_probability(found: Pooled, scored: list[Places], judged: _Judged, numb
         order = np.lexsort((row, query))  # the order of a pool
         if not (np.array_equal(query[order], found.query) and np.array_equal(row[order], found.row)):
             raise InputError("has not the pairs of the pool", places.artifact.located, "delete the output and make it again")
-        total += 0.5 * (1 + np.tanh(hits["score"].to_numpy()[order].astype(np.float64) / 2))  # the sigmoid, which never overflows so
+        total += probability(hits["score"].to_numpy()[order])
     return total / len(scored)
 
 

@@ -227,6 +227,14 @@ def test_a_run_of_other_queries_and_a_teacher_of_others_are_refused(tmp_path):
         analyse_in(tmp_path / "two", teacher=str(tmp_path / "two" / "teacher"))
 
 
+@pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False)])
+def test_a_teacher_trained_listwise_is_named(tmp_path, capsys, loss, warned):
+    write_world(tmp_path, ["a", "b"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})
+    write_table(tmp_path / "teacher", "run", [run_table([("q0", "p1", 1, 3.0)])], stage="rerank", loss=loss)
+    analyse_in(tmp_path, teacher=str(tmp_path / "teacher"))
+    assert ("analyse: the teacher was trained with loss listwise: " in capsys.readouterr().err) == warned
+
+
 def test_the_command_says_each_kind(tmp_path, capsys):
     write_errors(tmp_path)
     flags = [word for name in INPUTS for word in (f"--{name}", str(tmp_path / name))]

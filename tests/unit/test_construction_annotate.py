@@ -21,7 +21,7 @@ from raydense.errors import InputError
 from raydense.forecast import Known
 from raydense.storage import Artifact
 from tests.annotation_world import annotate_settings
-from tests.mining_world import worlds
+from tests.mining_world import worlds, write_trained
 
 TEXTS = ["gold", "silver", "gold", "iron", "tin", "lead", "tin"]
 QRELS = [("q", "p0", 1), ("q", "p5", 0), ("r", "p3", 2), ("none", "p1", 1)]
@@ -191,6 +191,15 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run has a query that is judged here"):
         annotate(world_of(tmp_path / "other", runs=({"unjudged": [("p1", 1.0)]},)))
     assert not (tmp_path / "other" / "annotation" / "manifest.json").exists()
+
+
+def test_rerankers_trained_listwise_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stage stops at the runs, before a worker would start."""
+    models = [f"{loss}={write_trained(tmp_path / loss, loss)}" for loss in ("listwise", "pointwise")]
+    with pytest.raises(InputError, match="no run has a query that is judged here"):
+        annotate(world_of(tmp_path / "world", runs=({"unjudged": [("p1", 1.0)]},), model=models))
+    assert "annotate: re-ranker listwise was trained with loss listwise: " in (said := capsys.readouterr().err)
+    assert "re-ranker pointwise" not in said
 
 
 def test_plan_foresees_the_pairs_that_are_scored(tmp_path: Path) -> None:
