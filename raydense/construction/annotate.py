@@ -31,7 +31,7 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import Progress, say
-from raydense.storage import WORK, Artifact, Draft, named_folders, provenance
+from raydense.storage import WORK, Artifact, Draft, check_made_with, named_folders, provenance
 
 SCHEMA = pa.schema(
     [
@@ -77,10 +77,7 @@ def annotate(settings: AnnotateSettings) -> Artifact:
         return draft.done
     judged = _Judged(settings)
     pool = _pool(settings, draft, made_from, judged)
-    scored = [
-        rerank(_scoring(settings, pool, folder, str(draft.place / WORK / f"scores-{number}")))
-        for number, folder in enumerate(models.values())
-    ]
+    scored = [_scored(settings, draft, pool, number, folder) for number, folder in enumerate(models.values())]
     _commit_pairs(settings, draft, judged, [Places(judged.lookup, one) for one in scored])
     packages = write_packages(draft, _asked(draft), settings.package, Page(review=settings.review, seed=settings.seed))
     summary = _sum_up(draft, judged, pool, packages) | {
@@ -138,6 +135,16 @@ def _pool(settings: AnnotateSettings, draft: Draft, made_from: dict[str, Any], j
                 commit_table(pool, name, ordered(*ids, found.row, found.reciprocal.astype(np.float32)))
             progress.add(len(numbers))
     return pool.finish(sum(file.rows for file in pool.committed().values()), queries=int((judged.pool.hits > 0).sum()))
+
+
+def _scored(settings: AnnotateSettings, draft: Draft, pool: Artifact, number: int, model: str) -> Artifact:
+    """The scores of one model, in the work folder of the output; InputError if an input is no longer the one that the stage began with."""
+    scored = rerank(_scoring(settings, pool, model, str(draft.place / WORK / f"scores-{number}")))
+    begun = draft.made_from["inputs"]
+    check_made_with(scored, "model", model, begun["model"][number])
+    check_made_with(scored, "corpus", settings.corpus, begun["corpus"])
+    check_made_with(scored, "queries", settings.queries, begun["queries"])
+    return scored
 
 
 def _scoring(settings: AnnotateSettings, pool: Artifact, model: str, output: str) -> RerankSettings:
