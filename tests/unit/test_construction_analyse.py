@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import raydense.construction.failures as failing
 from raydense.cli import main
-from raydense.construction.analyse import analyse
-from raydense.construction.error_kinds import OTHERS, PAPER, RULES
+from raydense.construction.analyse import Sorted, analyse
+from raydense.construction.analysis_page import _examples
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair
 from raydense.construction.settings import AnalyseSettings
+from raydense.construction.terms import Splitter
 from raydense.data.runs import query_blocks as blocks_of
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
@@ -134,6 +136,18 @@ def test_the_page_marks_what_a_passage_has_and_lacks(errors):
     assert {"Taobao", "Louvre", "ibuprofen"} <= page.words["del"]
     assert {"password", "opening", "hours"} <= page.words["mark"]
     assert page.sources == []
+
+
+def test_examples_are_of_different_queries_first_and_no_pairs_are_compared(monkeypatch):
+    def compared(one, other):
+        raise AssertionError("pairs are compared field by field")
+
+    query, passage = Asked("gold", [], {}, frozenset(), {}), Found("silver", [], False, None)
+    pairs = [Sorted(f"q{n // 3}", f"p{n}", n % 3 + 1, 1.0, Pair(query, passage), OTHERS, "") for n in range(7)]
+    monkeypatch.setattr(Sorted, "__eq__", compared)
+    best = {f"q{n}": ("right", "gold") for n in range(3)}
+    found = _examples(OTHERS, pairs, best, Splitter())
+    assert [(one["query_id"], one["passage_id"]) for one in found] == [("q0", "p0"), ("q1", "p3"), ("q2", "p6"), ("q0", "p1")]
 
 
 def test_texts_are_escaped(tmp_path):
