@@ -22,7 +22,7 @@ from raydense.storage import Artifact, Draft
 
 STEP = {"lr": 1e-3, "seed": 1}
 RETRIEVER = {"pooling": "mean", "normalize": True, "temperature": 0.05, "batch_size": 64, "epochs": 4, "passage_length": 64, "negatives": 1}
-RERANKER = {"batch_size": 32, "negatives": 3, "pair_length": 64}
+RERANKER = {"loss": "pointwise", "batch_size": 32, "negatives": 3, "pair_length": 64}  # `annotate` reads scores as probabilities
 
 
 def main() -> None:

@@ -40,6 +40,16 @@ def write_world(root: Path, texts: list[str], qrels: list[tuple[str, str, int]],
     write_table(root / "run", "run", [table.slice(a, b - a) for a, b in pairwise(edges)], **summary)
 
 
+def write_trained(folder: Path, loss: str | None) -> Path:
+    """The folder of a re-ranker that `train` made with a loss, for what looks at it and reads no weights."""
+    draft = Draft.open(folder, "model", {"stage": "train", "settings": {"loss": loss}})
+    files = {"config.json": '{"architectures": ["BertForSequenceClassification"]}', "model.safetensors": "", "tokenizer.json": "{}"}
+    for name, text in files.items():
+        draft.commit(name, lambda path, text=text: path.write_text(text), 0)
+    draft.finish(0)
+    return folder
+
+
 def examples_of(artifact: Artifact) -> dict[str, dict]:
     return {row["query_id"]: row for row in read_table(artifact.path, "examples").to_pylist()}
 

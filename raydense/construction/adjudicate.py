@@ -57,7 +57,7 @@ def adjudicate(settings: AdjudicateSettings) -> Artifact:
     answers, reviews = _answers(settings, packages, pairs, places)
     agreed = agreements([one["name"] for one in packages], answers, reviews)
     refuse_below(agreed, settings.agreement, settings.annotation)
-    final = _final(settings, places)
+    final = _final(settings, pairs, places)
     decided = decide(pairs, answers, final, settings.threshold, places)
     judged = applied(qrels, pairs, decided)
     summary = {"queries": len(pc.unique(qrels["query_id"])), **_counts(pairs, judged, answers, final, decided, places), "packages": agreed}
@@ -105,12 +105,17 @@ def _answers(
     return answers, reviews
 
 
-def _final(settings: AdjudicateSettings, places: dict[Pair, int]) -> dict[Pair, tuple[int, str]]:
-    final = read_final(settings.final) if settings.final else {}
+def _final(settings: AdjudicateSettings, pairs: pa.Table, places: dict[Pair, int]) -> dict[Pair, tuple[int, str]]:
+    """The decisions of `final`; InputError on a pair that the annotation lacks, and on a repeat, which gets what the pair gets that it repeats."""
+    final, like = read_final(settings.final) if settings.final else {}, pairs["same_text_as"]
     for pair, (_, where) in final.items():
         if pair not in places:
             what = f"decides query {pair[0]!r} and passage {pair[1]!r}, which the annotation does not have"
             raise InputError(what, where, "give lines of disputed.jsonl")
+        repeated = like[places[pair]].as_py()
+        if repeated is not None:
+            what = f"decides query {pair[0]!r} and passage {pair[1]!r}, which has the text of passage {repeated!r} and gets what that gets"
+            raise InputError(what, where, "give lines of disputed.jsonl: it has no repeats")
     return final
 
 

@@ -32,6 +32,7 @@ def agreements(packages: list[str], answers: list[Answer], reviews: list[Answer]
         people[answer.package].add(answer.annotator)
         judged[answer.package].add(answer.pair)
     agreed: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    reviewed: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for review in reviews:
         if review.annotator in people[review.package]:
             raise InputError(f"{review.annotator!r} reviews {review.package} and judged it", review.where, "let another person review it")
@@ -39,6 +40,7 @@ def agreements(packages: list[str], answers: list[Answer], reviews: list[Answer]
             what = f"reviews query {review.pair[0]!r} and passage {review.pair[1]!r}, which nobody judged"
             raise InputError(what, review.where, f"give the judgements of all of {review.package}")
         agreed[review.package][review.annotator].append(review.relevance == majority(votes[review.pair]))
+        reviewed[review.package].add(review.pair)
     found = {}
     for name in packages:
         if judged[name]:
@@ -47,7 +49,7 @@ def agreements(packages: list[str], answers: list[Answer], reviews: list[Answer]
                 "pairs": len(judged[name]),
                 "annotators": len(people[name]),
                 "reviewers": len(shares),
-                "reviewed": len({review.pair for review in reviews if review.package == name}),
+                "reviewed": len(reviewed[name]),
                 "agreement": sum(shares) / len(shares) if shares else None,
             }
     return found

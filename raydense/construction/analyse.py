@@ -26,6 +26,7 @@ from raydense.construction.terms import Frequencies, Splitter, counting, from_in
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
+from raydense.inference.rerank import probability, refuse_unscored, warn_of_loss
 from raydense.mining.blocks import Judged
 from raydense.mining.negatives import Candidates, scores_of
 from raydense.runtime.progress import say
@@ -63,7 +64,8 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     if draft.done:
         return draft.done
     if settings.teacher:
-        _refuse_unscored(settings.teacher)
+        refuse_unscored(settings.teacher, "give as --teacher a run that `raydense rerank` made")
+        warn_of_loss("analyse", "the teacher", Artifact.open(settings.teacher).summary.get("loss"))
     judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
     splitter, frequencies = _words(settings, judged)
     failed = failures(settings, judged, Artifact.open(settings.run, "run"))
@@ -77,11 +79,6 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     draft.commit("report.html", lambda path: write_page(path, settings, result, pairs, failed.ids.to_pylist(), positives, splitter), 0)
     _say(settings, result)
     return draft.finish(len(pairs), result=result)
-
-
-def _refuse_unscored(run: str) -> None:
-    if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
-        raise InputError("has no scores of a re-ranker", run, "give as --teacher a run that `raydense rerank` made")
 
 
 def _words(settings: AnalyseSettings, judged: Judged) -> tuple[Splitter, Frequencies]:
@@ -100,11 +97,11 @@ def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitte
     asked = _asked(texts, splitter, frequencies)
     hits, store = failed.hits, judged.store
     like = judged.positives.hold_text(failed.numbers[hits.query], store.text_hash[hits.row])
-    probability = _probability(settings, judged, failed)
+    teacher = _probability(settings, judged, failed)
     found = []
     columns = (failed.ids.take(pa.array(hits.query)).to_pylist(), store.ids(hits.row).to_pylist(), store.passages(hits.row))
     for at, (query_id, passage_id, text) in enumerate(zip(*columns, strict=True)):
-        scored = None if np.isnan(probability[at]) else float(probability[at])
+        scored = None if np.isnan(teacher[at]) else float(teacher[at])
         pair = Pair(asked[hits.query[at]], Found(text, splitter.terms(text), bool(like[at]), scored), settings.s_pos)
         found.append(Sorted(query_id, passage_id, int(hits.rank[at]), float(hits.score[at]), pair, *kind_of(pair)))
     return found
@@ -139,7 +136,7 @@ def _probability(settings: AnalyseSettings, judged: Judged, failed: Failures) ->
         raise InputError(
             "scores none of the pairs looked at", settings.teacher, f"re-rank {settings.run}, at least its first {settings.k} hits"
         )
-    return 0.5 * (1 + np.tanh(score.astype(np.float64) / 2))
+    return probability(score)
 
 
 def _result(settings: AnalyseSettings, failed: Failures, pairs: list[Sorted]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,10 @@ def write_page(
 def _examples(kind: str, pairs: list[Sorted], best: dict[str, tuple[str, str]], splitter: Splitter) -> list[dict[str, Any]]:
     """The first pairs of a kind, of different queries as far as there are."""
     mine = [one for one in pairs if one.kind == kind]
-    first = list({one.query_id: one for one in reversed(mine)}.values())[::-1]
-    chosen = [*first, *(one for one in mine if one not in first)][:_EXAMPLES]
+    first: dict[str, Sorted] = {}
+    for one in mine:
+        first.setdefault(one.query_id, one)
+    chosen = islice(chain(first.values(), (one for one in mine if one is not first[one.query_id])), _EXAMPLES)
     return [_example(one, *best[one.query_id], splitter) for one in chosen]
 
 

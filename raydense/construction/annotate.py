@@ -26,12 +26,12 @@ from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import commit_table, query_positions, read_table
 from raydense.errors import InputError
 from raydense.evaluation.runs import Places
-from raydense.inference.rerank import ordered, rerank
+from raydense.inference.rerank import loss_of, ordered, probability, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import Progress, say
-from raydense.storage import WORK, Artifact, Draft, named_folders, provenance
+from raydense.storage import WORK, Artifact, Draft, check_made_with, named_folders, provenance
 
 SCHEMA = pa.schema(
     [
@@ -69,17 +69,15 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     for name, given in (("run", settings.run), ("model", settings.model)):
         if len({called for called, _ in named_folders(given)}) < len(given):
             raise InputError(f"two of {name} have the same name", name, "write NAME=folder, each with another name")
-    for folder in models.values():
+    for name, folder in models.items():
         refuse_untrained(folder)
+        warn_of_loss("annotate", f"re-ranker {name}", loss_of(folder))
     draft = Draft.open(settings.output, "annotation", made_from)
     if draft.done:
         return draft.done
     judged = _Judged(settings)
     pool = _pool(settings, draft, made_from, judged)
-    scored = [
-        rerank(_scoring(settings, pool, folder, str(draft.place / WORK / f"scores-{number}")))
-        for number, folder in enumerate(models.values())
-    ]
+    scored = [_scored(settings, draft, pool, number, folder) for number, folder in enumerate(models.values())]
     _commit_pairs(settings, draft, judged, [Places(judged.lookup, one) for one in scored])
     packages = write_packages(draft, _asked(draft), settings.package, Page(review=settings.review, seed=settings.seed))
     summary = _sum_up(draft, judged, pool, packages) | {
@@ -139,6 +137,16 @@ def _pool(settings: AnnotateSettings, draft: Draft, made_from: dict[str, Any], j
     return pool.finish(sum(file.rows for file in pool.committed().values()), queries=int((judged.pool.hits > 0).sum()))
 
 
+def _scored(settings: AnnotateSettings, draft: Draft, pool: Artifact, number: int, model: str) -> Artifact:
+    """The scores of one model, in the work folder of the output; InputError if an input is no longer the one that the stage began with."""
+    scored = rerank(_scoring(settings, pool, model, str(draft.place / WORK / f"scores-{number}")))
+    begun = draft.made_from["inputs"]
+    check_made_with(scored, "model", model, begun["model"][number])
+    check_made_with(scored, "corpus", settings.corpus, begun["corpus"])
+    check_made_with(scored, "queries", settings.queries, begun["queries"])
+    return scored
+
+
 def _scoring(settings: AnnotateSettings, pool: Artifact, model: str, output: str) -> RerankSettings:
     """The settings of `rerank` for the scores of one model, of all that was pooled."""
     shared = {"corpus", "queries", "concurrency", "gpus_per_actor", "cpus_per_actor", "background", "token_budget", "block"}
@@ -178,7 +186,7 @@ def _mean_probability(found: Pooled, scored: list[Places], judged: _Judged, numb
         order = np.lexsort((row, query))  # the order of a pool
         if not (np.array_equal(query[order], found.query) and np.array_equal(row[order], found.row)):
             raise InputError("has not the pairs of the pool", places.artifact.located, "delete the output and make it again")
-        total += 0.5 * (1 + np.tanh(hits["score"].to_numpy()[order].astype(np.float64) / 2))  # the sigmoid, which never overflows so
+        total += probability(hits["score"].to_numpy()[order])
     return total / len(scored)
 
 

@@ -22,6 +22,7 @@ from raydense.construction.similar import Candidates, Pairs, no_candidates, read
 from raydense.data.dataset import DatasetDraft
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.inference.rerank import loss_of, warn_of_loss
 from raydense.runtime.progress import say
 from raydense.storage import WORK, Artifact, provenance
 
@@ -40,6 +41,8 @@ def overlap(settings: OverlapSettings) -> Artifact:
     """
     made_from = provenance("overlap", settings)
     scores = check_models(settings) if settings.model else False
+    if scores:
+        warn_of_loss("overlap", "the model", loss_of(str(settings.model)))
     train, asked = read_questions(settings.train, settings.splits, settings.queries)
     dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.cjk import CJK
+from raydense.runtime.progress import Progress
 from raydense.storage import Draft, digest_of
 
 COLUMNS = ["query_id", "passage_id", "query", "title", "text"]
@@ -52,13 +53,17 @@ def write_packages(draft: Draft, tables: Iterable[pa.Table], pairs: int, page: P
     each package its "name", "fingerprint", "pairs", and with a page for reviewers "review" of the same form.
     """
     page = page or Page()
+    there = draft.committed().keys()
     found = []
-    for number, table in enumerate(_cut(tables, pairs)):
-        package = _commit(draft, f"package-{number:05d}", table, page)
-        if page.review:
-            drawn = np.random.default_rng([page.seed, number]).permutation(table.num_rows)[: page.review]
-            package["review"] = _commit(draft, f"review-{number:05d}", table.take(pa.array(np.sort(drawn))), page, package["fingerprint"])
-        found.append(package)
+    with Progress(f"{draft.made_from.get('stage', draft.kind)}: pages", 0, "packages") as progress:
+        for number, table in enumerate(_cut(tables, pairs)):
+            package = _commit(draft, there, f"package-{number:05d}", table, page)
+            if page.review:
+                drawn = np.random.default_rng([page.seed, number]).permutation(table.num_rows)[: page.review]
+                sample = table.take(pa.array(np.sort(drawn)))
+                package["review"] = _commit(draft, there, f"review-{number:05d}", sample, page, package["fingerprint"])
+            found.append(package)
+            progress.add(1)
     return found
 
 
@@ -75,14 +80,14 @@ def _cut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _commit(draft: Draft, name: str, table: pa.Table, page: Page, of: str = "") -> dict[str, Any]:
+def _commit(draft: Draft, there: Collection[str], name: str, table: pa.Table, page: Page, of: str = "") -> dict[str, Any]:
+    """Commit the two files of a page unless they are `there`."""
     rows = table.to_pylist()
     head: dict[str, Any] = {"package": name, "question": page.question, "labels": [asdict(label) for label in page.labels]}
     head["fingerprint"] = digest_of([head["question"], head["labels"], of, rows])
     head |= {"pairs": len(rows), **({"review_of": of} if of else {})}
-    done = draft.committed()
     for suffix, write in ((".jsonl", _write_lines), (".html", _write_page)):
-        if f"{name}{suffix}" not in done:
+        if f"{name}{suffix}" not in there:
             draft.commit(f"{name}{suffix}", partial(write, head=head, rows=rows), 0)
     return {"name": name, "fingerprint": head["fingerprint"], "pairs": len(rows)}
 

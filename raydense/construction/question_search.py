@@ -27,7 +27,7 @@ from raydense.retrieval.index import index
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.retrieval.vectors import Vectors
-from raydense.storage import Artifact, Draft, Place, model_place
+from raydense.storage import Artifact, Draft, Place, check_made_with, model_place
 
 _SHARD_ROWS = 25_000
 _FILE_ROWS = 65_536
@@ -58,10 +58,10 @@ class QuestionSearch:
         """
         corpus, queries = self._corpus(trained), self._queries("asked", asked)
         if not is_reranker(model_place(str(self.settings.model)).local()):
-            return self._by_vectors(str(self.settings.model), trained, asked, corpus, queries)
-        encoder = self.settings.encoder
-        found = self._by_vectors(encoder, trained, asked, corpus, queries) if encoder else self._by_words(corpus, queries)
-        return rerank(
+            return self._by_vectors("model", trained, asked, corpus, queries)
+        by_vectors = self.settings.encoder is not None
+        found = self._by_vectors("encoder", trained, asked, corpus, queries) if by_vectors else self._by_words(corpus, queries)
+        scored = rerank(
             RerankSettings(
                 model=str(self.settings.model),
                 run=found,
@@ -72,14 +72,19 @@ class QuestionSearch:
                 **self.spread,
             )
         )
+        self._check_model(scored, "model")
+        return scored
 
     def _by_words(self, corpus: Artifact, queries: Artifact) -> Artifact:
         words = index(IndexSettings(kind="bm25", corpus=corpus, output=self._at("words")))
         return search(SearchSettings(index=words, queries=queries, k=self.settings.depth, output=self._at("found")))
 
-    def _by_vectors(self, encoder: str, trained: Questions, asked: Questions, corpus: Artifact, queries: Artifact) -> Artifact:
+    def _by_vectors(self, key: str, trained: Questions, asked: Questions, corpus: Artifact, queries: Artifact) -> Artifact:
+        """The nearest by the retriever that the setting `key` names."""
         both = self._queries("both", Questions(pa.concat_arrays([trained.ids, asked.ids]), pa.concat_arrays([trained.texts, asked.texts])))
-        encoded = encode(EncodeSettings(model=encoder, queries=both, dtype="float32", output=self._at("encoded"), **self.spread))
+        model = str(self.settings.value_of(key))
+        encoded = encode(EncodeSettings(model=model, queries=both, dtype="float32", output=self._at("encoded"), **self.spread))
+        self._check_model(encoded, key)
         edge = len(trained)
         there = self._unit("trained-vectors", "passages", corpus, encoded, 0, edge)
         here = self._unit("asked-vectors", "queries", queries, encoded, edge, edge + len(asked))
@@ -116,6 +121,10 @@ class QuestionSearch:
             return draft.done
         commit_table(draft, "queries.parquet", pa.table({"query_id": questions.ids, "text": questions.texts}))
         return draft.finish(len(questions))
+
+    def _check_model(self, made: Artifact, key: str) -> None:
+        """InputError if the model that made it is no longer the one that the stage began with. The texts are read once, at the beginning."""
+        check_made_with(made, "model", str(self.settings.value_of(key)), self.made_from["inputs"][key])
 
     def _draft(self, name: str, kind: str) -> Draft:
         return Draft.open(self.work / name, kind, {**self.made_from, "part": name})

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.data.store import Rows
-
-Flags = NDArray[np.bool_]
+from raydense.mining.negatives import among
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def first_to_judge(
     texts = np.concatenate([text_hash[order], known_text])
     positive = np.zeros(len(rows), dtype=bool)
     positive[n:] = True
-    positive[:n] = _among(query[order], row[order], known_query, known_row)
+    positive[:n] = among(query[order], row[order], known_query, known_row)
     # of the passages of one query and text, the positives come first, those of the pool before others
     groups = np.lexsort((np.arange(len(rows)), ~positive, texts, queries))
     starts = np.ones(len(rows), dtype=bool)
@@ -57,8 +56,3 @@ def first_to_judge(
     listed = before - before[np.searchsorted(queries[:n], queries[:n])] < keep
     like = np.where(fresh, -1, rows[first[:n]])
     return Ranked(order[listed], like[listed])
-
-
-def _among(query: Rows, row: Rows, of_query: Rows, of_row: Rows) -> Flags:
-    width = 1 + int(max(row.max(initial=0), of_row.max(initial=0)))
-    return np.isin(query * width + row, of_query * width + of_row)

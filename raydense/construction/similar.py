@@ -11,6 +11,7 @@ from raydense.construction.asked import Questions, Texts
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows
+from raydense.inference.rerank import probability
 from raydense.ranges import ranges
 from raydense.storage import Artifact
 
@@ -56,11 +57,11 @@ class Pairs:
 
 
 def read_candidates(run: Artifact, asked: Questions, trained: Questions, logits: bool) -> Candidates:
-    """The candidates of a run whose passages are `trained`; `logits` become probabilities by the sigmoid. Holds 24 bytes a hit."""
+    """The candidates of a run whose passages are `trained`; `logits` become probabilities. Holds 24 bytes a hit."""
     queries, passages, found = IdLookup(asked.ids), IdLookup(trained.ids), []
     for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
         score = block["score"].to_numpy().astype(np.float64)
-        similarity = 0.5 * (1 + np.tanh(score / 2)) if logits else score  # the sigmoid, in a form that never overflows
+        similarity = probability(score) if logits else score
         found.append((queries.positions_of_rows(block["query_id"]), passages.positions_of_rows(block["passage_id"]), similarity))
     if not found:
         return no_candidates()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
@@ -27,6 +27,7 @@ from raydense.inference.precision import fix_precision, precision_of, recorded
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
+from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_manifest
 
 if TYPE_CHECKING:
@@ -70,6 +71,26 @@ def rerank(settings: RerankSettings) -> Artifact:
 def loss_of(model: str) -> str | None:
     """The loss that a re-ranker was trained with, if raydense trained it."""
     return (((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
+
+
+def warn_of_loss(stage: str, model: str, loss: str | None) -> None:
+    """Warn, for a stage that reads scores as probabilities, of a `model` (in words) trained listwise.
+
+    That loss does not change if all scores of a query shift, so its scores are not probabilities.
+    """
+    if loss == "listwise":
+        say(f"{stage}: {model} was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so")
+
+
+def refuse_unscored(run: str, fix: str) -> None:
+    """InputError, with this `fix`, unless `rerank` made the run: other scores are no logits."""
+    if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
+        raise InputError("has no scores of a re-ranker", run, fix)
+
+
+def probability(score: ArrayLike) -> NDArray[np.float64]:
+    """The sigmoid of a re-ranker's scores, of any shape, in float64: the probability that the pointwise loss trains."""
+    return 0.5 * (1 + np.tanh(np.asarray(score, dtype=np.float64) / 2))  # a form that never overflows
 
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.inference.rerank import loss_of, rerank
+from raydense.inference.rerank import loss_of, probability, refuse_unscored, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
 from raydense.mining.blocks import Judged
 from raydense.mining.counts import added, added_sources, listed
@@ -48,11 +48,12 @@ def label(settings: LabelSettings) -> Artifact:
     """
     made_from = provenance("label", settings)
     if settings.model is None:
-        _refuse_unscored(settings.run)
-        _warn_of(Artifact.open(settings.run).summary.get("loss"))
+        refuse_unscored(settings.run, "give the teacher as --model, or a run that `raydense rerank` made")
+        loss = Artifact.open(settings.run).summary.get("loss")
     else:
         refuse_untrained(settings.model)
-        _warn_of(loss_of(settings.model))
+        loss = loss_of(settings.model)
+    warn_of_loss("label", "the teacher", loss)
     draft = Draft.open(settings.output, "examples", made_from)
     if draft.done:
         return draft.done
@@ -72,19 +73,6 @@ def label(settings: LabelSettings) -> Artifact:
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
     _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
-
-
-def _refuse_unscored(run: str) -> None:
-    if Artifact.open(run, "run").manifest["made_from"].get("stage") != "rerank":
-        raise InputError("has no scores of a re-ranker", run, "give the teacher as --model, or a run that `raydense rerank` made")
-
-
-def _warn_of(loss: str | None) -> None:
-    """Warn of a teacher trained listwise: that loss does not change if all scores shift, so its scores are not probabilities."""
-    if loss == "listwise":
-        say(
-            "label: the teacher was trained with loss listwise: its scores order passages and are no probabilities; pointwise makes them so"
-        )
 
 
 def _scoring(settings: LabelSettings, output: Place) -> RerankSettings:
@@ -134,11 +122,10 @@ class _Labeller:
         taken = rank <= self.settings.depth
         query = np.repeat(np.arange(len(lengths)), lengths)[taken]
         row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
-        score = block["score"].to_numpy()[taken].astype(np.float64)
-        probability = 0.5 * (1 + np.tanh(score / 2))  # the sigmoid, in a form that never overflows
+        score = block["score"].to_numpy()[taken]
         gold = self.judged.positives.hold(numbers[query], row)
         like = self.judged.positives.hold_text(numbers[query], self.judged.store.text_hash[row])
-        return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability, gold, gold | like)
+        return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability(score), gold, gold | like)
 
     def _thresholded(self, scored: _Scored) -> tuple[Candidates, Candidates, dict[str, Any]]:
         """Pseudo-positives and confident negatives, each in the order of the run, and the counts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from raydense.data.store import PassageStore, hash_strings
 from raydense.data.tables import query_positions, read_table
+from raydense.inference.rerank import probability
 from raydense.mining.negatives import draw
 from raydense.mining.report_page import bars, shown, table, write_page
 from raydense.mining.settings import LabelSettings
@@ -58,7 +58,7 @@ def _sample(settings: LabelSettings, parts: list[Path], store: PassageStore) -> 
             rows = np.array(example[f"{side}s"], dtype=np.int64)
             lists = (example[f"{side}_sources"], example[f"{side}_scores"], store.ids(rows).to_pylist(), store.passages(rows))
             for source, score, passage_id, passage in zip(*lists, strict=True):
-                yield f"- {source}, {'not scored' if score is None else f'{_probability(score):.3f}'}, {passage_id}: {shown(passage)}"
+                yield f"- {source}, {'not scored' if score is None else f'{probability(score):.3f}'}, {passage_id}: {shown(passage)}"
         yield ""
 
 
@@ -71,7 +71,3 @@ def _drawn(seed: int, parts: list[Path]) -> pa.Table:
     place = np.searchsorted(starts, chosen, side="right") - 1
     tables = [pq.read_table(parts[part]).take(pa.array(chosen[place == part] - starts[part])) for part in np.unique(place)]
     return pa.concat_tables(tables)
-
-
-def _probability(score: float) -> float:
-    return 0.5 * (1 + math.tanh(score / 2))

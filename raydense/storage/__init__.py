@@ -9,7 +9,16 @@ from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import checked, named, safe_name
 from raydense.storage.place import Found, Place
-from raydense.storage.provenance import check_unchanged, differences, fingerprint_of, named_folders, provenance, provenance_of, versions
+from raydense.storage.provenance import (
+    check_made_with,
+    check_unchanged,
+    differences,
+    fingerprint_of,
+    named_folders,
+    provenance,
+    provenance_of,
+    versions,
+)
 
 __all__ = [
     "MANIFEST",
@@ -23,6 +32,7 @@ __all__ = [
     "LocalPlace",
     "Place",
     "begun_from",
+    "check_made_with",
     "check_unchanged",
     "checked",
     "commits_in",

@@ -54,6 +54,16 @@ def check_unchanged(path: str | os.PathLike[str], fingerprint: str) -> None:
         raise replaced(Place.of(path), fingerprint, now)
 
 
+def check_made_with(made: Artifact, key: str, path: str | os.PathLike[str], fingerprint: str) -> None:
+    """Raise InputError unless the input `key` of `made` had the fingerprint that the stage which had it made began with.
+
+    A stage that runs another one calls it: the other one takes the fingerprint of `path` by itself, perhaps hours later.
+    """
+    now = made.manifest["made_from"]["inputs"][key]
+    if now != fingerprint:
+        raise replaced(Place.of(path), fingerprint, now)
+
+
 def _refuse_rewritten(found: Artifact) -> None:
     for file in found.files if found.kind in _MODELS else ():
         if (found.place / file.path).sha256() != file.sha256:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import raydense.construction.annotate as annotating
 from raydense.construction.adjudicate import adjudicate
 from raydense.construction.annotate import annotate
 from raydense.construction.settings import AdjudicateSettings, AnnotateSettings
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.inference.rerank import rerank
+from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
+from raydense.storage import Artifact
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -82,6 +87,29 @@ def test_a_folder_without_a_trained_reranker_is_one_line(world: Path) -> None:
     with pytest.raises(InputError):
         annotate(settings(world, world / "wrong", model=[str(world / "encoder-one")]))
     assert not (world / "wrong").exists()
+
+
+@pytest.mark.parametrize("key", ["model", "corpus"])
+def test_an_input_that_is_replaced_before_a_model_scores_is_refused(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """`rerank` begins hours after the stage did, and takes its own fingerprints."""
+    folder = tmp_path / key
+    shutil.copytree(world / {"model": "one"}.get(key, key), folder)
+
+    def replacing(asked: RerankSettings) -> Artifact:
+        shutil.rmtree(folder)
+        if key == "model":
+            make_reranker(folder, make_retriever(tmp_path / "encoder", seed=9))
+        else:
+            make_corpus(folder, PASSAGES, shard_rows=20)
+        return rerank(asked)
+
+    monkeypatch.setattr(annotating, "rerank", replacing)
+    given = {"model": [str(world / "one")], key: [str(folder)] if key == "model" else str(folder)}
+    with pytest.raises(InputError, match=rf"{key}: was replaced while a stage was reading it"):
+        annotate(settings(world, tmp_path / "out", **given))
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_threshold_takes_the_mean_probability_for_a_judge(world: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import forked
 import numpy as np
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from raydense.construction import question_search
 from raydense.construction.overlap import overlap
 from raydense.construction.settings import OverlapSettings
 from raydense.data.tables import read_table
@@ -171,6 +174,26 @@ def test_a_killed_overlap_continues_and_equals_an_undisturbed_one(world: Path, m
     assert file_bytes(continued.path) == file_bytes(whole.path)
     assert continued.fingerprint == whole.fingerprint
     assert continued.summary == whole.summary
+
+
+@pytest.mark.parametrize(("stage", "kind"), [("encode", "encoder"), ("rerank", "reranker")])
+def test_a_model_that_is_replaced_meanwhile_is_refused(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: str
+) -> None:
+    folder, run = tmp_path / "model", getattr(question_search, stage)
+    shutil.copytree(world / kind, folder)
+
+    def replacing(settings: Any) -> Artifact:
+        shutil.rmtree(folder)
+        other = make_retriever(folder if kind == "encoder" else tmp_path / "encoder", seed=9)
+        if kind == "reranker":
+            make_reranker(folder, other)
+        return run(settings)
+
+    monkeypatch.setattr(question_search, stage, replacing)
+    with pytest.raises(InputError, match="model: was replaced while a stage was reading it"):
+        overlap(asked(world, tmp_path / "out", model=str(folder), threshold=0.5, depth=3))
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_model_of_the_wrong_kind_is_refused(world: Path, tmp_path: Path) -> None:

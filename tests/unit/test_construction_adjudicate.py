@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import ir_measures
@@ -129,6 +130,25 @@ def test_agreement_is_the_mean_over_reviewers_of_the_share_of_pairs(data) -> Non
             refuse_below(found, 0.93, "here")
     elif not shares or np.mean(shares) > 0.93 + 1e-9:
         refuse_below(found, 0.93, "here")
+
+
+class CountedReviews(list[Answer]):
+    """Reviews that count how often they are read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[Answer]:
+        self.read += 1
+        return super().__iter__()
+
+
+def test_reviews_are_read_once_however_many_packages_there_are() -> None:
+    names = [f"package-{number}" for number in range(9)]
+    answers = [Answer(name, ("q", name), 1, "ann", "") for name in names]
+    reviews = CountedReviews(Answer(name, ("q", name), 1, person, "") for name in names[:5] for person in ("bo", "cy"))
+    found = agreements(names, answers, reviews)
+    assert [of["reviewed"] for of in found.values()] == [1] * 5 + [0] * 4
+    assert reviews.read == 1
 
 
 def test_a_package_with_which_reviewers_disagree_is_refused_by_name(annotation: Artifact, tmp_path: Path) -> None:
@@ -292,6 +312,10 @@ def test_other_bad_input_is_one_line(annotation: Artifact, tmp_path: Path) -> No
     other.write_text('{"query_id": "q", "passage_id": "p9", "relevance": 1}\n')
     with pytest.raises(InputError, match=r"final.jsonl:1: decides query 'q' and passage 'p9', which the annotation does not have"):
         adjudicate(settings(annotation, final=other))
+    other.write_text('{"query_id": "q", "passage_id": "p2", "relevance": 0}\n')
+    with pytest.raises(InputError, match=r"final.jsonl:1: decides query 'q' and passage 'p2', which has the text of passage 'p0'"):
+        adjudicate(settings(annotation, "repeat", final=other))
+    assert not (tmp_path / "repeat" / "manifest.json").exists()
     with tempfile.TemporaryDirectory() as folder:
         annotate_settings(Path(folder), TEXTS, [("q", "p1", 1)], (ONE, TWO))
         with pytest.raises(InputError, match=r"are not the judgements that the annotation was made with"):

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import raydense.construction.failures as failing
 from raydense.cli import main
-from raydense.construction.analyse import analyse
-from raydense.construction.error_kinds import OTHERS, PAPER, RULES
+from raydense.construction.analyse import Sorted, analyse
+from raydense.construction.analysis_page import _examples
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair
 from raydense.construction.settings import AnalyseSettings
+from raydense.construction.terms import Splitter
 from raydense.data.runs import query_blocks as blocks_of
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
@@ -136,6 +138,18 @@ def test_the_page_marks_what_a_passage_has_and_lacks(errors):
     assert page.sources == []
 
 
+def test_examples_are_of_different_queries_first_and_no_pairs_are_compared(monkeypatch):
+    def compared(one, other):
+        raise AssertionError("pairs are compared field by field")
+
+    query, passage = Asked("gold", [], {}, frozenset(), {}), Found("silver", [], False, None)
+    pairs = [Sorted(f"q{n // 3}", f"p{n}", n % 3 + 1, 1.0, Pair(query, passage), OTHERS, "") for n in range(7)]
+    monkeypatch.setattr(Sorted, "__eq__", compared)
+    best = {f"q{n}": ("right", "gold") for n in range(3)}
+    found = _examples(OTHERS, pairs, best, Splitter())
+    assert [(one["query_id"], one["passage_id"]) for one in found] == [("q0", "p0"), ("q1", "p3"), ("q2", "p6"), ("q0", "p1")]
+
+
 def test_texts_are_escaped(tmp_path):
     write_world(
         tmp_path, ["<script>alert(1)</script> & banana", "gold <b>"], [("<i>banana</i>", "p1", 1)], {"<i>banana</i>": [("p0", 1.0)]}
@@ -225,6 +239,14 @@ def test_a_run_of_other_queries_and_a_teacher_of_others_are_refused(tmp_path):
     write_table(tmp_path / "two" / "teacher", "run", [run_table([("q0", "p0", 1, 3.0)])], stage="rerank")
     with pytest.raises(InputError, match="scores none of the pairs"):
         analyse_in(tmp_path / "two", teacher=str(tmp_path / "two" / "teacher"))
+
+
+@pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False)])
+def test_a_teacher_trained_listwise_is_named(tmp_path, capsys, loss, warned):
+    write_world(tmp_path, ["a", "b"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})
+    write_table(tmp_path / "teacher", "run", [run_table([("q0", "p1", 1, 3.0)])], stage="rerank", loss=loss)
+    analyse_in(tmp_path, teacher=str(tmp_path / "teacher"))
+    assert ("analyse: the teacher was trained with loss listwise: " in capsys.readouterr().err) == warned
 
 
 def test_the_command_says_each_kind(tmp_path, capsys):

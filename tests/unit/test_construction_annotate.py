@@ -19,9 +19,9 @@ from raydense.construction.ranked import first_to_judge
 from raydense.construction.settings import AnnotateSettings
 from raydense.errors import InputError
 from raydense.forecast import Known
-from raydense.storage import Artifact
+from raydense.storage import Artifact, Draft
 from tests.annotation_world import annotate_settings
-from tests.mining_world import worlds
+from tests.mining_world import worlds, write_trained
 
 TEXTS = ["gold", "silver", "gold", "iron", "tin", "lead", "tin"]
 QRELS = [("q", "p0", 1), ("q", "p5", 0), ("r", "p3", 2), ("none", "p1", 1)]
@@ -156,6 +156,26 @@ def test_the_same_pairs_whatever_the_blocks(tmp_path: Path, monkeypatch: pytest.
     assert all(made[0].file(name).read_bytes() == made[1].file(name).read_bytes() for name in names)
 
 
+def test_what_is_committed_is_read_as_often_for_many_packages_as_for_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {i}" for i in range(40)]
+    runs = [{f"q{q}": [(f"p{(i * 7 + q) % 40}", 5.0 - i) for i in range(12)] for q in range(9)}]
+    qrels = [(f"q{q}", f"p{q}", 1) for q in range(8)]
+    committed, reads = Draft.committed, []
+    monkeypatch.setattr(Draft, "committed", lambda self: reads.append(self.kind) or committed(self))
+    counts = []
+    for package in (1, 1000):
+        made = annotate(world_of(tmp_path / str(package), texts, qrels, runs, package=package))
+        counts.append((len(made.summary["packages"]) > 20, len(reads)))
+        reads.clear()
+    assert [many for many, _ in counts] == [True, False]
+    assert counts[0][1] == counts[1][1]
+
+
+def test_the_pages_are_counted_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = annotate(world_of(tmp_path, package=1))
+    assert f"annotate: pages: {len(made.summary['packages'])} packages in " in capsys.readouterr().err
+
+
 def test_a_stopped_annotation_keeps_what_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"text {i}" for i in range(40)]
     runs = [{f"q{q}": [(f"p{(i * 7 + q) % 40}", 5.0 - i) for i in range(12)] for q in range(9)}]
@@ -191,6 +211,15 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run has a query that is judged here"):
         annotate(world_of(tmp_path / "other", runs=({"unjudged": [("p1", 1.0)]},)))
     assert not (tmp_path / "other" / "annotation" / "manifest.json").exists()
+
+
+def test_rerankers_trained_listwise_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stage stops at the runs, before a worker would start."""
+    models = [f"{loss}={write_trained(tmp_path / loss, loss)}" for loss in ("listwise", "pointwise")]
+    with pytest.raises(InputError, match="no run has a query that is judged here"):
+        annotate(world_of(tmp_path / "world", runs=({"unjudged": [("p1", 1.0)]},), model=models))
+    assert "annotate: re-ranker listwise was trained with loss listwise: " in (said := capsys.readouterr().err)
+    assert "re-ranker pointwise" not in said
 
 
 def test_plan_foresees_the_pairs_that_are_scored(tmp_path: Path) -> None:

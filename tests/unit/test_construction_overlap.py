@@ -23,7 +23,7 @@ from raydense.data.same_text import normalised
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.storage import Artifact
-from tests.mining_world import write_table
+from tests.mining_world import write_table, write_trained
 
 QUERIES = {
     "t0": "How do I raise sunflowers?",
@@ -248,6 +248,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, part: str, pai
         VERBS["overlap"].run(asked(tmp_path))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False)])
+def test_a_model_trained_listwise_is_named(world: Path, capsys: pytest.CaptureFixture[str], loss: str, warned: bool) -> None:
+    """The stage stops at the judgements, before a worker would start."""
+    write_qrels(world / "other", [("t0", "a")])
+    model = write_trained(world / "model", loss)
+    with pytest.raises(InputError, match="judges query 't0'"):
+        overlap(asked(world, model=str(model), threshold=0.5, against=[str(world / "other")]))
+    assert ("overlap: the model was trained with loss listwise: " in capsys.readouterr().err) == warned
 
 
 def test_a_plan_counts_the_queries_and_knows_the_parts(world: Path) -> None:

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 import raydense.mining.label as labelling
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.inference.rerank import loss_of
 from raydense.mining.label import label
 from raydense.mining.settings import LabelSettings
 from raydense.storage import Artifact, Draft
-from tests.mining_world import Run, examples_of, worlds, write_world
+from tests.mining_world import Run, examples_of, worlds, write_table, write_trained, write_world
 
 LOGITS = [-1000.0, -6.0, -2.5, -2.0, -0.5, 0.0, 1.5, 2.0, 2.5, 7.0, 1000.0]
 
@@ -223,9 +222,12 @@ def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False), (None, False)])
 def test_a_listwise_teacher_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str | None, warned: bool) -> None:
-    draft = Draft.open(tmp_path / "teacher", "model", {"stage": "train", "settings": {"loss": loss}})
-    draft.commit("config.json", lambda path: path.write_text("{}"), 0)
-    draft.finish(0)
-    assert loss_of(str(tmp_path / "teacher")) == loss
-    labelling._warn_of(loss)
-    assert ("are no probabilities" in capsys.readouterr().err) == warned
+    """Of a scored run, and of a model; the latter stops at its queries, before a worker would start."""
+    write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", model="m", loss=loss)
+    label_world(tmp_path)
+    assert ("label: the teacher was trained with loss listwise: " in capsys.readouterr().err) == warned
+    teacher = write_trained(tmp_path / "teacher", loss)
+    write_table(tmp_path / "none", "queries", [pa.table({"query_id": ["other"], "text": ["other"]})])
+    with pytest.raises(InputError, match="the queries do not have"):
+        label_world(tmp_path, "more", model=str(teacher), queries=str(tmp_path / "none"))
+    assert ("are no probabilities; pointwise makes them so" in capsys.readouterr().err) == warned

@@ -19,6 +19,7 @@ from raydense.storage import (
     Artifact,
     Draft,
     Place,
+    check_made_with,
     check_unchanged,
     commits,
     differences,
@@ -305,6 +306,15 @@ def test_a_model_from_elsewhere_that_was_replaced_is_refused(tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_text("2")
     with pytest.raises(InputError, match="was replaced while a stage was reading it"):
         check_unchanged(tmp_path, begun)
+
+
+def test_what_a_stage_had_made_from_an_input_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    made = make(tmp_path / "scored", made_from={"inputs": {"model": "a" * 64}})
+    check_made_with(made, "model", tmp_path / "model", "a" * 64)
+    with pytest.raises(
+        InputError, match=r"model: was replaced while a stage was reading it \(fingerprint bbbbbbbb at the start, aaaaaaaa now\)"
+    ):
+        check_made_with(made, "model", tmp_path / "model", "b" * 64)
 
 
 def test_the_first_rows_are_a_data_frame_read_no_further_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
