@@ -80,11 +80,15 @@ def _answers(path: Path, packages: dict[str, str], others: dict[str, str]) -> It
             raise InputError(f"has answers for {others[fingerprint]}", where, "give judgements as --judgements, and reviews as --reviews")
         what = "names no package" if not fingerprint else f"has answers for another package ({head.get('package')}, {fingerprint[:8]})"
         raise InputError(what, where, "give what was downloaded from a page of this annotation")
+    count = 0
     for where, line in lines:
+        count += 1
         annotator = line.get("annotator")
         if not isinstance(annotator, str) or not annotator:
             raise InputError("has no annotator", where, "give the file as it was downloaded")
         yield Answer(packages[fingerprint], _pair(line, where), _relevance(line, where), annotator, where)
+    if head.get("answers", count) != count:
+        raise InputError(f"says that it has {head['answers']} answers, and has {count}", path, "give the file as it was downloaded")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

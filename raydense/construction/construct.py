@@ -226,4 +226,7 @@ def _say(summary: dict[str, Any]) -> None:
     )
     left_out = steps["questions without a positive passage"]
     splits = ", ".join(f"{name} {of['queries']:,}" for name, of in summary["splits"].items())
-    say(f"construct: {steps['queries']:,} queries ({splits}); {left_out:,} questions left out, which have no positive passage: {DROPPED}")
+    say(
+        f"construct: {steps['queries']:,} queries ({splits}); {left_out:,} left out, which have no positive passage: {DROPPED};"
+        f" {steps['questions of the same text, now one']:,} asked the same as an earlier one"
+    )

@@ -49,10 +49,10 @@ def _set(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _splits(summary: dict[str, Any]) -> Iterator[str]:
-    yield "## Splits\n\nAs table 3 of the paper, whose numbers follow those of the split of the same name. Its dev and test were judged by people afterwards.\n"
+    yield "## Splits\n\nAs table 3 of the paper, whose numbers, where lengths are counted in characters, follow those of the split of the same name. Its dev and test were judged by people afterwards.\n"
     splits, unit = summary["splits"], summary["unit"]
     rows = ("queries", "positive pairs", "positive passages", "passages a query", f"{unit} a query", f"{unit} a positive passage")
-    named = [name for name in splits if name in _PAPER]
+    named = [name for name in splits if name in _PAPER and unit == "characters"]  # the paper's lengths are in these
     of_paper = {name: dict(zip((*rows[:2], *rows[3:]), _PAPER[name], strict=True)) for name in named}
     head = ("", *splits, *(f"{name}, paper" for name in named))
     yield from table(

@@ -267,6 +267,7 @@ BAD = {
     "judges query 'q' and passage 'elsewhere', which package-00000 does not have": lambda lines: [
         lines[0],
         lines[1].replace('"passage_id": "p4"', '"passage_id": "elsewhere"'),
+        *lines[2:],
     ],
     "a second answer of 'ann' for query 'q' and passage 'p4'": lambda lines: [*lines[:2], lines[1]],
 }
@@ -286,6 +287,14 @@ def test_a_bad_line_is_named_by_file_and_line(annotation: Artifact, tmp_path: Pa
     number = 1 if "package (" in line or "no package" in message else 3 if "second" in message else 2
     assert line.startswith(f"{file}:{number}: ")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_file_that_was_cut_is_refused(annotation: Artifact, tmp_path: Path) -> None:
+    file, *_ = answers_of(annotation, tmp_path / "judged", "ann", lambda q, p: 1)
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{line}\n" for line in lines[:-1]))
+    with pytest.raises(InputError, match=rf"says that it has {len(lines) - 1} answers, and has {len(lines) - 2}"):
+        adjudicate(settings(annotation))
 
 
 def test_other_bad_input_is_one_line(annotation: Artifact, tmp_path: Path) -> None:
