@@ -14,9 +14,8 @@ from raydense.data.runs import BLOCK_ROWS
 from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.evaluation.runs import Places
+from raydense.retrieval.fusion import RANK_CONSTANT
 from raydense.storage import Artifact
-
-RRF_CONSTANT = 60  # Cormack et al. 2009
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Pooled:
         """The sum over the runs of 1 / (60 + rank), float64 [n]."""
         total = np.zeros(len(self.row))
         for rank in self.rank:  # not a sum along an axis, whose order of additions NumPy chooses
-            total += np.where(rank > 0, 1.0 / (RRF_CONSTANT + rank), 0.0)
+            total += np.where(rank > 0, 1.0 / (RANK_CONSTANT + rank), 0.0)
         return total
 
 

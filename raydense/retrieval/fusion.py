@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+RANK_CONSTANT = 60  # Cormack et al. 2009
+
 Rows = NDArray[np.int64]
 Parts = NDArray[np.float64]
 
@@ -50,7 +52,7 @@ class Pooled:
         return Hits(query[kept], self.passage[order], rank[kept].astype(np.int32), score[order])
 
 
-def by_rank(runs: Sequence[Hits], constant: int = 60) -> Pooled:
+def by_rank(runs: Sequence[Hits], constant: int = RANK_CONSTANT) -> Pooled:
     """The reciprocal of each rank, shifted by `constant`; 0 for a passage that the run lacks."""
     return _pooled(runs, [1.0 / (constant + hits.rank) for hits in runs], [np.zeros(len(hits.rank)) for hits in runs])
 
