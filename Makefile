@@ -31,6 +31,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@twice=$$(find tests -name 'test_*.py' -exec basename {} \; | sort | uniq -d); test -z "$$twice" || { echo "two test files have one name, pytest refuses the second: $$twice"; exit 1; }
 
 # Three processes take one test file after another, each with one Ray for all of them; files that start Ray take longest and come first.
 # Threads that wait for each other sleep: they would take the cores from the other processes.
