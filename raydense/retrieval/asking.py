@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
@@ -47,6 +47,13 @@ class Answer:
 
 class Moved(Exception):
     """The pool has switched to another version: a block that was started with the earlier one starts again."""
+
+
+class Asked(Protocol):
+    """A call of one shard."""
+
+    def answer(self) -> Any:
+        """What the shard gives."""
 
 
 class _Ask:
@@ -130,7 +137,7 @@ class Block:
         self.version = version = self.versions.current()
         self.k = min(self.wanted, version.index.rows)  # k sizes arrays here and in the shards: no more than there can be hits
         self.prepared = version.prepare(self.queries)
-        self.refs = [part if part.nbytes <= _INLINE else ray.put(part) for part in self.prepared]
+        self.refs = [part if part.nbytes <= _INLINE else self._put(part) for part in self.prepared]
         exact = version.largest_norm is not None
         self.asked = first_share(self.k, len(version.shard_rows)) if exact else self.k
         self.rescored = exact and (len(self.queries) <= _FEW or len(version.shard_rows) == 1)
@@ -145,8 +152,12 @@ class Block:
             except Moved:
                 self._begin()
 
-    def _ask(self, shard: int, method: str, *args: Any) -> _Ask:
+    def _ask(self, shard: int, method: str, *args: Any) -> Asked:
         return _Ask(self.versions, self.version, shard, self.number, method, *args)
+
+    def _put(self, part: NDArray[Any]) -> Any:
+        """An argument for the calls of several shards."""
+        return ray.put(part)
 
     def _settle(self, method: str, *args: Any) -> list[Any]:
         asks = [self._ask(shard, "settle", method, *args) for shard in range(len(self.version.shard_rows))]
@@ -163,11 +174,11 @@ class Block:
             return merge_hits(parts, self.k)
         if open_.any() and self.asked < self.k + MARGIN:
             rows, open_ = self._contenders(self._widen(parts, open_), bound)
-        scores = np.maximum.reduce(self._settle("rescore", self.refs[0], ray.put(rows)))
+        scores = np.maximum.reduce(self._settle("rescore", self.refs[0], self._put(rows)))
         best = order_hits(scores, rows, self.k)
         unsettled = open_.any(axis=0)
         if unsettled.any():
-            exact = self._settle("exact", ray.put(queries[unsettled]), self.k, ray.put(bound[unsettled]))
+            exact = self._settle("exact", self._put(queries[unsettled]), self.k, self._put(bound[unsettled]))
             best[0][unsettled], best[1][unsettled] = merge_hits(exact, self.k)
         return best
 

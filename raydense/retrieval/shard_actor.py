@@ -18,6 +18,7 @@ from raydense.retrieval.batching import Batching, join_vectors, join_words
 from raydense.retrieval.gpu import is_half, share, temporary_bytes
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.search_params import index_params
+from raydense.retrieval.shard import hits_stand_alone, open_shard
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
@@ -61,22 +62,13 @@ class ShardActor:
         self._counting, self._last, self._retired = threading.Lock(), time.monotonic(), False
         self._tags = {"index": plan.fingerprint[:12], "shard": str(shard)}
         index = plan.open()
-        start, stop = index.summary["shards"][shard]
         threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-        if index.summary["kind"] == "bm25":
-            from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
-
-            self.shard: Any = Bm25Shard([index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS], start, stop, threads)
-            join: Any = join_words
-        else:
-            from raydense.retrieval.faiss_shard import FaissShard
-
-            index.file("empty.faiss")  # read when the shard is opened, next to it
-            file, params = index.file(f"shard-{shard:05d}.faiss"), index_params(index, plan.search_params)
-            self.shard = FaissShard(str(file), start, threads, params)
-            if plan.gpu:
-                self.shard.load_on_gpu(index.summary["factory"], is_half(index.summary), temporary_bytes(plan.sharing), params)
-            join = join_vectors if index.summary.get("largest_norm") is not None else None
+        self.shard: Any = open_shard(index, shard, threads, plan.search_params)
+        if plan.gpu:
+            params = index_params(index, plan.search_params)
+            self.shard.load_on_gpu(index.summary["factory"], is_half(index.summary), temporary_bytes(plan.sharing), params)
+        merged = join_words if index.summary["kind"] == "bm25" else join_vectors
+        join = merged if hits_stand_alone(index) else None
         self._batching = Batching(self.shard.nearest, join)
 
     @ray.method(concurrency_group="search")
