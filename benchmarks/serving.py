@@ -1,66 +1,170 @@
-"""A served index under many callers: requests a second, and what a request takes.
+"""A served index under many callers: requests a second, and what a request takes; alone, or next to a bare server and another tree's.
 
     .venv/bin/raydense serve --index ix --model model &
     .venv/bin/python benchmarks/serving.py --queries data/queries --callers 16 --requests 2000
+    .venv/bin/python benchmarks/serving.py --queries data/queries --against-bare --index ix --model model [--tree OTHER_CHECKOUT] [--rounds 3]
 
-Callers are threads of this process, each with a connection that it keeps; each asks one query a request, k 10, when it has the answer to its
-last one. Prints the requests that were not answered with 200, requests a second, p50 and p99 of a request's milliseconds, and the longest.
+Callers are connections of this process, which it keeps; each asks one query a request, k 10, when it has the answer to its last one, whose bytes it
+does not parse. Prints the requests that were not answered with 200, requests a second, p50 and p99 of a request's milliseconds, the longest, and the
+CPU seconds of this process a second. `--against-bare` starts one server after the other on the same index: this tree's, the one at `--tree`, and
+`serving_bare.py`'s, answering in its event loop and in threads; and prints the ratios of the medians over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
+import asyncio
 import json
-import threading
+import os
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from raydense.data.tables import read_table
 
+_TREE = Path(__file__).parents[1]
+_HEAD = f"{'server':>14} {'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'caller CPU':>11}"
 
-def ask(url: str, texts: list[str], taken: list[float], failed: list[int]) -> None:
-    """Ask each text; the seconds of each request go to `taken`, a status that is not 200 to `failed`."""
+
+@dataclass(frozen=True)
+class Measured:
+    """Requests of some callers: the seconds of each, all together, and the statuses other than 200."""
+
+    callers: int
+    taken: list[float]
+    seconds: float
+    failed: list[int]
+    cpu: float
+
+    @property
+    def rate(self) -> float:
+        return len(self.taken) / self.seconds
+
+    def line(self, server: str) -> str:
+        p50, p99 = 1_000 * np.percentile(self.taken, [50, 99])
+        longest = 1_000 * max(self.taken)
+        return (
+            f"{server:>14} {self.callers:8} {len(self.taken):9,} {len(self.failed):7} {self.rate:11.0f} {p50:8.1f} {p99:8.1f} {longest:11.0f} "
+            f"{self.cpu / self.seconds:11.2f}"
+        )
+
+
+def measure(url: str, texts: list[str], callers: int, requests: int) -> Measured:
+    """Ask `requests` of the texts, by so many callers at once."""
+    return asyncio.run(_measure(url, texts, callers, requests))
+
+
+async def _measure(url: str, texts: list[str], callers: int, requests: int) -> Measured:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=300)
-    for text in texts:
-        begun = time.perf_counter()
-        connection.request("POST", f"{parts.path}/search", json.dumps({"query": text, "k": 10}))
-        answer = connection.getresponse()
-        answer.read()
-        taken.append(time.perf_counter() - begun)
-        failed.extend([answer.status] * (answer.status != 200))
+    asked = [_request(parts.netloc, parts.path, text) for text in texts]
+    waiting = iter([one for one, _ in zip(cycle(asked), range(requests), strict=False)])
+    taken: list[float] = []
+    failed: list[int] = []
+
+    async def call() -> None:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        for request in waiting:
+            begun = time.perf_counter()
+            writer.write(request)
+            status = await _status(reader)
+            taken.append(time.perf_counter() - begun)
+            if status != 200:
+                failed.append(status)
+        writer.close()
+
+    begun, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(call() for _ in range(callers)))
+    return Measured(callers, taken, time.perf_counter() - begun, failed, time.process_time() - cpu)
+
+
+def _request(host: str, path: str, text: str) -> bytes:
+    body = json.dumps({"query": text, "k": 10}).encode()
+    head = f"POST {path}/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def _status(reader: asyncio.StreamReader) -> int:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+    return int(head[9:12])
+
+
+@contextmanager
+def started(command: list[str], tree: Path, port: int) -> Iterator[str]:
+    """A server, which answers when the block begins; its URL."""
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.DEVNULL)
+    try:
+        _wait(server, url)
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def _wait(server: subprocess.Popen[bytes], url: str) -> None:
+    asked = urllib.request.Request(f"{url}/search", b'{"query": "a"}', {"Content-Type": "application/json"})
+    while server.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=60):
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"the server ended: {server.args}")
+
+
+def servers(args: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
+    """The command and the tree of each server."""
+    of = ["--index", str(Path(args.index).resolve()), "--model", str(Path(args.model).resolve()), "--port", str(args.port)]
+    ours, bare = [sys.executable, "-m", "raydense", "serve", *of], [sys.executable, str(_TREE / "benchmarks" / "serving_bare.py"), *of]
+    other = {"other tree": (ours, Path(args.tree).resolve())} if args.tree else {}
+    return {"raydense": (ours, _TREE), **other, "bare": (bare, _TREE), "bare, threads": ([*bare, "--threads", "8"], _TREE)}
+
+
+def compare(args: argparse.Namespace, texts: list[str]) -> None:
+    """Each server in turn, in each round; the ratios of the medians."""
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(args.rounds):
+        for name, (command, tree) in servers(args).items():
+            with started(command, tree, args.port) as url:
+                measure(url, texts, 8, 100)
+                for callers in args.callers:
+                    found = measure(url, texts, callers, args.requests)
+                    print(found.line(name), flush=True)
+                    rates.setdefault((name, callers), []).append(found.rate)
+    for (name, callers), found in rates.items():
+        if name != "raydense":
+            print(f"{callers} callers: raydense / {name} = {np.median(rates['raydense', callers]) / np.median(found):.2f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--queries", required=True)
-    parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--against-bare", action="store_true")
+    parser.add_argument("--index")
+    parser.add_argument("--model")
+    parser.add_argument("--tree")
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     texts = read_table(args.queries, "queries", ["text"])["text"].to_pylist()
-    ask(args.url, texts[:20], [], [])
-    print(f"{'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11}")
+    print(_HEAD)
+    if args.against_bare:
+        return compare(args, texts)
+    measure(args.url, texts, 1, 20)
     for callers in args.callers:
-        taken: list[float] = []
-        failed: list[int] = []
-        each = -(-args.requests // callers)
-        mine = [[texts[(caller * each + i) % len(texts)] for i in range(each)] for caller in range(callers)]
-        threads = [threading.Thread(target=ask, args=(args.url, asked, taken, failed)) for asked in mine]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - begun
-        p50, p99 = 1_000 * np.percentile(taken, [50, 99])
-        print(
-            f"{callers:8} {len(taken):9,} {len(failed):7} {len(taken) / seconds:11.0f} {p50:8.1f} {p99:8.1f} {1_000 * max(taken):11.0f}",
-            flush=True,
-        )
+        print(measure(args.url, texts, callers, args.requests).line("raydense"), flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ AMOUNTS: Schema = {
 }
 RESOURCES = fields("requests", requests=AMOUNTS, limits=AMOUNTS)
 VARIABLE = fields("name", "value", name=TEXT, value={"type": "string"})
+PROBE = fields(
+    "httpGet", httpGet=fields("path", "port", path=TEXT, port=COUNT), periodSeconds=COUNT, timeoutSeconds=COUNT, failureThreshold=COUNT
+)
 CONTAINER = fields(
     "name",
     "image",
@@ -51,6 +54,7 @@ CONTAINER = fields(
     envFrom=each(fields("secretRef", secretRef=fields("name", name=NAME))),
     ports=each(fields("name", "containerPort", name=NAME, containerPort=COUNT)),
     resources=RESOURCES,
+    readinessProbe=PROBE,
     volumeMounts=each(fields("name", "mountPath", name=NAME, mountPath=TEXT, readOnly=FLAG)),
 )
 TOLERATION = fields(

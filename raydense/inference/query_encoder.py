@@ -27,16 +27,29 @@ Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
 
-def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> Callable[[list[str]], Vectors]:
-    """A function from texts to vectors float32 [n, d], by the retriever in folder `model`, on this process's GPU if it has one.
+def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> QueryEncoder:
+    """What makes vectors of texts by the retriever in folder `model`, on this process's GPU if it has one.
 
     `dimension` as in `EncodeSettings`. InputError if the folder holds no retriever, or does not have `fingerprint`.
     """
     import torch
 
     gpus = 1.0 if torch.cuda.is_available() else 0.0
-    encoder = _Encoder(model, fingerprint, dimension, Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1))
-    return lambda texts: encoder.vectors(encoder.tokenizer.queries(texts))
+    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1)))
+
+
+class QueryEncoder:
+    """A function from texts to vectors float32 [n, d]."""
+
+    def __init__(self, encoder: _Encoder) -> None:
+        self._encoder = encoder
+
+    def __call__(self, texts: list[str]) -> Vectors:
+        return self._encoder.vectors(self._encoder.tokenizer.queries(texts))
+
+    def truncated(self, texts: list[str]) -> list[bool]:
+        """Whether a text has more tokens than the retriever reads: its vector is of the first `query_length` of them."""
+        return self._encoder.tokenizer.truncates(texts)
 
 
 def encode_blocks(

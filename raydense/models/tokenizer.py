@@ -28,6 +28,7 @@ from raydense.models.tokens import Tokens
 from raydense.storage import model_place
 
 _CHUNK = 2_048
+_SPECIAL = 4  # special tokens that a tokenizer adds to a text, at most: a shorter text than the length without them has fewer tokens
 
 
 class TextTokenizer:
@@ -55,6 +56,18 @@ class TextTokenizer:
         return _tokens(
             partial(self._query.encode_batch_fast, add_special_tokens=self._special[0]), [self.config.query_prefix + t for t in texts]
         )
+
+    def truncates(self, texts: Sequence[str]) -> list[bool]:
+        """Whether a query has more than `query_length` tokens."""
+        found = [len(self.config.query_prefix) + len(text) > self.config.query_length - _SPECIAL for text in texts]
+        long = [at for at, is_long in enumerate(found) if is_long]
+        for at, tokens in zip(
+            long,
+            self._query.encode_batch_fast([self.config.query_prefix + texts[at] for at in long], add_special_tokens=self._special[0]),
+            strict=True,
+        ):
+            found[at] = bool(tokens.overflowing)
+        return found
 
     def passages(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `passage_length` of them."""

@@ -280,3 +280,27 @@ def keep_serve_port_inside() -> None:
         return
     add_port = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", "127.0.0.1"))
+
+
+def served_path(proxy: Any, scope: Any, marked: str) -> tuple[str, str] | None:
+    """The route prefix of the app that a Serve proxy would ask, and the path below it; None unless the app has a route `marked`.
+
+    `proxy` is what Serve gives to the middlewares of its proxies. Only the proxy knows which apps there are; its public list is a request.
+    """
+    if scope["type"] != "http":
+        return None
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    router = proxy._app.proxy_router
+    matched = router.match_route(path)
+    if matched is None or not any(pattern.path == marked for pattern in router.route_patterns.get(matched[0], [])):
+        return None
+    return matched[0], path[len(matched[0].rstrip("/")) :] or "/"
+
+
+def most_replicas() -> int:
+    """How many replicas the deployment of this Serve replica may have. The public context has no limits of autoscaling."""
+    from ray import serve
+
+    config = serve.get_replica_context()._deployment_config
+    scaling = config.autoscaling_config
+    return int(scaling.max_replicas if scaling else config.num_replicas or 1)

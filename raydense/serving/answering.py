@@ -1,4 +1,4 @@
-"""Answers questions by search pools: encodes them in batches, searches, fuses the hits of several indexes, and returns passage ids and texts.
+"""Answers questions: encodes them in batches, searches, fuses the hits of several indexes, and returns passage ids and texts.
 
 Independent of HTTP.
 """
@@ -9,19 +9,22 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.search_params import check_search_params
+from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
-from raydense.serving.searching import Known, Reply, Searching, Unavailable, connected, sources
+from raydense.serving.refusal import Unavailable
+from raydense.serving.searching import Known, Reply, Searching, connected, sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of, named_folders
 
@@ -72,23 +75,26 @@ def check_corpus(corpus: str | None, index: Artifact) -> None:
 
 
 class Answering:
-    """Holds the query encoder and the pools; safe to use from several threads. InputError if it cannot start.
+    """Holds the query encoder, and the indexes (`held`) or their pools; safe to use from several threads. InputError if it cannot start.
 
     Until it is closed, it keeps the pools from ending, and starts its own ones again where they are gone. `with` closes it.
     """
 
-    def __init__(self, settings: ServeSettings, app: str) -> None:
+    def __init__(self, settings: ServeSettings, app: str, held: bool = False) -> None:
         self.settings = settings
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
-        places = sources(settings, app)
+        places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
         self._encoding = threading.Lock()
+        # of a pool the index may change between two questions
+        self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
         check_corpus(settings.corpus, self._searching[0].index)
         self._closed = threading.Event()
         self._waking = threading.Thread(target=self._keep_awake, daemon=True)
-        self._waking.start()
+        if not held:
+            self._waking.start()
 
     def __enter__(self) -> Answering:
         return self
@@ -99,27 +105,37 @@ class Answering:
     def close(self) -> None:
         """Keep the pools awake no longer; its own ones end where nobody calls them."""
         self._closed.set()
-        self._waking.join()
+        if self._waking.is_alive():
+            self._waking.join()
         self._asking.shutdown()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
-        """A reply to each question, in order: all are encoded together, and those with the same k are searched together.
+        """A reply to each question, in order: all are encoded together, and searched together where they have the same k, or none's hits depend on k.
 
         Unavailable in place of the reply to a question for texts that are not available; raised if there is no pool, or it has another model.
         """
         order = sorted(range(len(questions)), key=lambda i: questions[i].k)
-        queries = self._encoded([text for i in order for text in questions[i].asked])
+        texts = [text for i in order for text in questions[i].asked]
+        queries, truncated = self._encoded(texts), self._truncated(texts)
+        starts = np.cumsum([0, *(len(questions[i].asked) for i in order)]).tolist()
+        spans = dict(zip(order, pairwise(starts), strict=True))
         replies: dict[int, Reply | Unavailable] = {}
-        at = 0
-        for k, group in groupby(order, key=lambda i: questions[i].k):
+        for _, group in groupby(order, key=lambda i: 0 if self._any_k else questions[i].k):
             alike = list(group)
-            ends = np.cumsum([len(questions[i].asked) for i in alike])
-            found = self._ask([of_index[at : at + int(ends[-1])] for of_index in queries], k)
-            at += int(ends[-1])
-            for i, stop in zip(alike, ends.tolist(), strict=True):
-                which = slice(stop - len(questions[i].asked), stop)
-                replies[i] = self._reply(questions[i], (found.hits[0][which], found.hits[1][which]), found)
+            first, last = spans[alike[0]][0], spans[alike[-1]][1]
+            found = self._ask([of_index[first:last] for of_index in queries], questions[alike[-1]].k)
+            for i in alike:
+                start, stop = spans[i]
+                which = np.s_[start - first : stop - first, : questions[i].k]
+                replies[i] = self._reply(questions[i], (found.hits[0][which], found.hits[1][which]), found, truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
+
+    def passage(self, passage_id: str) -> Reply | None:
+        """The id, title and text of a passage of the corpus; None for an unknown id, or without a corpus."""
+        if self._corpus is None or (row := int(self._corpus.rows_of(pa.array([passage_id]))[0])) < 0:
+            return None
+        found: Reply = self._corpus.take(np.array([row]), ["title", "text"]).to_pylist()[0]
+        return {"id": passage_id, **found}
 
     def health(self) -> Reply:
         """Whether questions are answered now, and by which index; else the reason."""
@@ -133,6 +149,10 @@ class Answering:
         """The queries in the format of each index."""
         with self._encoding:  # the next batch is encoded while this one is searched
             return [one.prepare(texts) for one in self._searching]
+
+    def _truncated(self, texts: list[str]) -> list[bool]:
+        """Whether an encoder reads only the beginning of a text."""
+        return [any(one) for one in zip(*(searching.truncated(texts) for searching in self._searching), strict=True)]
 
     def _ask(self, queries: list[Queries], k: int) -> Found:
         if self._fusion is None:
@@ -152,7 +172,7 @@ class Answering:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
-    def _reply(self, question: Question, hits: Hits, found: Found) -> Reply | Unavailable:
+    def _reply(self, question: Question, hits: Hits, found: Found, truncated: list[bool]) -> Reply | Unavailable:
         scores, rows = hits
         if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
@@ -164,7 +184,8 @@ class Answering:
         passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
         ends = np.cumsum(there.sum(axis=1)).tolist()
         results = [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        return {"results": results, "index": found.index, "version": found.version}
+        reply = {"results": results, "index": found.index, "version": found.version}
+        return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
 
     def _keep_awake(self) -> None:
         while not self._closed.wait(_AWAKE_S):

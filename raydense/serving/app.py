@@ -1,79 +1,221 @@
-"""The Ray Serve application: HTTP in front of `answering`, with the queries of many callers in one batch, and a limit on waiting requests.
+"""The Ray Serve application: HTTP routes over `answering`, with the queries of many callers in one batch.
 
 No `from __future__ import annotations` here: FastAPI reads the annotations in each process, which gets the class by pickle.
 `build` is what Serve's configuration files name: `import_path: raydense.serving.app:build`, with ServeSettings as `args`.
 """
 
 import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request, Response
 from ray import serve
+from starlette.exceptions import HTTPException
 
 from raydense.errors import InputError
-from raydense.runtime.ray_internals import keep_serve_port_inside
+from raydense.runtime.ray_internals import keep_serve_port_inside, most_replicas
 from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering
+from raydense.serving.body import read_body
+from raydense.serving.docs_page import STATUSES, body_of, docs_page
+from raydense.serving.front import LIMITS, Limits
+from raydense.serving.holding import held_bytes
+from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
 from raydense.serving.question import Question
-from raydense.serving.searching import Reply, Unavailable
+from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
+from raydense.serving.request_metrics import TEXT, RequestMetrics
+from raydense.serving.search_r1 import Retrieval
 from raydense.serving.settings import ServeSettings
+from raydense.serving.token import allows, expected
 
 _BATCH = 64  # requests whose queries are encoded together
 _AT_ONCE = 2  # batches: one is encoded while the other is searched
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
+_NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
+_log = logging.getLogger("ray.serve")
 
-api = FastAPI(title="raydense", docs_url=None, redoc_url=None, openapi_url=None)
-
-
-@api.exception_handler(InputError)
-async def _refused(request: Request, error: InputError) -> JSONResponse:
-    return JSONResponse({"error": str(error)[:1_000]}, 400)
+api = FastAPI(title="raydense", description=str(ServeSettings.__doc__), docs_url=None, redoc_url=None, openapi_url=None)
+_posts: dict[str, Any] = {"responses": {status: {"description": meaning} for status, meaning in STATUSES.items()}}
 
 
-@api.exception_handler(Unavailable)
-async def _unavailable(request: Request, error: Unavailable) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, 503)
+def _response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, reply.headers, reply.kind)
+
+
+@api.exception_handler(HTTPException)
+async def _unrouted(request: Request, error: HTTPException) -> Response:
+    return _response(Reply.of(error.status_code, {"error": str(error.detail).lower()}))
 
 
 # max_surge_percent: where settings change, processes with the new ones answer before the old ones end
 @serve.deployment(name="Search", max_ongoing_requests=_BATCH * _AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
-    """One process of the app: `POST /search`, `GET /health`."""
+    """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, token: str = "", held: bool = False) -> None:
         keep_serve_port_inside()
         quiet_data()
-        self._answering = Answering(settings, serve.get_replica_context().app_name)
+        self._settings, self._token = settings, token
+        self._answering = Answering(settings, serve.get_replica_context().app_name, held)
         self._asking, self._looking = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
+        self._metrics = RequestMetrics()
 
-    @api.post("/search")
-    async def search(self, request: Request) -> JSONResponse:
-        """The best passages of each query, all of one version of the index."""
-        question = Question.parse(await request.body())
-        if question.texts and not self._answering.settings.corpus:
-            raise InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
-        reply = await self._batch(question)
-        if isinstance(reply, Unavailable):
-            raise reply
-        return JSONResponse(reply)
+    @api.post("/search", openapi_extra=body_of(Question), **_posts)
+    async def search(self, request: Request) -> Response:
+        """The best passages of each query, all of one version of the index; `truncated` names the queries whose ends were not read."""
+        return await self._posted(request)
+
+    @api.post("/retrieve", openapi_extra=body_of(Retrieval), **_posts)
+    async def retrieve(self, request: Request) -> Response:
+        """The same, as the retrieval server of Search-R1 is asked and answers. Needs a corpus."""
+        return await self._posted(request)
+
+    @api.get("/passages/{passage_id:path}")
+    async def passage(self, request: Request, passage_id: str) -> Response:
+        """The title and text of a passage; 404 if there is none of that id."""
+        return await self._given(request, lambda: self._passage(passage_id))
 
     @api.get("/health")
-    async def health(self) -> JSONResponse:
-        """Whether it answers now, and from which index."""
+    async def health(self, request: Request) -> Response:
+        """Whether the index is there, and which."""
+        return await self._given(request, self._health, closed=False)
+
+    @api.get("/ready")
+    async def ready(self, request: Request) -> Response:
+        """200 if a query is answered now, else 503: a readiness probe."""
+        return await self._given(request, self._ready, closed=False)
+
+    @api.get("/metrics")
+    async def metrics(self, request: Request) -> Response:
+        """Requests by route and status, their seconds, batches and what waits, for Prometheus."""
+        return await self._given(request, self._counted)
+
+    @api.get("/openapi.json")
+    async def openapi(self, request: Request) -> Response:
+        """This description."""
+        return await self._given(request, self._described)
+
+    @api.get("/docs")
+    async def docs(self, request: Request) -> Response:
+        """This description, to read."""
+        return await self._given(request, self._page)
+
+    @api.post(ROUTE, include_in_schema=False)
+    async def merged(self, request: Request) -> Response:
+        """Requests that the front merged."""
+        try:
+            asked = unpack_requests(await request.body())
+        except ValueError:
+            return _response(Reply.of(422, {"error": "not a merged request"}))
+        if len(asked) > MOST:
+            return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
+        replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
+        limits = Limits(self._settings.seconds, _AT_ONCE * most_replicas())
+        return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
+
+    async def _posted(self, request: Request) -> Response:
+        route, authorization = request.scope["path"].rpartition("/")[2], request.headers.get("authorization", "")
+
+        async def answered() -> Reply:
+            return await self._answered(Asked(f"/{route}", authorization, await read_body(request.scope, request.receive)))
+
+        return _response(await self._timed(f"/{route}", answered()))
+
+    async def _given(self, request: Request, what: Callable[[], Awaitable[Reply]], closed: bool = True) -> Response:
+        async def given() -> Reply:
+            if closed:
+                self._authorize(request.headers.get("authorization", ""))
+            return await what()
+
+        return _response(await self._timed(request.url.path.removeprefix(request.scope.get("root_path", "")), given()))
+
+    async def _timed(self, path: str, reply: Awaitable[Reply]) -> Reply:
+        """The reply, or what became of it, and counted."""
+        begun = time.perf_counter()
+        self._metrics.waiting.inc()
+        try:
+            async with asyncio.timeout(self._settings.seconds):
+                found = await reply
+        except Exception as error:
+            refused = refusal(error, self._settings.seconds)
+            if refused is None:
+                _log.exception("a request to raydense failed", extra={"log_to_stderr": False})
+            elif refused.status == 503:
+                _log.warning(f"503: {error}", extra={"log_to_stderr": False})
+            found = refused or Reply.of(500, {"error": "internal error: the server's log has more"})
+        finally:
+            self._metrics.waiting.dec()
+        self._metrics.answered(path, found.status, time.perf_counter() - begun)
+        return found
+
+    def _authorize(self, authorization: str) -> None:
+        if not allows(self._token, authorization):
+            raise Refused(401, "this server asks for a token: send the header Authorization: Bearer TOKEN")
+
+    async def _answered(self, asked: Asked) -> Reply:
+        self._authorize(asked.authorization)
+        retrieval = Retrieval.parse(asked.body) if asked.route == "/retrieve" else None
+        question = retrieval.question if retrieval else Question.parse(asked.body)
+        question.check(self._settings.most_queries, self._settings.most_hits)
+        if question.texts and not self._settings.corpus:
+            raise _NO_CORPUS
+        if self._settings.log_queries:
+            _log.info(f"{asked.route} {json.dumps(question.asked)}", extra={"log_to_stderr": False})
+        found = await self._found(question)
+        return Reply.of(200, retrieval.reply(found) if retrieval else found)
+
+    async def _found(self, question: Question) -> dict[str, Any]:
+        try:
+            found = await self._batch(question)
+        except InputError as error:  # of the server's artifacts: the question is valid
+            raise Unavailable(str(error)) from error
+        if isinstance(found, Unavailable):
+            raise found
+        return found
+
+    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=_AT_ONCE)
+    async def _batch(self, questions: list[Question]) -> list[Any]:
+        self._metrics.batch(len(questions))
+        return await asyncio.get_running_loop().run_in_executor(self._asking, self._answering.answer, questions)
+
+    async def _passage(self, passage_id: str) -> Reply:
+        if not self._settings.corpus:
+            raise Refused(404, "this server has no corpus")
+        found = await asyncio.get_running_loop().run_in_executor(self._looking, self._answering.passage, passage_id)
+        return Reply.of(200, found) if found else Reply.of(404, {"error": "no passage has this id"})
+
+    async def _health(self) -> Reply:
         loop = asyncio.get_running_loop()
         try:
             found = await asyncio.wait_for(loop.run_in_executor(self._looking, self._answering.health), _HEALTH_S)
         except TimeoutError:
             found = {"ready": False, "why": "the search pool does not report its state"}
-        return JSONResponse(found, 200 if found["ready"] else 503)
+        return Reply.of(200 if found["ready"] else 503, found)
 
-    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=_AT_ONCE)
-    async def _batch(self, questions: list[Question]) -> list[Reply | Unavailable]:
-        return await asyncio.get_running_loop().run_in_executor(self._asking, self._answering.answer, questions)
+    async def _ready(self) -> Reply:
+        health = await self._health()
+        if health.status == 200:
+            try:
+                await asyncio.wait_for(self._found(Question(query="ready", k=1)), _HEALTH_S)
+            except TimeoutError:
+                raise Unavailable(f"no query is answered within {_HEALTH_S:g} s") from None
+        return health
+
+    async def _counted(self) -> Reply:
+        return Reply(200, self._metrics.text(), kind=TEXT)
+
+    async def _described(self) -> Reply:
+        return Reply.of(200, api.openapi())
+
+    async def _page(self) -> Reply:
+        return Reply(200, docs_page(api.openapi()).encode(), kind="text/html; charset=utf-8")
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -81,9 +223,14 @@ def build(args: dict[str, Any]) -> serve.Application:
     return application(ServeSettings.read(args, "args."))
 
 
-def application(settings: ServeSettings) -> serve.Application:
-    """The application, not yet started."""
-    resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_replica}
+def application(settings: ServeSettings, held: int | None = None) -> serve.Application:
+    """The application, not yet started; its processes hold the indexes in so many bytes, 0 if pools answer, by default as `held_bytes` finds.
+
+    It asks for the token that RAYDENSE_TOKEN has here.
+    """
+    memory = held_bytes(settings) if held is None else held
+    resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_replica, **({"memory": memory} if memory else {})}
     deployment: Any = Search
-    bound: serve.Application = deployment.options(num_replicas=settings.replicas, ray_actor_options=resources).bind(settings.located())
+    options = deployment.options(num_replicas=settings.replicas, ray_actor_options=resources)
+    bound: serve.Application = options.bind(settings.located(), expected(), bool(memory))
     return bound

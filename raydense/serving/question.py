@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 class Question(BaseSettings):
     """Queries, and the number of passages wanted for each."""
 
-    queries: list[Text] | None = setting(None, "the queries, at most 256", min_length=1, max_length=256)
+    queries: list[Text] | None = setting(None, "the queries", min_length=1)
     query: Text | None = setting(None, "one query, in place of queries")
     k: int = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
     texts: bool = setting(False, "whether to return the title and text of each passage, if the server has the corpus")
@@ -33,15 +33,29 @@ class Question(BaseSettings):
         """The queries."""
         return self.queries or [str(self.query)]
 
+    def check(self, most_queries: int, most_hits: int) -> None:
+        """InputError where it has more queries, or asks for more passages of all of them, than a request may."""
+        queries = len(self.asked)
+        if queries > most_queries:
+            raise InputError(f"{queries:,} queries, and a request may have {most_queries:,}", "queries", "send several requests")
+        if queries * self.k > most_hits:
+            what = f"{queries:,} queries of {self.k:,} passages, and a request may ask for {most_hits:,} passages"
+            raise InputError(what, "k", "ask for fewer, or send several requests")
+
     @classmethod
     def parse(cls, body: bytes) -> Question:
         """The question in a request's body; InputError where it is none."""
-        try:
-            given = json.loads(body)
-        except ValueError as error:
-            raise InputError(f"no JSON ({error})", "body", _EXAMPLE) from None
-        except RecursionError:
-            raise InputError("JSON nested too deeply", "body", _EXAMPLE) from None
-        if not isinstance(given, dict):
-            raise InputError("no JSON object", "body", _EXAMPLE)
-        return cls.read(given)
+        return cls.read(parsed(body, _EXAMPLE))
+
+
+def parsed(body: bytes, example: str) -> dict[str, Any]:
+    """The JSON object in a request's body; InputError, which shows the example, where it is none."""
+    try:
+        given = json.loads(body)
+    except ValueError as error:
+        raise InputError(f"no JSON ({error})", "body", example) from None
+    except RecursionError:
+        raise InputError("JSON nested too deeply", "body", example) from None
+    if not isinstance(given, dict):
+        raise InputError("no JSON object", "body", example)
+    return given

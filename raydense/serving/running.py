@@ -17,6 +17,8 @@ from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
 from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.app import application
+from raydense.serving.front import MIDDLEWARES
+from raydense.serving.holding import held_bytes
 from raydense.serving.searching import Source, connected, sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
@@ -42,16 +44,18 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     limit_logs("ray.serve")
     if (listens := serve_http_config()) is not None:
         _check_listens(listens, host, port)
-    found = [pool.index for pool in connected(places)]  # an error is raised here, as one line, before a running app is touched
-    if settings.pool:
-        for source, index in zip(places, found, strict=True):
-            source.check(index)
-        _check_together(settings, found)
-    serve.start(http_options={"host": host, "port": port})
+    held = held_bytes(settings)
+    if not held:
+        found = [pool.index for pool in connected(places)]  # an error is raised here, as one line, before a running app is touched
+        if settings.pool:
+            for source, index in zip(places, found, strict=True):
+                source.check(index)
+            _check_together(settings, found)
+    serve.start(http_options={"host": host, "port": port}, controller_options={"runtime_env": {"env_vars": MIDDLEWARES}})
     limit_logs("ray.serve")
     stays = name in serve.status().applications
     try:
-        serve.run(application(settings), name=name, route_prefix=route)
+        serve.run(application(settings, held), name=name, route_prefix=route)
         stays = False
         yield f"http://{host}:{port}{route.rstrip('/')}"
     except RayServeException as error:

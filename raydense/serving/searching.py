@@ -1,4 +1,4 @@
-"""One index of an app: the pool that answers from it, which runs already or is started by the app, and what was checked of the index.
+"""One index of an app: what answers from it (this process, a pool that runs already, or one that the app starts), and what was checked of the index.
 
 The pool may be switched to another index at any time: each answer comes from one index, and an index of another model's vectors is refused.
 """
@@ -14,23 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.inference.query_encoder import query_encoder
+from raydense.inference.query_encoder import QueryEncoder, query_encoder
 from raydense.retrieval.asking import Answer
+from raydense.retrieval.held import HeldIndex
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search import PassageIds
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.versions import Queries
+from raydense.serving.refusal import Unavailable, without_places
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, named
 
 _IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
 Reply = dict[str, Any]
-
-
-class Unavailable(Exception):
-    """A valid question cannot be answered now; the text is one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,12 @@ class Known:
 
 @dataclass(frozen=True)
 class Source:
-    """Where an app searches one of its indexes: in a running pool, or in one that it starts for the index."""
+    """Where an app searches one of its indexes: in a running pool, in one that it starts for the index, or in its own processes."""
 
     settings: ServeSettings
     name: str
     index: str = ""  # of the app's own pool
+    held: bool = False  # by each process of the app
 
     def check(self, index: Artifact) -> None:
         """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
@@ -68,8 +67,12 @@ class Source:
         check_search_params(index, self._params(index))
         return index
 
-    def connect(self) -> SearchPool:
-        """The pool; the app's own is started if it does not run. InputError if there is none, or model and index do not fit."""
+    def connect(self) -> SearchPool | HeldIndex:
+        """What answers; the app's own pool is started if it does not run. InputError if there is none, or model and index do not fit."""
+        if self.held:
+            index = Artifact.open(self.index, "index")
+            self.check(index)
+            return HeldIndex(index, search_params=self._params(index))
         if self.index and self.name not in pools():
             index = Artifact.open(self.index, "index")
             self.check(index)
@@ -83,7 +86,7 @@ class Source:
 
     def close_own(self) -> None:
         """End the app's own pool, if it runs."""
-        if self.index:
+        if self.index and not self.held:
             with suppress(InputError):  # it is not there
                 close_pool(self.name)
 
@@ -94,20 +97,21 @@ class Source:
         return "" if self._without_model(index) else self.settings.search_params
 
 
-def sources(settings: ServeSettings, app: str) -> list[Source]:
+def sources(settings: ServeSettings, app: str, held: bool = False) -> list[Source]:
     """Where the app `app` searches. The name of a pool that it starts depends on the index, so that no caller gets answers of another one."""
     if settings.pool:
         return [Source(settings, name) for name in settings.pool]
     found = []
     for folder in (named(item)[1] for item in settings.index):
         made_of = json.dumps([Artifact.open(folder, "index").fingerprint, settings.search_params, settings.shard_replicas])
-        found.append(Source(settings, f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}", folder))
+        found.append(Source(settings, f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}", folder, held))
     return found
 
 
-def connected(places: list[Source]) -> list[SearchPool]:
-    """The pools of all; if one cannot be started, those that were started here are ended, and InputError is raised."""
-    there, found = set(pools()), []
+def connected(places: list[Source]) -> list[SearchPool | HeldIndex]:
+    """What answers for each; if one cannot be started, those that were started here are ended, and InputError is raised."""
+    there = set(pools())
+    found: list[SearchPool | HeldIndex] = []
     try:
         for source in places:
             found.append(source.connect())
@@ -120,9 +124,9 @@ def connected(places: list[Source]) -> list[SearchPool]:
 
 
 class Searching:
-    """Calls the pool of one index; safe to use from several threads. InputError if the pool answers from an index that does not fit."""
+    """Asks for the hits of one index; safe to use from several threads. InputError if a pool answers from an index that does not fit."""
 
-    def __init__(self, source: Source, pool: SearchPool) -> None:
+    def __init__(self, source: Source, pool: SearchPool | HeldIndex) -> None:
         self._source, self._pool = source, pool
         self._known: dict[str, Known | InputError] = {}
         self._connecting = threading.Lock()
@@ -152,13 +156,15 @@ class Searching:
 
     def health(self) -> tuple[Reply, str]:
         """Whether questions are answered now, and by which index; else the reason. And the corpus of the index, if it is known."""
+        if isinstance(self._pool, HeldIndex):
+            return {"ready": True, "index": self.index.fingerprint, "version": 1}, self.known.corpus
         try:
             status = pool_status(self._pool.name)
             known = self._known.get(status["fingerprint"]) or self._check(Artifact.open(status["index"], "index"))
             if isinstance(known, InputError):
                 raise known
         except InputError as error:
-            return {"ready": False, "why": str(error)}, ""
+            return {"ready": False, "why": without_places(str(error))}, ""
         states = dict.fromkeys(sorted({actor["shard"] for actor in status["actors"]}), False)
         for actor in status["actors"]:
             states[actor["shard"]] |= actor["state"] == "ready"
@@ -166,7 +172,11 @@ class Searching:
         away = [shard for shard, there in states.items() if not there]
         return {"ready": False, "why": f"no actor of shard {away[0]} answers", **at} if away else {"ready": True, **at}, known.corpus
 
-    def _reconnected(self, pool: SearchPool) -> SearchPool:
+    def truncated(self, texts: list[str]) -> list[bool]:
+        """Whether the end of a text is not searched for."""
+        return self.prepare.truncated(texts) if isinstance(self.prepare, QueryEncoder) else [False] * len(texts)
+
+    def _reconnected(self, pool: SearchPool | HeldIndex) -> SearchPool | HeldIndex:
         with self._connecting:
             if self._pool is pool:
                 self._pool = self._source.connect()

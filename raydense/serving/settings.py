@@ -10,13 +10,17 @@ from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifa
 
 
 class ServeSettings(BaseSettings):
-    """Answer queries over HTTP: a Ray Serve application over a search pool, which encodes the queries of many callers together.
+    """Answer queries over HTTP: a Ray Serve application that encodes the queries of many callers together, and holds the index or calls a search pool.
+
+    A token in RAYDENSE_TOKEN is asked of every caller.
 
     Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
     """
 
     index: Folders = artifact(
-        "index", "the index to answer from, by a pool that is started for it, or several whose hits are fused; or give pool", []
+        "index",
+        "the index to answer from, held by each process where memory allows, else by a pool that is started for it; or several, whose hits are fused; or give pool",
+        [],
     )
     pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
     fuse: FolderOrNone = artifact(
@@ -31,6 +35,10 @@ class ServeSettings(BaseSettings):
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
     gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction", ge=0)
+    most_queries: int = resource(512, "queries of a request, at most", ge=1)
+    most_hits: int = resource(50_000, "queries times k of a request, at most", ge=1)
+    seconds: float = resource(30.0, "seconds that a request may take", gt=0)
+    log_queries: bool = resource(False, "whether the texts of the queries are written to the log of Ray Serve")
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:

@@ -124,3 +124,19 @@ def test_simulated_nodes_have_the_memory_of_their_type(monkeypatch: pytest.Monke
     provider._create_node_with_resources_and_labels(object.__new__(provider), {}, {}, 1, {"CPU": 1.0, "memory": 7e8}, {})
     assert seen == {"CPU": 1.0, "memory": 7e8}
     assert len(ray_internals.simulated_head()) == 56
+
+
+def test_what_the_front_of_serve_needs() -> None:
+    """`test_serving_http.py` asks through it."""
+    from ray.serve._private import constants, http_util, proxy, proxy_router
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.context import ReplicaContext
+
+    assert hasattr(constants, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH")
+    assert "_app" in vars(http_util.RequestIdMiddleware(None))
+    assert "proxy_router" in inspect.signature(proxy.HTTPProxy).parameters
+    router = proxy_router.ProxyRouter(lambda *given: None)
+    assert router.match_route("/any") is None
+    assert router.route_patterns == {}
+    assert "_deployment_config" in ReplicaContext.__dataclass_fields__
+    assert "max_replicas" in AutoscalingConfig.model_fields

@@ -91,7 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "name": "words",
         "route_prefix": "/words",
         "import_path": "raydense.serving.app:build",
-        "args": {"index": str(words.path), "corpus": str(root / "corpus")},
+        "args": {"index": str(words.path), "corpus": str(root / "corpus"), "shard_replicas": 2},  # by a pool
         "deployments": [{"name": "Search", "max_ongoing_requests": 4, "max_queued_requests": 4, "autoscaling_config": {"max_replicas": 1}}],
     }
     http = {"host": "127.0.0.1", "port": port}
@@ -193,7 +193,7 @@ def test_many_callers_at_once(world: World, truth: Truth) -> None:
 )
 def test_bad_input_is_one_line(world: World, body: Any, line: str) -> None:
     status, answer = world.post("/dense/search", body)
-    assert status == 400
+    assert status == 422
     assert answer["error"].startswith(line)
     assert "\n" not in answer["error"]
 
@@ -265,7 +265,7 @@ def test_a_process_that_is_killed(world: World, truth: Truth) -> None:
 
 def test_more_than_can_wait_get_503(world: World) -> None:
     """503 at once beyond what the process and the proxy hold (about 4 and 4 here); the others are answered one after another."""
-    status = pool_status(sources(ServeSettings(index=str(world.words.path)), "words")[0].name)
+    status = pool_status(sources(ServeSettings(index=str(world.words.path), shard_replicas=2), "words")[0].name)
     statuses: list[int] = []
     callers: list[threading.Thread] = []
 
@@ -274,12 +274,14 @@ def test_more_than_can_wait_get_503(world: World) -> None:
         callers[-1].start()
         return len(statuses) >= 4
 
-    os.kill(status["actors"][0]["pid"], signal.SIGSTOP)
+    for actor in status["actors"]:
+        os.kill(actor["pid"], signal.SIGSTOP)
     try:
         until(enough, "more wait than may")
         assert set(statuses) == {503}
     finally:
-        os.kill(status["actors"][0]["pid"], signal.SIGCONT)
+        for actor in status["actors"]:
+            os.kill(actor["pid"], signal.SIGCONT)
         for caller in callers:
             caller.join()
     assert set(statuses) == {200, 503}
@@ -287,7 +289,7 @@ def test_more_than_can_wait_get_503(world: World) -> None:
 
 
 def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> None:
-    settings = ServeSettings(index=str(world.words.path))
+    settings = ServeSettings(index=str(world.words.path), shard_replicas=2)
     close_pool(sources(settings, "words")[0].name)
     status, answer = world.health("words")
     assert (status, answer["ready"]) == (503, False)
@@ -297,7 +299,7 @@ def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> Non
 
 
 def test_a_configuration_that_is_changed_while_it_is_asked(world: World) -> None:
-    """Another index: it is answered by the old one until there is a process that has the new one, and no request fails between."""
+    """Another index, which the new process holds itself: it is answered by the old one's pool until there is such a process, and no request fails between."""
     write_corpus(world.root / "corpus-2", TEXTS[::-1])
     new = index(IndexSettings(kind="bm25", corpus=str(world.root / "corpus-2"), output=str(world.root / "words-2")))
     app = world.config["applications"][0]

@@ -35,8 +35,9 @@ from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.serving.answering import Answering
 from raydense.serving.question import Question
+from raydense.serving.refusal import Unavailable
 from raydense.serving.running import running
-from raydense.serving.searching import Unavailable, connected, sources
+from raydense.serving.searching import connected, sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, Draft, fingerprint_of
 
@@ -162,16 +163,19 @@ def test_an_app_that_is_closed_starts_no_pool_again(world: World, monkeypatch: p
     assert not own & set(pools())
 
 
-def test_over_http(world: World) -> None:
+@pytest.mark.parametrize("copies", [1, 2])
+def test_over_http(world: World, copies: int) -> None:
+    """By the process itself; and by pools, which end with the app."""
     port = free_ports(1)[0]
-    own = {source.name for source in sources(ServeSettings(**world.served), "http")}
-    with running(ServeSettings(**world.served, corpus=str(world.root / "corpus")), "http", "/", "127.0.0.1", port) as url:
+    settings = ServeSettings(**world.served, corpus=str(world.root / "corpus"), shard_replicas=copies)
+    own = {source.name for source in sources(settings, "http")}
+    with running(settings, "http", "/", "127.0.0.1", port) as url:
         body = json.dumps({"queries": ASKED[:3], "k": 5, "texts": True}).encode()
         with urllib.request.urlopen(urllib.request.Request(f"{url}/search", data=body), timeout=120) as answer:
             reply = json.loads(answer.read())
         with urllib.request.urlopen(f"{url}/health", timeout=120) as answer:
             health = json.loads(answer.read())
-        assert own <= set(pools())
+        assert own & set(pools()) == (own if copies == 2 else set())
     assert not own & set(pools())
     at = {"index": [world.words.fingerprint, world.dense.fingerprint], "version": [1, 1]}
     assert health == {"ready": True, **at}

@@ -1,0 +1,230 @@
+"""Stands before the apps of raydense in each HTTP proxy of Ray Serve: bounds what is read and waits, and merges requests that come together.
+
+Serve reads a whole body before an app sees anything of it, and a request costs it several calls between processes. Here a body of more than 1 MiB is
+refused unread; requests that come while others are answered go to the app as one (`merged`); and each has a limit of time, and a line of
+JSON as its error. Other apps of the same Serve are passed through. `MIDDLEWARES` makes Serve's proxies have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.middleware import Middleware
+
+from raydense.runtime.ray_internals import served_path
+from raydense.serving.body import Receive, Scope, Send, headers_of, read_body
+from raydense.serving.merged import MOST, ROUTE, Asked, pack_requests, unpack_replies
+from raydense.serving.refusal import LARGEST, Refused, Reply, Unavailable, refusal
+from raydense.serving.request_metrics import TEXT, RequestMetrics
+
+MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
+LIMITS = "raydense-limits"  # the header by which an app says its limits
+_MERGED = {"/search", "/retrieve"}
+_WAITING = 512  # requests of an app that may be in a proxy
+_BYTES = 64 * 2**20  # of bodies in a proxy
+_OPEN = {"/health", "/ready"}
+_log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an app says of itself: the seconds that a request may take, and how many merged requests its processes handle at once."""
+
+    seconds: float = 30.0
+    at_once: int = 2
+
+
+class Merging:
+    """The requests of one app: they wait while as many are in progress as the app handles at once, and those that wait go together."""
+
+    def __init__(self, send: Callable[[list[Asked]], Awaitable[list[Reply]]]) -> None:
+        self._send = send
+        self._waiting: deque[tuple[Asked, asyncio.Future[Reply]]] = deque()
+        self._sending: set[asyncio.Task[None]] = set()
+        self.limits = Limits()
+
+    async def ask(self, asked: Asked) -> Reply:
+        """The reply of the app."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._waiting.append((asked, future))
+        loop.call_soon(self._start)  # those that come with it go with it
+        return await future
+
+    def _start(self) -> None:
+        while len(self._sending) < self.limits.at_once and (batch := self._next()):
+            task = asyncio.get_running_loop().create_task(self._answer(batch))
+            self._sending.add(task)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        self._start()
+
+    def _next(self) -> list[tuple[Asked, asyncio.Future[Reply]]]:
+        batch: list[tuple[Asked, asyncio.Future[Reply]]] = []
+        size = 0
+        while self._waiting and len(batch) < MOST and size + len(self._waiting[0][0].body) <= LARGEST:
+            asked, future = self._waiting.popleft()
+            if not future.done():  # otherwise its time is over
+                batch.append((asked, future))
+                size += len(asked.body)
+        return batch
+
+    async def _answer(self, batch: list[tuple[Asked, asyncio.Future[Reply]]]) -> None:
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                replies = await self._send([asked for asked, _ in batch])
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), reply in zip(batch, replies, strict=True):
+            if not future.done():
+                future.set_result(reply)
+
+
+class Front:
+    """The middleware (ASGI)."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._serve = app
+        self._apps: dict[str, Merging] = {}
+        self._metrics = RequestMetrics()
+        self._requests = self._bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to an app of raydense; pass others through."""
+        there = served_path(self._serve, scope, ROUTE)
+        if there is None:
+            return await self._serve(scope, receive, send)
+        prefix, path = there
+        begun = time.perf_counter()
+        reply = await self._reply(scope, receive, prefix, path)
+        seconds = time.perf_counter() - begun
+        self._metrics.answered(path, reply.status, seconds)
+        _log.info(f"{scope['method']} {path} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
+        headers = {"content-type": reply.kind, "content-length": str(len(reply.body)), **reply.headers}
+        start = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": start})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _reply(self, scope: Scope, receive: Receive, prefix: str, path: str) -> Reply:
+        merging = self._apps.get(prefix)
+        if merging is None:
+            merging = self._apps[prefix] = Merging(lambda asked: self._send_merged(prefix, asked))
+        seconds = merging.limits.seconds
+        room = self._room(scope)
+        try:
+            self._enter(room, path)
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._answer(scope, await read_body(scope, receive), merging, path)
+            finally:
+                self._requests, self._bytes = self._requests - 1, self._bytes - room
+                self._metrics.waiting.set(self._requests)
+        except Exception as error:
+            found = refusal(error, seconds)
+            if found is None:
+                _log.exception("a request to raydense failed")
+                found = Reply.of(500, {"error": "internal error: the server's log has more"})
+            return found
+
+    def _room(self, scope: Scope) -> int:
+        """The bytes that the body may need."""
+        length = headers_of(scope).get(b"content-length", b"")
+        chunked = b"transfer-encoding" in headers_of(scope)
+        return min(int(length), LARGEST) if length.isdigit() else LARGEST * chunked
+
+    def _enter(self, room: int, path: str) -> None:
+        if path not in _OPEN and (self._requests >= _WAITING or self._bytes + room > _BYTES):
+            self._requests, self._bytes = self._requests + 1, self._bytes + room  # what leaves is counted out again
+            raise Unavailable(f"{_WAITING} requests wait already, or {_BYTES:,} bytes of them; ask again later")
+        self._requests, self._bytes = self._requests + 1, self._bytes + room
+        self._metrics.waiting.set(self._requests)
+
+    async def _answer(self, scope: Scope, body: bytes, merging: Merging, path: str) -> Reply:
+        if path == ROUTE:
+            raise Refused(404, "no such route")
+        if scope["method"] == "POST" and path in _MERGED:
+            authorization = headers_of(scope).get(b"authorization", b"").decode("latin-1")
+            return await merging.ask(Asked(path, authorization, body))
+        reply = await self._asked(scope, body)
+        if path == "/metrics" and reply.status == 200:
+            return Reply(200, self._metrics.text(), kind=TEXT)
+        return reply
+
+    async def _send_merged(self, prefix: str, asked: list[Asked]) -> list[Reply]:
+        self._metrics.batch(len(asked))
+        body = pack_requests(asked)
+        path = f"{prefix.rstrip('/')}{ROUTE}"
+        headers = [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())]
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": headers,
+            "client": None,
+            "server": None,
+            "state": {},
+        }
+        reply = await self._asked(scope, body)
+        if reply.status != 200:
+            raise Refused(reply.status, json.loads(reply.body)["error"])
+        if LIMITS in reply.headers:
+            self._apps[prefix].limits = Limits(**json.loads(reply.headers[LIMITS]))
+        return unpack_replies(reply.body)
+
+    async def _asked(self, scope: Scope, body: bytes) -> Reply:
+        """The reply of Serve, with an error of Serve's own as ours."""
+        sent: dict[str, Any] = {"status": 0, "headers": [], "body": []}
+        given = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal given
+            if given:
+                await asyncio.Event().wait()  # the caller's connection is not watched: the limit of time ends what it no longer wants
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                sent.update(status=message["status"], headers=message["headers"])
+            elif message["type"] == "http.response.body":
+                sent["body"].append(message.get("body", b""))
+
+        await self._serve(scope, receive, send)
+        headers = {bytes(name).decode("latin-1").lower(): bytes(value).decode("latin-1") for name, value in sent["headers"]}
+        kind = headers.pop("content-type", "")
+        return _of_serve(sent["status"], b"".join(sent["body"]), headers, kind)
+
+
+def _of_serve(status: int, body: bytes, headers: dict[str, str], kind: str) -> Reply:
+    if status == 0:
+        raise Unavailable("the process that had this request has ended; ask again")
+    if status == 408:
+        raise TimeoutError
+    if status in (429, 503) and kind != "application/json":
+        raise Unavailable("too many requests wait, or no process of the app is ready; ask again later")
+    if status >= 500 and kind != "application/json":
+        raise Refused(status, "internal error: the server's log has more")
+    return Reply(status, body, {name: value for name, value in headers.items() if name not in ("content-length", "x-request-id")}, kind)
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve's proxies put before their apps: they call this by its name."""
+    return [Middleware(Front)]

@@ -1,0 +1,29 @@
+"""The token that callers of an app send (`Authorization: Bearer TOKEN`): from the environment of who starts the app, which hands on its hash alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+from raydense.errors import InputError
+
+VARIABLE = "RAYDENSE_TOKEN"
+
+
+def expected() -> str:
+    """The SHA-256, in hex, of the token in `RAYDENSE_TOKEN`; "" where it is not set, and nobody is asked. InputError if it is empty."""
+    token = os.environ.get(VARIABLE)
+    if token is not None and not token.strip():
+        raise InputError("is empty", VARIABLE, "set it to a long random text, or unset it to ask nobody for a token")
+    return _hash(token.strip()) if token else ""
+
+
+def allows(expected: str, authorization: str) -> bool:
+    """Whether the header `Authorization` of a request has the token whose hash is `expected`; the time taken does not depend on how much is right."""
+    scheme, _, token = authorization.partition(" ")
+    return not expected or (hmac.compare_digest(expected, _hash(token.strip())) and scheme.lower() == "bearer")
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
