@@ -25,7 +25,7 @@ from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Reply, Searching, connected, sources
-from raydense.serving.settings import ServeSettings
+from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, fingerprint_of, named_folders
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
@@ -44,7 +44,7 @@ class Found:
     known: Known
 
 
-def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None:
+def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
     """How the hits of several indexes are fused; InputError where they are of different corpora, or others than the fused run's."""
     if len(indexes) == 1:
         return None
