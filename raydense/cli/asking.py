@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from raydense.serving.retriever import Retriever
 
 _SECTION = "To ask questions"
-_SEVERAL = ("index", "pool")  # may be given several times
 _STAGE = ("output", "queries", "qrels", "vectors")  # one of these, or a file of settings, asks for the stage
 
 
@@ -44,10 +43,10 @@ def read_search(config: str | None, flags: dict[str, Any]) -> SearchSettings | A
 
 def search_flags() -> list[click.Parameter]:
     """The question, the flags of the stage, and those that a question alone has."""
-    asking = [flag for flag in flags_of(AskSettings) if flag.name in _SEVERAL or flag.name not in SearchSettings.all_fields()]
-    stage = [flag for flag in flags_of(SearchSettings) if flag.name not in _SEVERAL]
+    stage, known = flags_of(SearchSettings), SearchSettings.all_fields()
+    asking = [flag for flag in flags_of(AskSettings) if flag.name not in known]
     for flag in asking:
-        flag.section = flag.section if flag.name in _SEVERAL else _SECTION
+        flag.section = _SECTION
     for flag in stage:
         flag.help = str(flag.help).replace("  [required]", "")
         if flag.name == "k":

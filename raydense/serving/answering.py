@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.retrieval.fused_indexes import fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
@@ -46,26 +46,8 @@ class Found:
 
 def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
     """How the hits of several indexes are fused; InputError where they are of different corpora, or others than the fused run's."""
-    if len(indexes) == 1:
-        return None
-    if len({index.summary["corpus"] for index in indexes}) > 1:
-        raise InputError("the indexes are of different corpora", "index", "give indexes of one corpus")
-    if all(index.summary["kind"] == "bm25" for index in indexes):
-        if settings.model:
-            raise InputError("no index of these needs a model", "model", "leave it out, or give an index of kind faiss")
-        for index in indexes:
-            check_search_params(index, settings.search_params)
-    if not settings.fuse:
-        return Fusion.reciprocal(len(indexes))
-    fusion = Fusion.of(settings.fuse, settings.pool or [name for name, _ in named_folders(settings.index)])
-    for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
-        if kind not in ("", "bm25", "faiss"):
-            what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
-            raise InputError(what, settings.fuse, "fuse runs that `raydense search` made")
-        if kind and kind != (here := index.summary["kind"]):
-            what = f"its run {run!r} is of kind {kind}, and index {number} of kind {here}"
-            raise InputError(what, settings.fuse, "give the indexes in the order of the runs, or by their names")
-    return fusion
+    names = settings.pool or [name for name, _ in named_folders(settings.index)]
+    return fusion_of_indexes(indexes, names, settings.fuse, settings.model, settings.search_params)
 
 
 def check_corpus(corpus: str | None, index: Artifact) -> None:
