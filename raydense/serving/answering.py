@@ -69,7 +69,6 @@ class Answering:
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
-        self._encoding = threading.Lock()
         # of a pool the index may change between two questions
         self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
         check_corpus(settings.corpus, self._searching[0].index)
@@ -129,8 +128,7 @@ class Answering:
 
     def _encoded(self, texts: list[str]) -> list[Queries]:
         """The queries in the format of each index."""
-        with self._encoding:  # the next batch is encoded while this one is searched
-            return [one.prepare(texts) for one in self._searching]
+        return [one.prepare(texts) for one in self._searching]
 
     def _truncated(self, texts: list[str]) -> list[bool]:
         """Whether an encoder reads only the beginning of a text."""

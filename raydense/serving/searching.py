@@ -111,7 +111,7 @@ def sources(settings: ServeSettings, app: str, held: bool = False) -> list[Sourc
 
 def connected(places: list[Source]) -> list[SearchPool | HeldIndex]:
     """What answers for each; if one cannot be started, those that were started here are ended, and InputError is raised."""
-    there = set(pools())
+    there = set() if all(source.held for source in places) else set(pools())  # those need no Ray
     found: list[SearchPool | HeldIndex] = []
     try:
         for source in places:
