@@ -8,20 +8,23 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.fused_indexes import fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
+from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Reply, Searching, connected, sources
@@ -42,6 +45,7 @@ class Found:
     index: Any
     version: Any
     known: Known
+    logits: NDArray[np.float32] | None = None  # those of a re-ranker, of the first hits
 
 
 def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
@@ -57,13 +61,15 @@ def check_corpus(corpus: str | None, index: Artifact) -> None:
 
 
 class Answering:
-    """Holds the query encoder, and the indexes (`held`) or their pools; safe to use from several threads. InputError if it cannot start.
+    """Holds the query encoder, and the indexes (`held`) or their pools; `rerank` scores the first hits of a query again, if it is given.
+
+    Safe to use from several threads. InputError if it cannot start.
 
     Until it is closed, it keeps the pools from ending, and starts its own ones again where they are gone. `with` closes it.
     """
 
-    def __init__(self, settings: ServeSettings, app: str, held: bool = False) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServeSettings, app: str, held: bool = False, rerank: Rerank | None = None) -> None:
+        self.settings, self._rerank = settings, rerank
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
@@ -104,11 +110,11 @@ class Answering:
         for _, group in groupby(order, key=lambda i: 0 if self._any_k else questions[i].k):
             alike = list(group)
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
-            found = self._ask([of_index[first:last] for of_index in queries], questions[alike[-1]].k)
+            found = self._ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
+            found = self._reranked(texts[first:last], found)
             for i in alike:
                 start, stop = spans[i]
-                which = np.s_[start - first : stop - first, : questions[i].k]
-                replies[i] = self._reply(questions[i], (found.hits[0][which], found.hits[1][which]), found, truncated[start:stop])
+                replies[i] = self._reply(questions[i], found, slice(start - first, stop - first), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def passage(self, passage_id: str) -> Reply | None:
@@ -146,19 +152,42 @@ class Answering:
         hits = self._fusion.fused([answer.hits for answer, _ in answers], known.ids.take, k)
         return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known)
 
+    def _deep(self, k: int) -> int:
+        """How many hits are searched for where a caller wants k."""
+        return max(k, self.settings.rerank_depth) if self._rerank else k
+
+    def _reranked(self, texts: list[str], found: Found) -> Found:
+        """With the scores of the re-ranker, if there is one; Unavailable if the corpus that it reads is another."""
+        if self._rerank is None:
+            return found
+        if why := self._without_texts(found.known):
+            raise Unavailable(why)
+        return replace(found, logits=self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth]))
+
     def _without_texts(self, known: Known) -> str:
         """Why the texts of an index's passages are not available; "" if they are."""
         if self._corpus is None:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
-    def _reply(self, question: Question, hits: Hits, found: Found, truncated: list[bool]) -> Reply | Unavailable:
-        scores, rows = hits
+    def _best(self, k: int, found: Found, which: slice) -> tuple[Hits, NDArray[np.bool_]]:
+        """The hits of some queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
+        scores, rows = found.hits[0][which, : self._deep(k)], found.hits[1][which, : self._deep(k)]
+        if found.logits is None:
+            return (scores, rows), np.zeros_like(rows, np.bool_)
+        took, scores = reordered_lists(rows, found.logits[which])
+        rows = rows[np.arange(len(rows))[:, None], took]
+        return (scores[:, :k], rows[:, :k]), took[:, :k] < found.logits.shape[1]
+
+    def _reply(self, question: Question, found: Found, which: slice, truncated: list[bool]) -> Reply | Unavailable:
+        (scores, rows), reranked = self._best(question.k, found, which)
         if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
         there = rows >= 0
         flat = rows[there]
         columns = {"id": found.known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
+        if found.logits is not None:
+            columns["reranked"] = reranked[there].tolist()
         if question.texts and self._corpus is not None:
             columns |= self._corpus.take(flat, ["title", "text"]).to_pydict()
         passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
