@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -50,9 +51,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def scored(world: Path) -> pa.Table:
+    """The hits that the re-ranker scored: below its depth the run keeps others."""
+    run = read_table(world / "reranked", "run")
+    return run.filter(pc.less_equal(run["rank"], DEPTH))
+
+
 def settings(world: Path, output: Path, **more: object) -> LabelSettings:
     """With thresholds among the probabilities that this untrained teacher gives: a third above, a third below."""
-    probability = 1 / (1 + np.exp(-read_table(world / "reranked", "run")["score"].to_numpy().astype(float)))
+    probability = 1 / (1 + np.exp(-scored(world)["score"].to_numpy().astype(float)))
     s_neg, s_pos = np.quantile(probability, [1 / 3, 2 / 3])
     inputs = {name: str(world / name) for name in ("model", "run", "corpus", "queries", "qrels")}
     given = {"depth": DEPTH, "block": 4, "negatives": 3, "s_pos": float(s_pos), "s_neg": float(s_neg)}
@@ -61,9 +68,8 @@ def settings(world: Path, output: Path, **more: object) -> LabelSettings:
 
 def test_labels_follow_from_the_scores_of_rerank(world: Path) -> None:
     made = label(settings(world, world / "labels", concurrency=(1, 1)))
-    scored = read_table(world / "reranked", "run").to_pylist()
-    logits = {(r["query_id"], int(r["passage_id"][1:])): r["score"] for r in scored}
-    probability = {(r["query_id"], int(r["passage_id"][1:])): 1 / (1 + np.exp(-r["score"])) for r in scored}
+    logits = {(r["query_id"], int(r["passage_id"][1:])): r["score"] for r in scored(world).to_pylist()}
+    probability = {pair: 1 / (1 + np.exp(-logit)) for pair, logit in logits.items()}
     s = settings(world, world / "x")
     assert sum(made.summary["candidates"].values()) == QUERIES * DEPTH
     assert made.summary["teacher"] == Artifact.open(world / "reranked").summary["model"]
@@ -107,8 +113,9 @@ def test_the_scores_of_a_reranked_run_reach_the_loss(
     world: Path, tmp_path: Path, objective: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first step's loss, read off the equations in numpy; a query whose positive the teacher did not score is left out."""
-    logits = {(r["query_id"], int(r["passage_id"][1:])): r["score"] for r in read_table(world / "reranked", "run").to_pylist()}
-    unseen = next(row for row in range(PASSAGES) if ("q5", row) not in logits)
+    logits = {(r["query_id"], int(r["passage_id"][1:])): r["score"] for r in scored(world).to_pylist()}
+    kept = read_table(world / "reranked", "run").to_pylist()
+    unseen = next(int(r["passage_id"][1:]) for r in kept if r["query_id"] == "q5" and r["rank"] > DEPTH)
     gold = read_table(world / "qrels", "qrels").select(["query_id", "passage_id", "relevance"])
     more = pa.table({"query_id": ["q5"], "passage_id": [f"p{unseen}"], "relevance": [1]}).cast(gold.schema)
     write_table(tmp_path / "qrels", "qrels", pa.concat_tables([gold, more]))
