@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -26,7 +26,7 @@ from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Reply, Searching, connected, sources
 from raydense.serving.settings import ServeSettings
-from raydense.storage import Artifact, fingerprint_of, named_folders
+from raydense.storage import Artifact, fingerprint_of
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 _AT_ONCE = 2  # batches that are searched at once
@@ -36,12 +36,21 @@ _DIFFERENT = "the pools answer from indexes of different corpora"
 
 @dataclass(frozen=True)
 class Found:
-    """The hits of some queries; the fingerprint of the index that they are of and the pool's version, or a list of each; and its ids."""
+    """The hits of some queries; the fingerprint of the index that they are of and the pool's version, or a list of each; and its ids.
+
+    Of several indexes `hits` are fused, and `parts` are those of each.
+    """
 
     hits: Hits
     index: Any
     version: Any
     known: Known
+    parts: tuple[Hits, ...] = ()
+
+    def cut(self, which: Any) -> Found:
+        """Those hits alone."""
+        hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
+        return replace(self, hits=hits, parts=tuple(parts))
 
 
 def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None:
@@ -57,7 +66,7 @@ def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None
             check_search_params(index, settings.search_params)
     if not settings.fuse:
         return Fusion.reciprocal(len(indexes))
-    fusion = Fusion.of(settings.fuse, settings.pool or [name for name, _ in named_folders(settings.index)])
+    fusion = Fusion.of(settings.fuse, settings.names)
     for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
         if kind not in ("", "bm25", "faiss"):
             what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
@@ -81,7 +90,7 @@ class Answering:
     """
 
     def __init__(self, settings: ServeSettings, app: str, held: bool = False) -> None:
-        self.settings = settings
+        self.settings, self.names = settings, settings.names
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
@@ -127,7 +136,7 @@ class Answering:
             for i in alike:
                 start, stop = spans[i]
                 which = np.s_[start - first : stop - first, : questions[i].k]
-                replies[i] = self._reply(questions[i], (found.hits[0][which], found.hits[1][which]), found, truncated[start:stop])
+                replies[i] = self._reply(questions[i], found.cut(which), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def passage(self, passage_id: str) -> Reply | None:
@@ -163,8 +172,9 @@ class Answering:
         known = answers[0][1]
         if any(other.corpus != known.corpus for _, other in answers):
             raise Unavailable(_DIFFERENT)
-        hits = self._fusion.fused([answer.hits for answer, _ in answers], known.ids.take, k)
-        return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known)
+        parts = tuple(answer.hits for answer, _ in answers)
+        hits = self._fusion.fused(list(parts), known.ids.take, k)
+        return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known, parts)
 
     def _without_texts(self, known: Known) -> str:
         """Why the texts of an index's passages are not available; "" if they are."""
@@ -172,20 +182,26 @@ class Answering:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
-    def _reply(self, question: Question, hits: Hits, found: Found, truncated: list[bool]) -> Reply | Unavailable:
-        scores, rows = hits
+    def _reply(self, question: Question, found: Found, truncated: list[bool]) -> Reply | Unavailable:
         if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
+        reply = {"results": self._passages(found.known, found.hits, question.texts), "index": found.index, "version": found.version}
+        if question.each and found.parts:
+            of_each = zip(self.names, found.parts, strict=True)
+            reply["each"] = [{"name": name, "results": self._passages(found.known, hits, question.texts)} for name, hits in of_each]
+        return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
+
+    def _passages(self, known: Known, hits: Hits, texts: bool) -> list[list[dict[str, Any]]]:
+        """The passages of each query."""
+        scores, rows = hits
         there = rows >= 0
         flat = rows[there]
-        columns = {"id": found.known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
-        if question.texts and self._corpus is not None:
+        columns = {"id": known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
+        if texts and self._corpus is not None:
             columns |= self._corpus.take(flat, ["title", "text"]).to_pydict()
         passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
         ends = np.cumsum(there.sum(axis=1)).tolist()
-        results = [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        reply = {"results": results, "index": found.index, "version": found.version}
-        return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
+        return [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _keep_awake(self) -> None:
         while not self._closed.wait(_AWAKE_S):

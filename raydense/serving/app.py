@@ -26,6 +26,7 @@ from raydense.serving.docs_page import STATUSES, body_of, docs_page
 from raydense.serving.front import LIMITS, Limits
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
+from raydense.serving.page import search_page
 from raydense.serving.question import Question
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
@@ -37,6 +38,7 @@ _BATCH = 64  # requests whose queries are encoded together
 _AT_ONCE = 2  # batches: one is encoded while the other is searched
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
+_HTML = "text/html; charset=utf-8"
 _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
 _log = logging.getLogger("ray.serve")
 
@@ -76,6 +78,11 @@ class Search:
     async def retrieve(self, request: Request) -> Response:
         """The same, as the retrieval server of Search-R1 is asked and answers. Needs a corpus."""
         return await self._posted(request)
+
+    @api.get("/", include_in_schema=False)
+    async def search_page(self, request: Request) -> Response:
+        """The page on which people search."""
+        return await self._given(request, self._searched, closed=False)
 
     @api.get("/passages/{passage_id:path}")
     async def passage(self, request: Request, passage_id: str) -> Response:
@@ -214,8 +221,12 @@ class Search:
     async def _described(self) -> Reply:
         return Reply.of(200, api.openapi())
 
+    async def _searched(self) -> Reply:
+        page = search_page(self._settings.names, bool(self._settings.corpus))
+        return Reply(200, page.encode(), kind=_HTML)
+
     async def _page(self) -> Reply:
-        return Reply(200, docs_page(api.openapi()).encode(), kind="text/html; charset=utf-8")
+        return Reply(200, docs_page(api.openapi()).encode(), kind=_HTML)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifact, resource, setting
+from raydense.storage import named_folders
 
 
 class ServeSettings(BaseSettings):
@@ -49,3 +50,8 @@ class ServeSettings(BaseSettings):
         if len(self.pool or self.index) == 1:
             self._refuse_given(["fuse"], "serving one index")
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the indexes or pools, in order."""
+        return self.pool or [name for name, _ in named_folders(self.index)]
