@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig, input_module, write_own_config, write_prompts
 from raydense.models.encoder_folder import MODULES, write_json
-from raydense.models.model_card import write_card
+from raydense.models.model_card import retriever_card
 from raydense.models.modules import parts_of
 from raydense.models.modules.module import VECTORS, InputModule, Module, Options
 from raydense.models.modules.normalize import Normalize
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
         write_json(folder / MODULES, entries)
         write_prompts(folder, self.config)
-        write_card(folder, self.config, self.dimension, self.input.notes(self.config.query_length, self.config.passage_length))
+        retriever_card(folder, self.config, self.dimension, self.input.notes(self.config.query_length, self.config.passage_length))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Vectors float32 [n, dimension] of a padded batch."""
