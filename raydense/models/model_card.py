@@ -56,8 +56,8 @@ a passage is the inner product of their vectors.
 ```python
 from sentence_transformers import SentenceTransformer
 
-of_queries, of_passages = (SentenceTransformer(f"{folder}/{name}") for name in ("query_encoder", "passage_encoder"))
-scores = of_queries.encode_query(queries) @ of_passages.encode_document(passages).T
+model = SentenceTransformer(folder)  # 5 or later
+scores = model.encode_query(queries) @ model.encode_document(passages).T
 ```
 
 ```sh

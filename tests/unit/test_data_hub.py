@@ -82,8 +82,9 @@ def test_a_retriever_gives_the_same_vectors_everywhere(tmp_path):
     assert np.abs(vectors(model)[0] - vectors(model)[1]).max() > 1e-3, "the prefix has an effect"
 
 
-def test_two_encoders_each_load(tmp_path):
-    two = rd.DualEncoder.load(make_retriever(tmp_path / "plain"), shared=False)
+def test_two_encoders_load_together_and_each(tmp_path):
+    lengths = {"query_length": 5, "passage_length": 12}
+    two = rd.DualEncoder.load(make_retriever(tmp_path / "plain"), shared=False, query_prefix="ask: ", normalize=True, **lengths)
     with torch.no_grad():
         for weights in two.query_encoder.parameters():
             weights.mul_(1.1)
@@ -92,6 +93,9 @@ def test_two_encoders_each_load(tmp_path):
     for name, side, ours in zip(("query_encoder", "passage_encoder"), ("encode_query", "encode_document"), vectors(model), strict=True):
         theirs = SentenceTransformer(str(folder / name), device="cpu", local_files_only=True)
         np.testing.assert_allclose(getattr(theirs, side)(TEXTS), ours, atol=1e-5)
+    both = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(both.encode_query(TEXTS), vectors(model)[0], atol=1e-5)
+    np.testing.assert_allclose(both.encode_document(TEXTS), vectors(model)[1], atol=1e-5)
     for ours, again in zip(vectors(model), vectors(folder), strict=True):
         np.testing.assert_array_equal(again, ours)
     assert "# Two encoders" in ModelCard((folder / "README.md").read_text("utf-8")).text
