@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
     from raydense.evaluation.fuse import fuse
+    from raydense.evaluation.mteb_search import MtebSearch
     from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
     from raydense.inference.generate import generate
@@ -68,6 +69,7 @@ _HOMES = {
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
     "raydense.evaluation.fuse": ["fuse"],
+    "raydense.evaluation.mteb_search": ["MtebSearch"],
     "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
     "raydense.inference.generate": ["generate"],
@@ -118,6 +120,7 @@ __all__ = [
     "LabelSettings",
     "MineSettings",
     "MixSettings",
+    "MtebSearch",
     "OracleSettings",
     "OverlapSettings",
     "PassageStore",

@@ -115,6 +115,7 @@ def main(folder: Path) -> None:
     measured: dict[str, object] = report.summary["result"]
     assert set(measured) >= {"runs", "significance"}, blocks.rows
 
+    assert rd.MtebSearch(retriever, folder / "mteb", index={"factory": "SQfp16"}).fingerprint == retriever.fingerprint
     model = rd.DualEncoder.load(retriever.path)
     assert isinstance(rd.CrossEncoder.load(reranker.path), rd.CrossEncoder)
     assert isinstance(rd.Generator.load(writer.path), rd.Generator)

@@ -11,7 +11,7 @@ from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named
 
 
@@ -213,7 +213,7 @@ class PerturbSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
-    newer = ("license",)
+    newer = ("license", "model", "report", "trained_on")
 
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
@@ -225,11 +225,16 @@ class ExportSettings(Settings):
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
-    license: str = setting("unknown", "the licence in the data card of huggingface, by the Hub's name for it, such as apache-2.0")
+    license: str = setting("unknown", "the licence in the card of huggingface and hub, by the Hub's name for it, such as apache-2.0")
+    model: FolderOrNone = artifact("model", "hub: the trained model to write", None)
+    report: FolderOrNone = artifact("report", "hub: a report of one run of the model; its title names the data set in the card", None)
+    trained_on: Words = setting([], "hub: the data sets of the Hub that it was trained on, for the card, as mteb/scifact")
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
         parts = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(self, name)]
         if self.dataset and parts:
             raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
+        if self.format != "hub":
+            self._refuse_given(["trained_on"], f"format {self.format}")
         return self

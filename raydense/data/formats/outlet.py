@@ -47,7 +47,9 @@ class Outlet:
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
         self.settings, self.path = settings, path
-        self.given = [name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
+        self.given = [
+            name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples", "model", "report") if getattr(settings, name)
+        ]
 
     def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
         """The one of `kinds` that was given; `texts` may be given too, for the texts of its ids. InputError otherwise."""
