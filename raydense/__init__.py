@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raydense.evaluation.fuse import fuse
     from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
+    from raydense.inference.endpoint_settings import EndpointSettings
     from raydense.inference.generate import generate
     from raydense.inference.rerank import rerank
     from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
@@ -70,6 +71,7 @@ _HOMES = {
     "raydense.evaluation.fuse": ["fuse"],
     "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
+    "raydense.inference.endpoint_settings": ["EndpointSettings"],
     "raydense.inference.generate": ["generate"],
     "raydense.inference.rerank": ["rerank"],
     "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
@@ -105,6 +107,7 @@ __all__ = [
     "CrossEncoder",
     "DualEncoder",
     "EncodeSettings",
+    "EndpointSettings",
     "EvaluateSettings",
     "ExportSettings",
     "FilterSettings",

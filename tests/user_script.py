@@ -73,6 +73,11 @@ def main(folder: Path) -> None:
             output=folder / "generated",
         )
     )  # fmt: skip
+    nowhere = rd.EndpointSettings(url="http://127.0.0.1:1/v1", model="small", attempts=1)
+    try:
+        rd.generate(rd.GenerateSettings(endpoint=nowhere, corpus=corpus, output=folder / "asked"))
+    except OSError as error:
+        print(error)
     rd.oracle(rd.OracleSettings(corpus=corpus, queries=queries, qrels=qrels / "train", output=folder / "oracle"))
     noisy = rd.perturb(rd.PerturbSettings(queries=queries, kind="typo", rate=0.2, output=folder / "noisy"))
     assert noisy.rows == noisy.summary["queries"] == 56

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 def generate(settings: GenerateSettings) -> Artifact:
     """Write `queries_each` queries for every passage of the corpus: `generated`, a row a passage, `row: int64, queries: list<string>`.
 
-    Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
+    With an endpoint, `generate_by_endpoint` writes them. Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
     The queries are the same for any number of actors or threads. InputError if the model is not a generator, or the output
     was made from other settings or inputs, or begun in a precision that a device lacks.
     """
+    if settings.model is None:
+        from raydense.inference.generate_by_endpoint import generate_by_endpoint
+
+        return generate_by_endpoint(settings)
     made_from = provenance("generate", settings)
     from raydense.models.generator import changes, read_generator_config
 
@@ -78,8 +82,8 @@ class PartWriter:
         fix_precision(self._device.precision, begun, self._draft)
         from raydense.models.generator import Generator, changes
 
-        model = Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
-        check_unchanged(self._settings.model, prints["model"])
+        model = Generator.load(str(self._settings.model), **changes(self._settings)).to(self._device.name)
+        check_unchanged(str(self._settings.model), prints["model"])
         return model
 
     def __call__(self, table: pa.Table) -> pa.Table:
