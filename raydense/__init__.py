@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
     from raydense.inference.endpoint_settings import EndpointSettings
+    from raydense.inference.expand import expand
+    from raydense.inference.expand_settings import ExpandSettings, PromptSettings
     from raydense.inference.generate import generate
     from raydense.inference.rerank import rerank
     from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
@@ -72,6 +74,8 @@ _HOMES = {
     "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
     "raydense.inference.endpoint_settings": ["EndpointSettings"],
+    "raydense.inference.expand": ["expand"],
+    "raydense.inference.expand_settings": ["ExpandSettings", "PromptSettings"],
     "raydense.inference.generate": ["generate"],
     "raydense.inference.rerank": ["rerank"],
     "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
@@ -109,6 +113,7 @@ __all__ = [
     "EncodeSettings",
     "EndpointSettings",
     "EvaluateSettings",
+    "ExpandSettings",
     "ExportSettings",
     "FilterSettings",
     "FuseSettings",
@@ -126,6 +131,7 @@ __all__ = [
     "PassageStore",
     "PerturbSettings",
     "PretrainSettings",
+    "PromptSettings",
     "RerankSettings",
     "SampleSettings",
     "SamplingSettings",
@@ -140,6 +146,7 @@ __all__ = [
     "construct",
     "encode",
     "evaluate",
+    "expand",
     "export",
     "filter",
     "fuse",

@@ -69,7 +69,7 @@ class SplitSettings(Settings):
 
 
 _QUERIES_A_FILE = 2_048  # as `sources` writes them
-_PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
+PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
 class EncodeSettings(Settings, Spread):
@@ -140,7 +140,7 @@ class SamplingSettings(BaseSettings):
 
 
 QUERY_TOKENS = 64  # of a query, where neither the settings nor a generator's folder say
-_SPREAD = tuple(Spread.model_fields)
+SPREAD = tuple(Spread.model_fields)
 PROMPT = (
     "Write {queries} search queries that the passage below answers, as different people would type them. Write each query on a line of its own,"
     " and nothing else.\n\nPassage: {passage}"
@@ -180,7 +180,7 @@ class GenerateSettings(Settings, Spread):
     )
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that the passage already has")
     seed: int = setting(42, "random seed of the draws; each passage has its own random numbers", ge=0, lt=2**63)
-    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
+    precision: Literal["auto", "fp32"] = setting("auto", PRECISION)
     token_budget: int = setting(
         16_384, "tokens of one batch, of passages and queries to write; it affects the rounding of probabilities", ge=1
     )
@@ -190,7 +190,7 @@ class GenerateSettings(Settings, Spread):
         """As for every stage; with an endpoint nothing of a model of this machine, and otherwise no endpoint."""
         found = super().takes(values)
         if "endpoint" in values:
-            return found - {"model", *cls.local, *_SPREAD}
+            return found - {"model", *cls.local, *SPREAD}
         return {key for key in found if key.partition(".")[0] not in ("endpoint", "prompt")} if "model" in values else found
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class GenerateSettings(Settings, Spread):
         if not self.endpoint:
             self._refuse_given(["prompt"], "generate with model")
             return self
-        self._refuse_given([*self.local, *_SPREAD], "generate with endpoint")
+        self._refuse_given([*self.local, *SPREAD], "generate with endpoint")
         if self.prompt is None:
             self.__dict__["prompt"] = PROMPT
         elif "{passage}" not in self.prompt:
@@ -246,7 +246,7 @@ class RerankSettings(Settings, Spread):
     queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the others are dropped", ge=1)
     precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", f"{_PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
+        "auto", f"{PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
     )
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries per committed file", ge=1)

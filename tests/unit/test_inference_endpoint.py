@@ -27,7 +27,7 @@ from raydense.errors import EndpointError, InputError
 from raydense.inference.endpoint import retry_after
 from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.inference.generate import generate
-from raydense.inference.generate_by_endpoint import queries_of
+from raydense.inference.reply_text import queries_of
 from raydense.inference.settings import PROMPT, GenerateSettings
 from raydense.storage import Artifact, Draft, read_manifest
 
