@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from raydense.evaluation.mteb_search import MtebSearch
     from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
+    from raydense.inference.endpoint_settings import EndpointSettings
+    from raydense.inference.expand import expand
+    from raydense.inference.expand_settings import ExpandSettings, PromptSettings
     from raydense.inference.generate import generate
     from raydense.inference.rerank import rerank
     from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
@@ -72,6 +75,9 @@ _HOMES = {
     "raydense.evaluation.mteb_search": ["MtebSearch"],
     "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
+    "raydense.inference.endpoint_settings": ["EndpointSettings"],
+    "raydense.inference.expand": ["expand"],
+    "raydense.inference.expand_settings": ["ExpandSettings", "PromptSettings"],
     "raydense.inference.generate": ["generate"],
     "raydense.inference.rerank": ["rerank"],
     "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
@@ -107,7 +113,9 @@ __all__ = [
     "CrossEncoder",
     "DualEncoder",
     "EncodeSettings",
+    "EndpointSettings",
     "EvaluateSettings",
+    "ExpandSettings",
     "ExportSettings",
     "FilterSettings",
     "FuseSettings",
@@ -126,6 +134,7 @@ __all__ = [
     "PassageStore",
     "PerturbSettings",
     "PretrainSettings",
+    "PromptSettings",
     "RerankSettings",
     "SampleSettings",
     "SamplingSettings",
@@ -140,6 +149,7 @@ __all__ = [
     "construct",
     "encode",
     "evaluate",
+    "expand",
     "export",
     "filter",
     "fuse",

@@ -130,7 +130,12 @@ def _metavar(field: FieldInfo) -> str:
     for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
         if _holds(annotation, kind):
             return word
-    return "PATH" if field.json_schema_extra or (field.description or "").startswith("the folder to make") else "TEXT"
+    extra = field.json_schema_extra
+    return (
+        "PATH"
+        if (isinstance(extra, dict) and "artifact" in extra) or (field.description or "").startswith("the folder to make")
+        else "TEXT"
+    )
 
 
 def _literals(annotation: Any) -> list[Any]:
