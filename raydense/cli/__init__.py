@@ -134,7 +134,7 @@ def verify_command(folder: str) -> None:
                 damaged = True
                 progress.clear()
                 fix = "run" if wrong == "missing" else "delete it, and run"
-                print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
+                print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this", flush=True)
     finally:
         progress.clear()
     if damaged:

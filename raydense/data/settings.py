@@ -12,7 +12,7 @@ from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
-from raydense.storage import named
+from raydense.storage import named, named_folders
 
 
 def _format_that(function: str) -> AfterValidator:
@@ -219,7 +219,12 @@ class ExportSettings(Settings):
     run: FolderOrNone = artifact("run", "the run to write", None)
     corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
     queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)
-    qrels: FolderOrNone = artifact("qrels", "the qrels to write", None)
+    qrels: Folders = artifact(
+        "qrels",
+        "the judgements to write, as SPLIT=folder, or a folder whose name is the split; may be given several times; with a data set they"
+        " stand in place of its split of that name, or are one more",
+        [],
+    )
     examples: FolderOrNone = artifact("examples", "the training examples to write", None)
     dataset: FolderOrNone = artifact(
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
@@ -229,7 +234,16 @@ class ExportSettings(Settings):
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
-        parts = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(self, name)]
+        parts = [name for name in ("run", "corpus", "queries", "examples") if getattr(self, name)]
         if self.dataset and parts:
             raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
+        if self.dataset and (bare := next((path for name, path in map(named, self.qrels) if not name), None)):
+            raise ValueError(f"with dataset qrels need the name of the split that they are: write SPLIT={bare}")
+        if len(self.splits) < len(self.qrels) or any("/" in name for name in self.splits):
+            raise ValueError("two of qrels have the same name: write SPLIT=folder, each with another name")
         return self
+
+    @property
+    def splits(self) -> dict[str, str]:
+        """The folders of the given judgements, by split."""
+        return dict(named_folders(self.qrels))

@@ -161,7 +161,10 @@ class Artifact:
 
 
 def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str]]:
-    """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or ""."""
+    """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or "".
+
+    A part of a data set that is missing, or was replaced since, comes as a file of the data set.
+    """
     root = Place.of(folder)
     places = [root / name.removesuffix(MANIFEST).rstrip("/") for name in root.files() if name.rpartition("/")[2] == MANIFEST]
     found = [(place, manifest) for place in places if (manifest := read_manifest(place)) is not None]
@@ -172,6 +175,19 @@ def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str
         stats = place.stats([file.path for file in files])
         checked = streamed(partial(_wrong, place), zip(files, stats, strict=True))
         yield from ((place, file.path, wrong) for file, wrong in zip(files, checked, strict=True))
+        yield from _wrong_parts(place, manifest)
+
+
+def _wrong_parts(place: Place, manifest: dict[str, Any]) -> Iterator[tuple[Place, str, str]]:
+    """The parts of a data set that are not those that it was made with."""
+    parts = manifest["summary"].get("parts", {}) if manifest["kind"] == "dataset" else {}
+    for name, made in parts.items():
+        if not safe_name(name):
+            yield place, name, "lies outside its folder"
+        elif (there := read_manifest(place / name)) is None:
+            yield place, name, "missing"
+        elif there.get("fingerprint") != made["fingerprint"]:
+            yield place, name, f"is not the {name} that the data set was made with (fingerprint)"
 
 
 def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:

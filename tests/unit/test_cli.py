@@ -192,7 +192,7 @@ def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
     assert (code, out, err) == (0, f"verify: {tmp_path}/out: 1 files are as they were written\n", "")
     (made / "one.txt").write_text("TEXT")
     code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
-    fix = f"delete it, and run the stage that made {made} again: it makes only this file"
+    fix = f"delete it, and run the stage that made {made} again: it makes only this"
     assert (code, out) == (1, f"{made}/one.txt: holds other bytes than were written (sha256); {fix}\n")
     (tmp_path / "empty").mkdir()
     assert call("verify", str(tmp_path / "empty"), capsys=capsys)[0] == 2

@@ -118,7 +118,8 @@ def _cut(value: Any) -> Any:
 
 def _origin(outlet: Outlet, parts: dict[str, str]) -> str:
     """What each artifact was made from: the stage with its settings, inputs and counts; fingerprints of the inputs and its own; versions."""
-    whole = {"dataset": outlet.settings.dataset} if outlet.settings.dataset else parts
+    given = {f"qrels/{split}": folder for split, folder in outlet.settings.splits.items()}
+    whole = {"dataset": outlet.settings.dataset, **given} if outlet.settings.dataset else parts
     lines = ["## Where it comes from", "", "raydense made it. A fingerprint names the content of an input, and what was made.", ""]
     versions: dict[str, str] = {}
     for name, path in whole.items():
