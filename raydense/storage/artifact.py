@@ -55,7 +55,7 @@ class Artifact:
         if manifest is None:
             raise _no_artifact(place, wanted, kind)
         if kind and manifest["kind"] not in kind.split(" or "):
-            raise InputError(f"holds {manifest['kind']}, not {kind}", place, f"give {wanted}")
+            raise InputError(f"holds {manifest['kind']}, not {kind}", place, _in_dataset(place, kind) or f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
             raise InputError(f"format version {manifest['format_version']}, this raydense reads {FORMAT_VERSION}", place, "make it again")
         opened = cls(place, manifest)
@@ -234,7 +234,42 @@ def _no_artifact(place: Place, wanted: str, kind: str | None = None) -> InputErr
     if not place.is_folder() and place.exists():
         return InputError("is a file, not an artifact of raydense", place, how_to_import(place, kind))
     if not place.is_folder():
-        return InputError("no such folder", place, f"give {wanted}")
+        return InputError("no such folder", place, _in_dataset(place, kind) or f"give {wanted}")
     if (place / WORK).is_folder():
         return InputError("unfinished", place, "run the stage that makes it again: it continues")
-    return InputError(f"no {MANIFEST} of raydense", place, f"give {wanted}, made by raydense")
+    return InputError(f"no {MANIFEST} of raydense", place, _in_dataset(place, kind) or f"give {wanted}, made by raydense")
+
+
+def _in_dataset(place: Place, kind: str | None) -> str:
+    """What the data set around `place` has of `kind`, as a fix: `place` is the data set, a folder of it, another part, or a part that it lacks."""
+    path, below, parts = _dataset_around(place)
+    given = not below or below in parts
+    fit = [
+        name
+        for name in parts
+        if name != below and (given or name.startswith(f"{below}/")) and parts[name]["kind"] in f"{kind}".split(" or ")
+    ]
+    if fit:
+        return f"did you mean {' or '.join(os.path.join(path, name) for name in fit)}?"
+    if given or not parts:
+        return ""
+    around, _, last = below.rpartition("/")
+    near = [name.removeprefix(f"{around}/") for name in parts if around and name.startswith(f"{around}/")]
+    return f"{os.path.join(path, around)} has {', '.join(near)}: no {last}" if near else f"{path} has {', '.join(parts)}: no {below}"
+
+
+def _dataset_around(place: Place) -> tuple[str, str, dict[str, Any]]:
+    """The path of the data set at `place`, or one or two folders above; the rest of the path; its parts. Without parts where there is none."""
+    path, below = str(place).rstrip("/"), ""
+    for _ in range(3):
+        try:
+            manifest = read_manifest(path or ".") or {}
+        except InputError:  # another tool's
+            manifest = {}
+        if manifest.get("kind") == "dataset":
+            return path or ".", below, manifest["summary"]["parts"]
+        path, name = os.path.split(path)
+        below = os.path.join(name, below) if below else name
+        if not name or path.endswith((":", "/")):
+            break
+    return path, below, {}

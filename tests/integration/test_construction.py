@@ -201,3 +201,20 @@ def test_dureaders_own_files(tmp_path: Path) -> None:
     assert set(made.summary["splits"]) == {"train", "dev"}
     store = PassageStore(made.path / "corpus")
     assert len(set(store.slice(0, len(store), ["text"])["text"].to_pylist())) == len(store) == steps["passages in the corpus"]
+
+
+def test_splits_that_are_missing_or_empty_are_named_with_the_flag_that_draws_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_questions(tmp_path / "in", 90)
+    (tmp_path / "in" / "some.test.json").unlink()
+    empty = [{**row, "answers": []} for row in rows if row["split"] == "dev"]
+    (tmp_path / "in" / "some.dev.json").write_text("".join(json.dumps(row) + "\n" for row in empty))
+    settings = {"input": str(tmp_path / "in"), "length": 30}
+    construct(ConstructSettings(**settings, output=str(tmp_path / "bare")))
+    why = f"(dev: {len(empty):,} questions, none has a positive passage; test: 0 questions)"
+    assert f"construct: no qrels/dev, qrels/test {why}; --fill-splits draws dev, test from train" in capfd.readouterr().err
+    construct(ConstructSettings(**settings, fill_splits=True, output=str(tmp_path / "filled")))
+    assert "construct: no qrels" not in capfd.readouterr().err
+    with pytest.raises(InputError, match=r"qrels/test: no such folder; .*/bare/qrels has train: no test"):
+        Artifact.open(tmp_path / "bare" / "qrels" / "test", "qrels")
