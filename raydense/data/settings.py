@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -11,7 +12,7 @@ from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named, named_folders
 
 
@@ -26,6 +27,12 @@ def _format_that(function: str) -> AfterValidator:
 
 def _listed(function: str) -> str:
     return f"the family of formats: {', '.join(formats_that(function))}"
+
+
+def _languages(codes: list[str]) -> list[str]:
+    if wrong := next((code for code in codes if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]+)*", code)), None):
+        raise ValueError(f"{wrong!r} is no code of a language: give one such as zh, en or pt-BR")
+    return codes
 
 
 class SampleSettings(Settings):
@@ -213,7 +220,7 @@ class PerturbSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
-    newer = ("license",)
+    newer = ("license", "language")
 
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
@@ -231,6 +238,9 @@ class ExportSettings(Settings):
     )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
     license: str = setting("unknown", "the licence in the data card of huggingface, by the Hub's name for it, such as apache-2.0")
+    language: Annotated[Words, AfterValidator(_languages)] = setting(
+        [], "the languages in the data card of huggingface, by their ISO 639 codes: zh, or en,fr"
+    )
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
