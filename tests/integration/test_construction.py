@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -120,7 +121,9 @@ def test_it_is_what_a_plain_reading_gives(asked, tmp_path: Path, monkeypatch: py
     assert whole.fingerprint == made.fingerprint, "the blocks of the input show in the output"
 
 
-def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_run_again_it_is_the_same(
+    asked, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
     folder, output = asked[0], tmp_path / "killed"
     driver = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(output), str(BLOCK)], env=joining, stderr=subprocess.DEVNULL)
     kill_once_committed(driver, output / ".work", "questions-*.parquet", 3)
@@ -136,6 +139,7 @@ def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dic
     seen: list[int] = []
     monkeypatch.setattr(stage, "run_tasks", lambda verb, function, calls, *rest: _counted(seen, verb, function, calls, *rest))
     again = construct(ConstructSettings(input=str(folder), length=30, output=str(output)))
+    assert re.search(r"^construct: continues after [\d,]+ of [\d,]+ bytes$", capfd.readouterr().err, re.MULTILINE)
     undisturbed = construct(ConstructSettings(input=str(folder), length=30, output=str(tmp_path / "undisturbed")))
     assert again.fingerprint == undisturbed.fingerprint
     assert seen[0] == seen[1] - len(kept), "blocks that were labelled before are labelled again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_people_add_relabel_and_confirm(annotation: Artifact, tmp_path: Path) ->
     assert "| of the queries judged, those with at least one | 2 (100.00%) |" in page
     assert "| package-00000 | 4 | 1 | 0 | 0 | not reviewed |" in page
     assert made.file("disputed.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("review", [0, 2])
+def test_annotate_names_the_command_that_applies_the_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str], review: int) -> None:
+    annotation = annotate(annotate_settings(tmp_path, TEXTS, QRELS, (ONE, TWO), review=review))
+    shown = next(line for line in capfd.readouterr().err.splitlines() if "then: raydense adjudicate" in line)
+    folders = {"ANSWERS": str(tmp_path / "judged"), "REVIEWS": str(tmp_path / "reviews"), "NEW": str(tmp_path / "new")}
+    answers_of(annotation, tmp_path / "judged", "ann", perfect)
+    assert ("review-*.html" in shown, "REVIEWS" in shown) == (review > 0, review > 0)
+    if review:
+        answers_of(annotation, tmp_path / "reviews", "bo", perfect, "review-")
+    with pytest.raises(SystemExit) as ended:
+        main([folders.get(word, word) for word in shlex.split(shown.partition("then: raydense ")[2])])
+    assert ended.value.code == 0
+    assert Artifact.open(tmp_path / "new", "qrels").summary["false_negatives"] == 4
 
 
 def test_shares_are_those_of_the_queries_that_people_judged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
