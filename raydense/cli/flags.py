@@ -146,8 +146,9 @@ def _help(field: FieldInfo) -> str:
     words = field.description or ""
     if field.is_required():
         return f"{words}  [required]"
-    between = {list: " ", tuple: ","}.get(type(field.default))
-    default = field.default if between is None else between.join(map(str, field.default))
+    default = field.default
+    if isinstance(default, list | tuple):
+        default = ("," if isinstance(default, tuple) else " ").join(map(str, default))
     return words if default in (None, "") else f"{words}  [{default}]"
 
 

@@ -89,7 +89,7 @@ def test_several_sets_of_judgements_without_a_data_set(dataset, tmp_path):
     assert sorted(path.name for path in (folder / "qrels").iterdir()) == ["test.tsv", "train.tsv"]
     with pytest.raises(InputError, match="format trec writes one file, and 2 sets of qrels are given; give one of them"):
         exported(tmp_path / "one", "trec", qrels=sets)
-    assert exported(tmp_path / "one", "trec", qrels=sets[0]).read_text().startswith("q0 0 d0 1\n")
+    assert exported(tmp_path / "one", "trec", qrels=Path(sets[0])).read_text().startswith("q0 0 d0 1\n")
 
 
 BAD = {
