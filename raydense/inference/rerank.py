@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_manifest
+from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
@@ -46,6 +45,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
+    loss = loss_of(settings.model)
     blocks = candidates.blocks(settings.block, settings.depth)
     there = draft.committed()
     pending = [b for b in blocks if _name(b["block"]) not in there]
@@ -59,7 +59,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         queries=sum(b["queries"] for b in blocks),
         depth=settings.depth,
         model=made_from["inputs"]["model"],
-        loss=loss_of(settings.model),
+        loss=loss,
         precision=precision_of(files, draft),
         corpus=made_from["inputs"]["corpus"],
         tokens=tokens,
@@ -69,8 +69,8 @@ def rerank(settings: RerankSettings) -> Artifact:
 
 
 def loss_of(model: str) -> str | None:
-    """The loss that a re-ranker was trained with, if raydense trained it."""
-    return (((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
+    """The loss that a re-ranker, in a folder, in a bucket or on the Hub, was trained with, if raydense trained it."""
+    return (((read_manifest(model_place(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
 
 
 def warn_of_loss(stage: str, model: str, loss: str | None) -> None:

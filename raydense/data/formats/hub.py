@@ -60,6 +60,8 @@ def _metadata(outlet: Outlet, model: Artifact) -> dict[str, Any]:
     """Licence, the model on the Hub that the training started from, and the data sets of the Hub that were named."""
     start = model.manifest["made_from"].get("commits", {}).get("model", "")
     found: dict[str, Any] = {"license": outlet.settings.license}
+    if outlet.settings.language:
+        found["language"] = outlet.settings.language
     if base := re.fullmatch(r"hf://([^@]+)@.+", start):
         found["base_model"] = base[1]
     if outlet.settings.trained_on:
