@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 Fault = tuple[int, dict[str, str], bytes] | str
 """A status, headers and a body; or `drop`: the connection is closed without an answer, `half`: in the middle of it."""
@@ -92,7 +93,7 @@ def chat_server(answer: Callable[[dict[str, Any]], str], **more: Any) -> Iterato
                 self.close_connection = True
             elif isinstance(fault, tuple):
                 self._send(asked, *fault)
-            elif self.path != "/v1/chat/completions":
+            elif urlsplit(self.path).path != "/v1/chat/completions":
                 self._send(asked, 404, {}, b"<html>not here</html>")
             elif chat.key and self.headers.get("Authorization") != f"Bearer {chat.key}":
                 given = self.headers.get("Authorization", "").removeprefix("Bearer ")

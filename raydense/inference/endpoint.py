@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -31,7 +33,7 @@ _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that ma
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
 _BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
 _MOST_BYTES = 16 * 2**20  # of a reply
-_SAID_FROM_S = 20.0  # shorter waits are not reported
+_SAY_EVERY_S = 30.0
 _KEPT = "what was answered is kept: run the same command again to continue"
 
 
@@ -65,12 +67,9 @@ class Pace:
         self._next = at + self._gap
         return at - now
 
-    def pause(self, seconds: float) -> bool:
-        """Give no turn for so many seconds; whether that is longer than was known."""
-        until = time.monotonic() + seconds
-        longer = until > self._next + 1
-        self._next = max(self._next, until)
-        return longer
+    def pause(self, seconds: float) -> None:
+        """Give no turn for so many seconds."""
+        self._next = max(self._next, time.monotonic() + seconds)
 
 
 class _Stopped(Exception):
@@ -83,7 +82,9 @@ class Endpoint:
     def __init__(self, settings: EndpointSettings, stage: str) -> None:
         self._settings, self._stage = settings, stage
         self._url = f"{settings.url}/chat/completions"
-        self._key = _key(settings.key_variable)
+        self._key, self._proxy = _key(settings.key_variable), proxy_of(self._url)
+        self._secrets = [secret for secret in (self._key, self._proxy and urlsplit(self._proxy).password) if secret]
+        self._said = float("-inf")
         self._pace = Pace(settings.requests_per_minute)
         self.prompt_tokens = self.completion_tokens = 0
 
@@ -130,7 +131,7 @@ class Endpoint:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector, trust_env=True) as session:
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
             await asyncio.gather(*(work() for _ in range(self._settings.requests_at_once)))
         if failures:
             raise failures[0]
@@ -144,7 +145,7 @@ class Endpoint:
             asked_to_wait = 0.0
             try:
                 # a redirect could carry the key to another host
-                async with session.post(self._url, json=body, allow_redirects=False) as response:
+                async with session.post(self._url, json=body, allow_redirects=False, proxy=self._proxy) as response:
                     content = await _content(response)
                 if response.status == 200:
                     return self._read(content)
@@ -152,13 +153,16 @@ class Endpoint:
                 if response.status not in _PASSING or _SPENT in fault:
                     raise self._refusal(response.status, fault)
                 asked_to_wait = retry_after(response.headers.get("Retry-After"))
+            except aiohttp.ClientConnectorCertificateError as error:
+                fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
+                raise InputError(f"has no valid certificate ({self._hidden(str(error))})", self._url, fix) from None
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 fault = f"no answer in {duration(self._settings.timeout)}" if isinstance(error, TimeoutError) else self._hidden(str(error))
                 fault = fault or type(error).__name__
             if attempt >= self._settings.attempts:
                 raise EndpointError(f"{self._url}: failed {attempt} times (the last time: {fault}); {_KEPT}")
-            if asked_to_wait and self._pace.pause(asked_to_wait) and asked_to_wait >= _SAID_FROM_S:
-                say(f"{self._stage}: waits {duration(asked_to_wait)}, as the endpoint asks ({fault})")
+            self._pace.pause(asked_to_wait)
+            self._say(f"{fault}; is asked again{f' in {duration(asked_to_wait)}, as it wants' if asked_to_wait >= 1 else ''}")
             first, most = _BACKOFF_S
             await self._sleep(random.uniform(0, min(most, first * 2 ** (attempt - 1))) + asked_to_wait)
 
@@ -167,7 +171,7 @@ class Endpoint:
         await self._sleep(self._pace.turn())
         if self._settings.max_cost and self.cost >= self._settings.max_cost:
             what = f"the replies so far cost ${self.cost:,.4f}, and max_cost is ${self._settings.max_cost:g}"
-            raise EndpointError(f"{self._url}: {what}; give more, and {_KEPT.replace('again ', 'again with it ')}")
+            raise EndpointError(f"{self._url}: {what}; what was answered is kept: run the same command with a greater max_cost to continue")
 
     async def _sleep(self, seconds: float) -> None:
         """Wait; _Stopped as soon as the work is to end."""
@@ -176,6 +180,13 @@ class Endpoint:
                 await asyncio.wait_for(self._stop.wait(), seconds)
         if self._stop.is_set():
             raise _Stopped
+
+    def _say(self, words: str) -> None:
+        """Report a failure, but not each of many."""
+        now = time.monotonic()
+        if now - self._said >= _SAY_EVERY_S:
+            self._said = now
+            say(f"{self._stage}: {self._url}: {words}")
 
     def _read(self, content: bytes) -> Reply:
         """The reply in a body; InputError if it is no chat completion."""
@@ -194,7 +205,8 @@ class Endpoint:
             401: f"check the key in {self._settings.key_variable}" if self._key else f"put the key into {self._settings.key_variable}",
             404: "check endpoint.url and endpoint.model",
         }
-        return InputError(f"refuses the request ({fault})", self._url, fixes.get(status, "see what it says; what was answered is kept"))
+        fix = "shorten what is asked, or see `prompt` and `endpoint.extra_body`" if status in (400, 413, 422) else "see what it says"
+        return InputError(f"refuses the request ({fault})", self._url, fixes.get(status, f"{fix}; what was answered is kept"))
 
     def _line(self, status: int, content: bytes) -> str:
         """A status and what the body says of it, in one line."""
@@ -211,8 +223,9 @@ class Endpoint:
         return f"{status} {self._hidden(line)}".rstrip()
 
     def _hidden(self, text: str) -> str:
-        """A text in printable characters, cut where it is long, without the key."""
-        text = text.replace(self._key, "***") if self._key else text
+        """A text in printable characters, cut where it is long, without the key and the proxy's password."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
         text = re.sub(r"[^\x20-\x7e\u00a0-\uffff]+", " ", text).strip()
         return text if len(text) <= 200 else f"{text[:197]}..."
 
@@ -223,6 +236,15 @@ def _key(variable: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]*", key):
         raise InputError("holds characters that no API key has", variable, "copy the key again")
     return key
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an address (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), None if there is none.
+
+    aiohttp's own reading of it would also take credentials from ~/.netrc, and refuse those that are sent already.
+    """
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def retry_after(value: str | None) -> float:

@@ -11,6 +11,7 @@ from pydantic import field_validator, model_validator
 
 from raydense.errors import InputError
 from raydense.forecast import tokens
+from raydense.runtime.progress import duration
 from raydense.settings import BaseSettings, resource, setting
 
 PER_TOKENS = 1e6  # what a price is of
@@ -33,7 +34,9 @@ class EndpointSettings(BaseSettings):
     timeout: float = resource(120.0, "seconds until an attempt has failed", gt=0)
     price_in: float = resource(0.0, "dollars for a million tokens of prompts", ge=0)
     price_out: float = resource(0.0, "dollars for a million tokens of replies", ge=0)
-    max_cost: float = resource(0.0, "dollars; what is answered by then is kept, and open requests are still paid for; 0: no limit", ge=0)
+    max_cost: float = resource(
+        0.0, "dollars at which no more is asked; what was answered is kept, open requests are still paid for; 0: no limit", ge=0
+    )
 
     @field_validator("url")
     @classmethod
@@ -94,5 +97,7 @@ class EndpointSettings(BaseSettings):
     def foreseen(self, requests: int, characters: float, replied: float) -> str:
         """What `requests` of so many characters each, and as many replies of `replied` characters, will need, in words."""
         read, written = (requests * tokens(each, 2**31) for each in (characters + 4 * _CHAT_TOKENS, replied))
-        words = f"{requests:,} requests, about {read:,.0f} tokens in and {written:,.0f} out"
-        return f"{words}, ${self.cost(read, written):,.2f}" if self.price_in or self.price_out else words
+        words = [f"{requests:,} requests, about {read:,.0f} tokens in and {written:,.0f} out"]
+        words += [f"${self.cost(read, written):,.2f}"] if self.price_in or self.price_out else []
+        words += [f"at least {duration(60 * requests / self.requests_per_minute)}"] if self.requests_per_minute else []
+        return ", ".join(words)

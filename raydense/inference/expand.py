@@ -86,7 +86,13 @@ def expand(settings: ExpandSettings) -> Artifact:
         _draw(settings, parts, files, made_from["inputs"])
     found = {kind: files.finish(f"queries/{kind}", kind, settings) for kind in settings.kinds}
     empty = ", ".join(f"{summary['empty']:,} without {kind}" for kind, summary in found.items())
-    say(f"expand: {len(queries):,} queries, {empty}")
+    words = f"{len(queries):,} queries, {empty}"
+    if settings.endpoint:
+        from raydense.inference.replies import say_spent, summed
+
+        say_spent("expand", words, summed(found.values()))
+    else:
+        say(f"expand: {words}")
     return dataset.finish(queries=len(queries), kinds=list(settings.kinds))
 
 

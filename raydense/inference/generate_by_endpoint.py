@@ -7,10 +7,9 @@ import numpy as np
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.inference.endpoint import Body
-from raydense.inference.replies import Asker, Journal, note_of, summary_of
+from raydense.inference.replies import Asker, Journal, note_of, say_spent, summary_of
 from raydense.inference.reply_text import queries_of
 from raydense.inference.settings import QUERY_TOKENS, GenerateSettings
-from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, provenance
 
 
@@ -28,19 +27,18 @@ def generate_by_endpoint(settings: GenerateSettings) -> Artifact:
     endpoint = settings.endpoint
     assert endpoint
     there = draft.committed()
-    names = {f"generated-{part:05d}.arrow": rows for part, rows in enumerate(store.shards)}
+    shards = {f"generated-{part:05d}.arrow": rows for part, rows in enumerate(store.shards)}
     asker = Asker(endpoint, "generate", len(store), "passages")
-    for name in names:
+    for name in shards:
         asker.count(draft, name, there.get(name))
     with asker:
-        for name, (start, stop) in names.items():
+        for name, (start, stop) in shards.items():
             if name not in there:
                 _commit_shard(settings, draft, asker, name, start, store.passages(np.arange(start, stop)))
     notes = [file.note for file in draft.committed().values()]
     counts = {key: sum(note[key] for note in notes) for key in ("queries", "repeated", "empty", "surplus")}
     found = summary_of(endpoint, notes)
-    cost = f", ${found['cost']:,.4f}" if "cost" in found else ""
-    say(f"generate: {counts['queries']:,} queries, {found['prompt_tokens']:,} tokens in, {found['completion_tokens']:,} out{cost}")
+    say_spent("generate", f"{counts['queries']:,} queries", found)
     return draft.finish(len(store), corpus=made_from["inputs"]["corpus"], **counts, **found)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from raydense.inference.endpoint import Body, Endpoint, Reply
 from raydense.inference.endpoint_settings import EndpointSettings
-from raydense.runtime.progress import Progress
+from raydense.runtime.progress import Progress, say
 from raydense.storage import Draft, File
 
 COUNTS = ("prompt_tokens", "completion_tokens", "cut", "unmetered")
@@ -54,22 +54,21 @@ class Asker:
     def __init__(self, settings: EndpointSettings, stage: str, total: int, unit: str) -> None:
         self.settings = settings
         self._endpoint = Endpoint(settings, stage)
-        self._progress = Progress(stage, total, unit)
+        self._shown = (stage, total, unit)
+        self._before = 0
 
     def count(self, draft: Draft, name: str, committed: File | None) -> None:
         """Count what an earlier run asked for a file."""
         if committed:
             self._endpoint.count(*(committed.note[key] for key in COUNTS[:2]))
-            done = committed.rows
+            self._before += committed.rows
         else:
             replies = Journal(draft, name).read().values()
             self._endpoint.count(*(sum(getattr(reply, key) for reply in replies) for key in COUNTS[:2]))
-            done = len(replies)
-        self._progress.done += done
-        self._progress.before += done
+            self._before += len(replies)
 
     def __enter__(self) -> Self:
-        self._progress.__enter__()
+        self._progress = Progress(*self._shown, self._before).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -105,12 +104,27 @@ def note_of(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
+def summed(notes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Several notes, or summaries, as one."""
+    notes = list(notes)
+    found: dict[str, Any] = {key: sum(note[key] for note in notes) for key in COUNTS}
+    found["answered_by"] = sorted({model for note in notes for model in note["answered_by"]})
+    return found | ({"cost": sum(note["cost"] for note in notes)} if any("cost" in note for note in notes) else {})
+
+
+def say_spent(stage: str, words: str, found: dict[str, Any]) -> None:
+    """Print what a stage made, in `words`, and what its replies took, of their summary `found`."""
+    cost = f", ${found['cost']:,.4f}" if "cost" in found else ""
+    say(f"{stage}: {words}; {found['prompt_tokens']:,} tokens in, {found['completion_tokens']:,} out{cost}")
+    if found["cut"]:
+        say(
+            f"{stage}: the limit of tokens cut {found['cut']:,} replies: allow more of them, or see `endpoint.extra_body` for models that think"
+        )
+
+
 def summary_of(settings: EndpointSettings, notes: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What the summary of an output says of its replies: as `note_of`, of all files, and the cost where prices are given."""
-    notes = list(notes)
-    found: dict[str, Any] = {"writer": "endpoint", "model": settings.model}
-    found |= {key: sum(note[key] for note in notes) for key in COUNTS}
-    found["answered_by"] = sorted({model for note in notes for model in note["answered_by"]})
+    found: dict[str, Any] = {"writer": "endpoint", "model": settings.model, **summed(notes)}
     if settings.price_in or settings.price_out:
         found["cost"] = round(settings.cost(found["prompt_tokens"], found["completion_tokens"]), 6)
     return found

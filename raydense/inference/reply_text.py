@@ -7,7 +7,7 @@ import re
 _THOUGHTS = re.compile(
     r"\A\s*<think>.*?(</think>|\Z)", re.S
 )  # what a reasoning model writes before its answer, if its server leaves it there
-_NUMBER = re.compile(r"\s*(?:[-*•]\s+|\(?\d{1,3}[.):]\s+|(?:query|question|q)\s*\d{1,3}\s*[.):]\s*)", re.I)
+_NUMBER = re.compile(r"\s*(?:[-*•]\s+|\(?\d{1,3}[.):]\s+|[（(]?\d{1,3}[、．）]\s*|(?:query|question|q)\s*\d{1,3}\s*[.):]\s*)", re.I)
 _QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "「": "」"}
 
 
@@ -24,7 +24,7 @@ def queries_of(reply: str, cut: bool, most: int, once: bool) -> tuple[list[str],
     """
     lines = text_of(reply).splitlines()
     found = [_stripped(line) for line in (lines[:-1] if cut else lines)]
-    full = [line for line in found if line and not line.endswith(":") and not line.startswith("```")]
+    full = [line for line in found if line and not line.endswith((":", "：")) and not line.startswith("```")]
     kept = list(dict.fromkeys(full)) if once else full
     counts = {"empty": max(0, most - len(full)), "repeated": len(full) - len(kept), "surplus": max(0, len(kept) - most)}
     return kept[:most], counts

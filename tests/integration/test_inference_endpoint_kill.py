@@ -17,6 +17,7 @@ from chat_server import ChatServer, chat_server
 from raydense.data.generated import Generated
 from raydense.storage import Artifact
 from tests.inference_world import file_bytes, make_corpus
+from tests.killing import heeds_ctrl_c
 
 PASSAGES, SHARD, ANSWERED = 40, 10, 25
 KEY = "sk-test-8812ee0b"
@@ -76,3 +77,26 @@ def test_a_killed_run_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     assert len(Generated(killed.path)) == PASSAGES
     assert KEY not in (tmp_path / "printed").read_text() + done.stderr + whole.stderr + done.stdout
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_ctrl_c_ends_at_once_with_one_line_and_keeps_the_replies(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "corpus", PASSAGES, SHARD)
+    gate = threading.Semaphore(ANSWERED)
+    with chat_server(answer, gate=gate) as server:
+        with open(tmp_path / "printed", "wb") as printed:
+            words = command(tmp_path, "stopped", server)
+            driver = subprocess.Popen(words, stdout=printed, stderr=printed, preexec_fn=heeds_ctrl_c)
+        try:
+            end = time.monotonic() + 300
+            while kept(tmp_path / "stopped") < ANSWERED or len(server.asked) < ANSWERED + 4:
+                assert driver.poll() is None, (tmp_path / "printed").read_text()
+                assert time.monotonic() < end, "the replies did not come in 300 s"
+                time.sleep(0.01)
+            driver.send_signal(signal.SIGINT)
+            assert driver.wait(60) == 130
+        finally:
+            driver.kill()
+            driver.wait()
+            gate.release(PASSAGES)
+    assert (tmp_path / "printed").read_text().strip() == "raydense: interrupted; the same command continues from here"
+    assert kept(tmp_path / "stopped") == ANSWERED

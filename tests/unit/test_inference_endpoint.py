@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
@@ -24,12 +23,16 @@ from raydense.cli import main
 from raydense.data.generated import Generated
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import EndpointError, InputError
-from raydense.inference.endpoint import retry_after
+from raydense.forecast import Known, tokens
+from raydense.inference.endpoint import Pace, retry_after
 from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.inference.generate import generate
 from raydense.inference.reply_text import queries_of
 from raydense.inference.settings import PROMPT, GenerateSettings
-from raydense.storage import Artifact, Draft, read_manifest
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.small import NoSlice, Small
+from raydense.recipes.stage import Stage
+from raydense.storage import Artifact, Draft, Place, read_manifest
 
 PASSAGES, SHARD = 23, 10
 KEY = "sk-test-3f9a1c77d2"
@@ -115,13 +118,16 @@ FAULTS = {
 }
 
 
-def test_failures_that_pass_leave_no_trace(corpus: Path, tmp_path: Path) -> None:
+def test_failures_that_pass_leave_no_trace(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chat_server(three_lines) as server:
         undisturbed = generate(settings(corpus, tmp_path / "a", server))
     with chat_server(three_lines, fault=FAULTS.get) as server:
         made = generate(settings(corpus, tmp_path / "b", server, endpoint={"requests_at_once": 3}))
         assert len(server.asked) == PASSAGES + len(FAULTS)
         assert 1 <= server.open_at_once <= 3
+    said = [line for line in capsys.readouterr().err.splitlines() if "is asked again" in line]
+    assert len(said) == 1  # of many failures one line every half a minute
+    assert f"generate: {server.url}/chat/completions: " in said[0]
     assert made.fingerprint == undisturbed.fingerprint
     assert made.summary == undisturbed.summary
 
@@ -277,7 +283,7 @@ def test_a_budget_stops_and_goes_on_with_a_greater_one(run: Command, tmp_path: P
         cost = [100e-6 * len(one.prompt.split()) + 1000e-6 * len(three_lines(one.body).split()) for one in server.asked]
         assert stopped[0] == 1
         assert sum(cost[:-1]) < 0.1 <= sum(cost)  # it stops at the reply that reaches it
-        line = f"the replies so far cost ${sum(cost):,.4f}, and max_cost is $0.1; give more, and what was answered is kept"
+        line = f"the replies so far cost ${sum(cost):,.4f}, and max_cost is $0.1; what was answered is kept"
         assert line in stopped[1].splitlines()[-1]
         assert not (tmp_path / "out" / "manifest.json").exists()
         again = run(tmp_path / "out", server, *prices, "--endpoint.max-cost", "0.1")
@@ -309,6 +315,20 @@ def test_more_fields_of_a_request(corpus: Path, tmp_path: Path) -> None:
     for asked in server.asked:
         assert "max_tokens" not in asked.body
         assert (asked.body["max_completion_tokens"], asked.body["chat_template_kwargs"]) == (900, {"enable_thinking": False})
+
+
+def test_a_proxy_of_the_environment_is_used(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with chat_server(three_lines) as server:
+        monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1").replace("http://", "http://user:word-of-proxy@"))
+        made = generate(settings(corpus, tmp_path / "a", server, endpoint={"url": "http://model.invalid/v1"}))
+        assert {asked.headers["Host"] for asked in server.asked} == {"model.invalid"}
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        again = generate(settings(corpus, tmp_path / "b", server))
+        assert len(server.asked) == 2 * PASSAGES
+        server.fault = lambda number: (400, {}, b"not for word-of-proxy")
+        with pytest.raises(InputError, match=r"\(400 not for \*\*\*\)"):
+            generate(settings(corpus, tmp_path / "c", server, endpoint={"url": "http://model.invalid/v1"}))
+    assert made.fingerprint == again.fingerprint
 
 
 def test_it_can_be_called_where_a_loop_runs_already(corpus: Path, tmp_path: Path) -> None:
@@ -362,6 +382,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(corpus: Path, tmp
         ('- "what is it?"\n* “who?”\n• c', False, ["what is it?", "who?", "c"], (0, 0, 0)),
         ("Query 1: a\nQ2. b\nquestion 3) c\n4: d", False, ["a", "b", "c"], (0, 0, 1)),
         ("3.5 mm jack\n90% of what\n1984 by whom", False, ["3.5 mm jack", "90% of what", "1984 by whom"], (0, 0, 0)),
+        ("以下是三个查询：\n1、谁\n2．什么\n（3）哪里", False, ["谁", "什么", "哪里"], (0, 0, 0)),
         ("a\na\nb\na", False, ["a", "b"], (0, 2, 0)),
         ("a\nb\nhow is the unfin", True, ["a", "b"], (1, 0, 0)),
         ("<think>\nq?\n1. no\n</think>\n\na\nb\nc", False, ["a", "b", "c"], (0, 0, 0)),
@@ -386,6 +407,24 @@ def test_any_reply_gives_queries_of_one_line(reply: str, cut: bool, most: int, o
     assert min(counts.values()) >= 0
 
 
+@given(st.lists(st.floats(0, 5), min_size=2, max_size=30), st.floats(1, 1000), st.floats(0, 20))
+def test_turns_are_apart_and_after_a_pause(gaps: list[float], per_minute: float, pause: float) -> None:
+    now = [100.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endpoint_module.time, "monotonic", lambda: now[0])
+        pace, sent, asked = Pace(per_minute), [], []
+        for number, gap in enumerate(gaps):
+            now[0] += gap
+            if number == 1:
+                pace.pause(pause)
+                paused = now[0] + pause
+            asked.append(now[0])
+            sent.append(now[0] + pace.turn())
+    assert all(at >= wanted for at, wanted in zip(sent, asked, strict=True))
+    assert all(at >= paused for at in sent[1:])
+    assert np.diff(sent).min() >= 60 / per_minute - 1e-9
+
+
 def test_retry_after_in_both_forms() -> None:
     assert retry_after("7") == 7
     assert retry_after("0.5") == 0.5
@@ -394,8 +433,6 @@ def test_retry_after_in_both_forms() -> None:
 
 
 def test_the_plan_says_what_it_will_cost(corpus: Path) -> None:
-    from raydense.forecast import Known, tokens
-
     given = {"url": "http://h/v1", "model": "m", "price_in": 0.15, "price_out": 0.6}
     settings = GenerateSettings.read({"corpus": str(corpus), "output": "o", "endpoint": given})
     found, known = settings.forecast(Known()), Known().of(str(corpus))
@@ -403,4 +440,29 @@ def test_the_plan_says_what_it_will_cost(corpus: Path) -> None:
     wrote = PASSAGES * tokens(5 * 40, 2**31)
     asked = f"{PASSAGES} requests, about {read:,.0f} tokens in and {wrote:,.0f} out, ${(0.15 * read + 0.6 * wrote) / 1e6:,.2f}"
     assert found.needs == f"{PASSAGES} passages x 5 queries: {asked}"
-    assert json.dumps(settings.model_dump())
+    given = {"url": "http://h/v1", "model": "m", "requests_per_minute": 2}
+    slow = GenerateSettings.read({"corpus": str(corpus), "output": "o", "endpoint": given}).forecast(Known())
+    assert slow.needs.endswith(f"out, at least {PASSAGES * 30 // 60}m30s")
+
+
+def test_an_endpoint_of_the_defaults_of_a_recipe(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        f"""
+defaults: {{endpoint: {{url: http://h/v1, model: m, extra_body: '{{"top_k": 5}}'}}, corpus: {corpus}}}
+stages:
+  written: {{do: generate, queries_each: 2}}
+  drawn: {{do: generate, model: ./folder}}
+  words: {{do: index, kind: bm25, expand: $written}}
+"""
+    )
+    written, drawn, _ = Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out").stages
+    assert written.settings.endpoint == EndpointSettings(url="http://h/v1", model="m", extra_body='{"top_k": 5}')
+    assert (written.settings.model, drawn.settings.endpoint, drawn.settings.model) == (None, None, "./folder")
+
+
+def test_no_endpoint_is_asked_to_calibrate_a_plan(corpus: Path, tmp_path: Path) -> None:
+    with chat_server(three_lines) as server:
+        stage = Stage("written", "generate", settings(corpus, tmp_path / "out", server), ())
+        with pytest.raises(NoSlice, match="asks an endpoint"):
+            Small(Place.of(tmp_path), (stage,), Known(), 0.5, 0.5, 1).settings(stage)
+        assert not server.asked
