@@ -6,7 +6,7 @@
 
 Callers are connections of this process, which it keeps; each asks one query a request, k 10, when it has the answer to its last one, whose bytes it
 does not parse. Prints the requests that were not answered with 200, requests a second, p50 and p99 of a request's milliseconds, the longest, and the
-CPU seconds of this process a second. `--against-bare` starts one server after the other on the same index: this tree's, the one at `--tree`, and
+CPU milliseconds a request of the server, all its processes, and of the callers: where others use the machine, these stay as they are. `--against-bare` starts one server after the other on the same index: this tree's, the one at `--tree`, and
 `serving_bare.py`'s, answering in its event loop and in threads; and prints the ratios of the medians over the rounds.
 """
 
@@ -23,17 +23,18 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 
 from raydense.data.tables import read_table
 
 _TREE = Path(__file__).parents[1]
-_HEAD = f"{'server':>14} {'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'caller CPU':>11}"
+_HEAD = f"{'server':>14} {'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'server CPU ms':>14} {'callers':>8}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Measured:
     seconds: float
     failed: list[int]
     cpu: float
+    server_cpu: float
 
     @property
     def rate(self) -> float:
@@ -55,18 +57,29 @@ class Measured:
         longest = 1_000 * max(self.taken)
         return (
             f"{server:>14} {self.callers:8} {len(self.taken):9,} {len(self.failed):7} {self.rate:11.0f} {p50:8.1f} {p99:8.1f} {longest:11.0f} "
-            f"{self.cpu / self.seconds:11.2f}"
+            f"{1_000 * self.server_cpu / len(self.taken):14.2f} {1_000 * self.cpu / len(self.taken):8.2f}"
         )
 
 
-def measure(url: str, texts: list[str], callers: int, requests: int) -> Measured:
-    """Ask `requests` of the texts, by so many callers at once."""
-    return asyncio.run(_measure(url, texts, callers, requests))
+def measure(url: str, texts: list[str], callers: int, requests: int, server: int | None = None) -> Measured:
+    """Ask `requests` of the texts, by so many callers at once; the process id of the server, if its CPU time counts."""
+    cpu = _cpu_of(server)
+    found = asyncio.run(_measure(url, texts, callers, requests))
+    return replace(found, server_cpu=_cpu_of(server) - cpu)
+
+
+def _cpu_of(server: int | None) -> float:
+    """The CPU seconds of a process and its descendants."""
+    seconds = 0.0
+    for one in [] if server is None else [psutil.Process(server), *psutil.Process(server).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(one.cpu_times()[:2])
+    return seconds
 
 
 async def _measure(url: str, texts: list[str], callers: int, requests: int) -> Measured:
     parts = urlsplit(url)
-    asked = [_request(parts.netloc, parts.path, text) for text in texts]
+    asked = [request_of(parts.netloc, parts.path, text) for text in texts]
     waiting = iter([one for one, _ in zip(cycle(asked), range(requests), strict=False)])
     taken: list[float] = []
     failed: list[int] = []
@@ -76,7 +89,7 @@ async def _measure(url: str, texts: list[str], callers: int, requests: int) -> M
         for request in waiting:
             begun = time.perf_counter()
             writer.write(request)
-            status = await _status(reader)
+            status, _ = await answered(reader)
             taken.append(time.perf_counter() - begun)
             if status != 200:
                 failed.append(status)
@@ -84,29 +97,30 @@ async def _measure(url: str, texts: list[str], callers: int, requests: int) -> M
 
     begun, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(call() for _ in range(callers)))
-    return Measured(callers, taken, time.perf_counter() - begun, failed, time.process_time() - cpu)
+    return Measured(callers, taken, time.perf_counter() - begun, failed, time.process_time() - cpu, 0.0)
 
 
-def _request(host: str, path: str, text: str) -> bytes:
+def request_of(host: str, path: str, text: str) -> bytes:
+    """A request for the best ten passages of a text."""
     body = json.dumps({"query": text, "k": 10}).encode()
     head = f"POST {path}/search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-async def _status(reader: asyncio.StreamReader) -> int:
+async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The status and the body of the next answer of a connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-    return int(head[9:12])
+    return int(head[9:12]), await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
 
 
 @contextmanager
-def started(command: list[str], tree: Path, port: int) -> Iterator[str]:
-    """A server, which answers when the block begins; its URL."""
+def started(command: list[str], tree: Path, port: int) -> Iterator[tuple[str, int]]:
+    """A server, which answers when the block begins; its URL and process id."""
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.DEVNULL)
     try:
         _wait(server, url)
-        yield url
+        yield url, server.pid
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
@@ -131,18 +145,19 @@ def servers(args: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
 
 def compare(args: argparse.Namespace, texts: list[str]) -> None:
     """Each server in turn, in each round; the ratios of the medians."""
-    rates: dict[tuple[str, int], list[float]] = {}
+    rates: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(args.rounds):
         for name, (command, tree) in servers(args).items():
-            with started(command, tree, args.port) as url:
+            with started(command, tree, args.port) as (url, server):
                 measure(url, texts, 8, 100)
                 for callers in args.callers:
-                    found = measure(url, texts, callers, args.requests)
+                    found = measure(url, texts, callers, args.requests, server)
                     print(found.line(name), flush=True)
-                    rates.setdefault((name, callers), []).append(found.rate)
+                    rates.setdefault((name, callers), []).append((found.rate, found.server_cpu))
     for (name, callers), found in rates.items():
         if name != "raydense":
-            print(f"{callers} callers: raydense / {name} = {np.median(rates['raydense', callers]) / np.median(found):.2f}")
+            rate, cpu = np.median(rates["raydense", callers], axis=0) / np.median(found, axis=0)
+            print(f"{callers} callers, raydense to {name}: requests a second {rate:.2f}, CPU a request {cpu:.2f}")
 
 
 def main() -> None:

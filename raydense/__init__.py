@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from raydense.retrieval.pool import SearchPool
     from raydense.retrieval.search import search
     from raydense.retrieval.settings import BM25Settings, CompareSettings, IndexSettings, SearchSettings
+    from raydense.serving.retriever import Retriever
     from raydense.storage import Artifact
     from raydense.training.pretrain import pretrain
     from raydense.training.settings import PretrainSettings, TrainSettings
@@ -95,6 +96,7 @@ _HOMES = {
     "raydense.retrieval.pool": ["SearchPool"],
     "raydense.retrieval.search": ["search"],
     "raydense.retrieval.settings": ["BM25Settings", "CompareSettings", "IndexSettings", "SearchSettings"],
+    "raydense.serving.retriever": ["Retriever"],
     "raydense.storage": ["Artifact"],
     "raydense.training.pretrain": ["pretrain"],
     "raydense.training.settings": ["PretrainSettings", "TrainSettings"],
@@ -136,6 +138,7 @@ __all__ = [
     "PretrainSettings",
     "PromptSettings",
     "RerankSettings",
+    "Retriever",
     "SampleSettings",
     "SamplingSettings",
     "SearchPool",

@@ -37,6 +37,10 @@ def _folders(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _one_or_more(value: object) -> object:
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
 def _number_or_auto(value: object) -> object:
     whole = str(value).isdigit() and not isinstance(value, bool)
     if value != "auto" and not whole:
@@ -82,6 +86,16 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __get__(self, settings: object | None, of: Any) -> Self | list[str]: ...
         def __set__(self, settings: object, given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None: ...
 
+    class OneOrMore:
+        """One folder, stored as text, or several, each with an optional name before it, stored as a list of text; may be left out."""
+
+        @overload
+        def __get__(self, settings: None, of: Any) -> Self: ...
+        @overload
+        def __get__(self, settings: object, of: Any) -> str | list[str] | None: ...
+        def __get__(self, settings: object | None, of: Any) -> Self | str | list[str] | None: ...
+        def __set__(self, settings: object, given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None) -> None: ...
+
     class Words:
         """Words, given as a list or as text with blanks or commas between them, and stored as a list."""
 
@@ -94,4 +108,5 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
 else:
     Folder, FolderOrNone = str, str | None
     Folders = Annotated[list[str], BeforeValidator(_folders)]
+    OneOrMore = Annotated[str | list[str] | None, BeforeValidator(_one_or_more)]
     Words = Annotated[list[str], BeforeValidator(words)]

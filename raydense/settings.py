@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from raydense.errors import InputError, InputErrors, did_you_mean
-from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, Pair, Words, artifact, group, resource, setting, words
+from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, OneOrMore, Pair, Words, artifact, group, resource, setting, words
 from raydense.forecast import Forecast, Known
 from raydense.storage import Place, checked, model_place, named
 
@@ -26,6 +26,7 @@ __all__ = [
     "FolderOrNone",
     "Folders",
     "NumberOrAuto",
+    "OneOrMore",
     "Pair",
     "Settings",
     "Words",

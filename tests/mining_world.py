@@ -16,8 +16,9 @@ from raydense.storage import Artifact, Draft
 Run = dict[str, list[tuple[str, float]]]
 
 
-def write_table(folder: Path, kind: str, parts: list[pa.Table], /, stage: str = "test", **summary: object) -> None:
-    draft = Draft.open(folder, kind, {"stage": stage})
+def write_table(folder: Path, kind: str, parts: list[pa.Table], /, stage: str = "test", depth: int = 100, **summary: object) -> None:
+    """An artifact of a stage; `depth` is that of `rerank`."""
+    draft = Draft.open(folder, kind, {"stage": stage, "settings": {"depth": depth}})
     for number, part in enumerate(parts):
         commit_table(draft, f"{kind}-{number:05d}.parquet", part)
     draft.finish(sum(p.num_rows for p in parts), **summary)

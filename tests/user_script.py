@@ -135,6 +135,11 @@ def main(folder: Path) -> None:
     with rd.SearchPool.start(dense) as pool:
         scores, rows = pool.search(query, k=3)
     assert scores.shape == rows.shape == (1, 3)
+    with rd.Retriever.load(index=[words, dense], model=retriever, corpus=corpus, fuse=None, reranker=reranker, rerank_depth=3) as asking:
+        hits = asking.search("who?", k=5)
+        assert [len(found) for found in asking.search(["who?", "when?"], k=2)] == [2, 2]
+    assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+    assert len({(hit.id, hit.title, hit.text, hit.score, *hit.found) for hit in hits}) == 5
     try:
         rd.EncodeSettings.read({"modle": "m"})
     except rd.InputError as error:

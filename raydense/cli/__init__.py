@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from raydense import __version__
+from raydense.cli.asking import AskSettings, answer, read_search, search_flags
 from raydense.cli.examples import example_of
 from raydense.cli.flags import SUITE, Command, add_verbosity, common_flags, flags_of, join, read, read_evaluate
 from raydense.cli.jobs import JobError
@@ -28,6 +29,7 @@ from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table, measures_runs
 from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
+from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress, say, say_error
 from raydense.storage import Place, verify_all
 
@@ -67,6 +69,22 @@ def _evaluate_command() -> click.Command:
             flag.help = str(flag.help).replace("  [required]", "")
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (EvaluateSettings, SuiteSettings))
     return Command("evaluate", params=[*of_runs, *of_suite, *common_flags()], callback=call, help=words)
+
+
+def _search_command() -> click.Command:
+    """The verb `search`, which with a question prints its hits."""
+
+    def call(config: str | None, as_json: bool, address: str | None, question: str | None, **flags: Any) -> None:
+        settings = read_search(config, {**flags, "question": question})
+        if isinstance(settings, AskSettings):
+            answer(settings, question, as_json, address)
+            return
+        join(address)
+        refuse_unseen([Stage("search", "search", settings, ())])
+        _print_result("search", VERBS["search"].run(settings), as_json)
+
+    words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (SearchSettings, AskSettings))
+    return Command("search", params=[*search_flags(), *common_flags()], callback=call, help=words)
 
 
 def _run_suite(suite: Suite, as_json: bool) -> None:
@@ -144,8 +162,9 @@ def verify_command(folder: str) -> None:
     print(f"verify: {folder}: {progress.done:,} files are as they were written")
 
 
+_OWN = {"evaluate": _evaluate_command, "search": _search_command}  # verbs that have a second form
 for _name, _verb in VERBS.items():
-    app.add_command(_verb_command(_name, _verb) if _name != "evaluate" else _evaluate_command())
+    app.add_command(_OWN[_name]() if _name in _OWN else _verb_command(_name, _verb))
 
 
 for _command in (run_command, plan_command, demo_command, pool_group, serve_command()):

@@ -61,7 +61,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
         announce(work, settings)
         _submit(work, address, python, no_wait, as_json)
 
-    params = [param for param in command.params if param.name != "address"]
+    params = [param for param in command.params if param.name != "address" and not isinstance(param, click.Argument)]
     words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
     settings_class = command.settings if isinstance(command, Command) else None
     return Command(

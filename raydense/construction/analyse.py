@@ -23,7 +23,7 @@ from raydense.construction.misspelt import corrections
 from raydense.construction.package import Label, Page, write_packages
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Frequencies, Splitter, counting, from_index
-from raydense.data.runs import BLOCK_ROWS, query_blocks
+from raydense.data.runs import BLOCK_ROWS, query_blocks, scored_depth
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import probability, refuse_unscored, warn_of_loss
@@ -125,7 +125,9 @@ def _probability(settings: AnalyseSettings, judged: Judged, failed: Failures) ->
     if settings.teacher is None:
         return np.full(len(failed.hits), np.nan)
     scored = []
-    for block in query_blocks(Artifact.open(settings.teacher, "run").parts(".parquet"), BLOCK_ROWS):
+    run = Artifact.open(settings.teacher, "run")
+    for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
+        block = block.filter(pc.less_equal(block["rank"], scored_depth(run)))
         place = pc.index_in(block["query_id"], value_set=failed.ids)
         mine = block.filter(pc.is_valid(place))
         row = judged.store.known_rows(mine["passage_id"], settings.teacher)

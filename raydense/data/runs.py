@@ -47,6 +47,12 @@ def not_adjacent(query: str, where: object) -> InputError:
     return InputError(f"the rows of query {query!r} are not adjacent", where, "sort the run by query and rank")
 
 
+def scored_depth(run: Artifact) -> int | None:
+    """Down to which rank the scores of a run that `rerank` made are the re-ranker's: below it are hits that it keeps. None of another run."""
+    made_from = run.manifest["made_from"]
+    return int(made_from["settings"]["depth"]) if made_from.get("stage") == "rerank" else None
+
+
 class RunReader:
     """Reads a run artifact by row range; holds the requested range, and the row group that was read last."""
 

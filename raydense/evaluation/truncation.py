@@ -1,4 +1,4 @@
-"""Metrics that look deeper than a re-ranked run, which has the first candidates of each query alone: what they miss was cut off, not lost."""
+"""Metrics that look deeper than a re-ranked run of an earlier version, which has the first candidates of each query alone: the rest was cut off."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from raydense.data.runs import scored_depth
 from raydense.data.store import Rows
 from raydense.storage import Artifact
 
@@ -17,8 +18,7 @@ def cut_to(run: Artifact, hits: Rows) -> int | None:
 
     `hits` has the number of hits of each query, int64 [queries]: one that has as many as were re-ranked may have had more.
     """
-    made_from = run.manifest["made_from"]
-    depth = int(made_from["settings"]["depth"]) if made_from.get("stage") == "rerank" else None
+    depth = None if "kept" in run.summary else scored_depth(run)
     return depth if depth is not None and (hits >= depth).any() else None
 
 

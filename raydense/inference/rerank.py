@@ -1,4 +1,8 @@
-"""A run reordered by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file."""
+"""A run reordered by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file.
+
+Passages below the depth follow those that were scored, in the order of the first run (`reordering.py` says with which scores). Outputs of
+earlier versions lack them: their summary has no `kept`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
 from raydense.data.store import store_of
-from raydense.data.tables import commit_table, concat_parts, unknown_query
+from raydense.data.tables import commit_table, concat_parts, query_starts, unknown_query
 from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
@@ -23,19 +27,25 @@ from raydense.inference.live_line import Meter
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run_parts
 from raydense.inference.precision import fix_precision, precision_of, recorded
+from raydense.inference.reordering import reordered
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
+from raydense.ranges import ranges
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
 
+_PAIR = ("query_id", "passage_id")
+
 
 def rerank(settings: RerankSettings) -> Artifact:
     """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
 
+    The passages below `depth` follow in the order of the first run; the i-th of n has the query's least score - i / n, so that the run stays
+    sorted by score, and its recall is that of the first run. `scored_depth` says which scores are logits.
     Blocks of queries that an earlier run committed are kept. InputError if the model is not a re-ranker, the run names an unknown
     query or passage, or the output was made from other settings or inputs, or begun in a precision that a device lacks.
     """
@@ -44,6 +54,8 @@ def rerank(settings: RerankSettings) -> Artifact:
     candidates = RunReader(settings.run)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
+        if "kept" not in draft.done.summary:
+            say(f"rerank: {settings.output} is of an earlier version, without the passages below depth: delete it to have them")
         return draft.done
     loss = loss_of(settings.model)
     blocks = candidates.blocks(settings.block, settings.depth)
@@ -54,6 +66,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     files = draft.committed().values()
     notes, rows = [file.note for file in files], sum(file.rows for file in files)
     tokens, padded = (sum(n[key] for n in notes) for key in ("tokens", "padded"))
+    kept = {"kept": sum(n["kept"] for n in notes)} if all("kept" in n for n in notes) else {}
     return draft.finish(
         rows,
         queries=sum(b["queries"] for b in blocks),
@@ -62,6 +75,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         loss=loss,
         precision=precision_of(files, draft),
         corpus=made_from["inputs"]["corpus"],
+        **kept,
         tokens=tokens,
         padding_share=round(1 - tokens / padded, 4) if padded else 0.0,
         seconds=round(sum(n["seconds"] for n in notes), 2),
@@ -94,7 +108,9 @@ def probability(score: ArrayLike) -> NDArray[np.float64]:
 
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
-    actor = partial(BlockScorer, begun=precision_of(draft.committed().values(), draft))
+    there = list(draft.committed().values())
+    drops = any("kept" not in file.note for file in there)  # begun by an earlier version: all blocks are alike
+    actor = partial(BlockScorer, begun=precision_of(there, draft), drops=drops)
     left = sum(b["pairs"] for b in pending)
     run_parts(settings, draft, "pairs", pending, left, pairs, tokenise_block, actor, prints=prints)
 
@@ -106,10 +122,11 @@ def _reader(path: str, fingerprint: str) -> RunReader:
 
 
 def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prints: dict[str, str]) -> pa.Table:
-    """The tokens of the pairs of the block that `table` names, with their ids and corpus rows, packed into one row."""
+    """The tokens of the pairs of the block that `table` names, with their ids and corpus rows, and the ids below `depth`, packed into one row."""
     block = {name: table[name][0].as_py() for name in ("block", "start", "stop")}
-    found = _reader(settings.run, prints["run"]).read(block["start"], block["stop"])
-    found = found.filter(pc.less_equal(found["rank"], settings.depth)).combine_chunks()
+    every = _reader(settings.run, prints["run"]).read(block["start"], block["stop"])
+    first = pc.less_equal(every["rank"], settings.depth)
+    found, below = every.filter(first).combine_chunks(), every.filter(pc.invert(first))
     texts = _queries(settings.queries, prints["queries"]).texts(found["query_id"], settings.run)
     store = store_of(settings.corpus, prints["corpus"])
     rows = store.rows_of(found["passage_id"])
@@ -117,8 +134,9 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
         missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
         raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
     tokens = kept_tokenizer(_load_tokenizer, settings.model, prints["model"]).pairs(texts, store.passages(rows))
-    ids = {name: found[name].combine_chunks() for name in ("query_id", "passage_id")}
-    return pack({"block": [block["block"]], **ids, "row": rows, **token_columns(tokens)})
+    ids = {name: found[name].combine_chunks() for name in _PAIR}
+    kept = {f"kept_{name}": below[name].combine_chunks() for name in _PAIR}
+    return pack({"block": [block["block"]], **ids, **kept, "row": rows, **token_columns(tokens)})
 
 
 class _Queries:
@@ -151,8 +169,10 @@ def _load_tokenizer(folder: str) -> PairTokenizer:
 class BlockScorer:
     """A model actor: takes the pairs of a block, commits its part of the run, and returns the record of the commit."""
 
-    def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
-        self._draft = draft
+    def __init__(
+        self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, drops: bool
+    ) -> None:
+        self._draft, self._drops = draft, drops
         self._device = Device(layout, settings.token_budget, settings.precision, begun or recorded(draft), cpu_bf16=True)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
@@ -175,23 +195,31 @@ class BlockScorer:
         scores, padded = self._device.run(tokens, model.tokenizer.pad_id, model, meter.count)
         taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
         note = {"tokens": len(tokens.ids), "padded": padded, **taken}
-        commit_table(self._draft, name, ordered(columns["query_id"], columns["passage_id"], columns["row"].to_numpy(), scores), **note)
+        query_ids, passage_ids, rows = columns["query_id"], columns["passage_id"], columns["row"].to_numpy()
+        if not self._drops:
+            note["kept"] = below = len(columns["kept_query_id"])
+            query_ids = pa.concat_arrays([query_ids, columns["kept_query_id"]])
+            passage_ids = pa.concat_arrays([passage_ids, columns["kept_passage_id"]])
+            rows, scores = np.append(rows, np.full(below, -1)), np.append(scores, np.full(below, np.nan, np.float32))
+        commit_table(self._draft, name, ordered(query_ids, passage_ids, rows, scores), **note)
         return pa.Table.from_pylist([note])
 
 
 def ordered(query_ids: pa.Array, passage_ids: pa.Array, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> pa.Table:
-    """A run of these pairs: queries in their order, each one's passages by score falling, then row rising, ranked from 1."""
-    query = pc.dictionary_encode(query_ids).indices.to_numpy()
-    order = np.lexsort((rows, -scores, query))
-    sorted_query = query[order]
-    starts = np.searchsorted(sorted_query, sorted_query, side="left")
+    """A run of these pairs: queries in their order, each one's passages by score falling, then row rising, ranked from 1.
+
+    Pairs whose score is NaN come below the others of their query, as `reordered` says.
+    """
+    order, scores = reordered(pc.dictionary_encode(query_ids).indices.to_numpy().astype(np.int64), rows, scores)
     take = pa.array(order)
+    query_ids = query_ids.take(take)
+    starts = query_starts(pa.chunked_array([query_ids]))
     return pa.table(
         {
-            "query_id": query_ids.take(take),
+            "query_id": query_ids,
             "passage_id": passage_ids.take(take),
-            "rank": pa.array(np.arange(len(order)) - starts + 1, pa.int32()),
-            "score": pa.array(scores[order], pa.float32()),
+            "rank": pa.array(ranges(np.ones_like(starts[1:]), np.diff(starts)), pa.int32()),
+            "score": pa.array(scores, pa.float32()),
         }
     )
 

@@ -244,7 +244,7 @@ class RerankSettings(Settings, Spread):
     run: Folder = artifact("run", "the run to reorder")
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
-    depth: int = setting(100, "passages of each query to score; the others are dropped", ge=1)
+    depth: int = setting(100, "passages of each query to score; the others follow in the order of the run", ge=1)
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", f"{PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
     )
@@ -256,7 +256,9 @@ class RerankSettings(Settings, Spread):
         queries = fewest(known.of(self.run), known.of(self.queries))
         if not queries:
             return Forecast()
-        made = Holds(queries.rows, "at most", self.depth, 9.0 * queries.rows * self.depth)
+        run = known.of(self.run)
+        each = max(self.depth, run.each if run else 0)
+        made = Holds(queries.rows, "at most", each, 9.0 * queries.rows * each)
         return pairs_forecast(self, self.model, made, known)
 
 

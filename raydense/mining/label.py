@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.runs import BLOCK_ROWS, query_blocks
+from raydense.data.runs import BLOCK_ROWS, query_blocks, scored_depth
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
@@ -108,6 +108,8 @@ class _Labeller:
     def __init__(self, settings: LabelSettings) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+        scored = None if settings.model else scored_depth(Artifact.open(settings.run, "run"))
+        self._depth = min(settings.depth, scored or settings.depth)  # the hits below are kept ones, whose scores are no logits
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
@@ -130,7 +132,7 @@ class _Labeller:
 
     def _scored(self, block: pa.Table, numbers: Rows, lengths: Rows) -> _Scored:
         rank = block["rank"].to_numpy()
-        taken = rank <= self.settings.depth
+        taken = rank <= self._depth
         query = np.repeat(np.arange(len(lengths)), lengths)[taken]
         row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
         score = block["score"].to_numpy()[taken]

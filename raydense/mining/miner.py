@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.runs import scored_depth
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
@@ -27,6 +28,7 @@ class Miner:
         self.positives, self.store = self.judged.positives, self.judged.store
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
+        self.scored = scored_depth(run)  # below it a re-ranked run has hits with scores of another kind
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's
         self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]
@@ -39,6 +41,8 @@ class Miner:
         ids, wanted = ids.take(pa.array(wanted)), numbers[wanted]
         counts: dict[str, Any] = {"unjudged": int((numbers < 0).sum())}
         query = np.repeat(place, lengths)
+        if self.scored is not None:
+            query[block["rank"].to_numpy() > self.scored] = -1
         found = self.candidates(block, query, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
         if self.settings.teacher:

@@ -1,10 +1,11 @@
-"""The stage `search`: queries through an index's pool, block by block, into a run."""
+"""The stage `search`: queries through the pool of an index, or of several whose hits are fused, block by block, into a run."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 from raydense.data.tables import commit_table, judged_rows, query_starts, read_table
 from raydense.errors import InputError
 from raydense.ranges import ranges
+from raydense.retrieval.fused_indexes import fusion_of_indexes
+from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage import Artifact, Draft, provenance, provenance_of, read_manifest
+from raydense.storage import Artifact, Draft, named, named_folders, provenance, provenance_of, read_manifest
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
@@ -32,48 +35,97 @@ def search(settings: SearchSettings) -> Artifact:
 
     Queries are encoded by a pool of actors while earlier blocks are searched, or their vectors are given. A second run after a kill
     continues with the missing blocks. A search by a running pool gives the same run as a search of its index; a finished run no
-    longer needs the pool. Raises InputError if model, vectors, queries and index do not belong together, qrels name an unknown
+    longer needs the pool. Of several indexes the hits are those of `fuse` over their runs of `max(k, depth)` hits, where the depth is that of
+    the fused run `fuse`, else 100. Raises InputError if model, vectors, queries and index do not belong together, qrels name an unknown
     query, the pool does not fit on the cluster, or a running pool answers from another index or switches to one meanwhile.
     """
-    pool = None
+    pools: list[SearchPool] = []
     if settings.pool:
         try:
-            pool, settings = _by_pool(settings.pool, settings)
+            pools, settings = _by_pools(settings)
         except InputError:
             if (done := _finished(settings)) is None:
                 raise
             return done
     made_from = provenance("search", settings)
-    index = Artifact.open(str(settings.index), "index")
+    names, folders = zip(*named_folders(settings.indexes), strict=True)
+    indexes = [Artifact.open(folder, "index") for folder in folders]
+    fusion = fusion_of_indexes(indexes, names, settings.fuse, settings.model, settings.search_params)
+    if len(set(names)) < len(names):
+        raise InputError("two indexes have the same name", "index", "write NAME=folder, each with another name")
     if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
-        check_search_params(index, settings.search_params)
+        for index in indexes:
+            check_search_params(index, _params(settings, index))
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
-    if settings.vectors:
-        check_vectors(settings.vectors, settings.queries, index)
-    else:
-        check_model(settings.model, index)
+    for index in indexes:
+        _check_asked(settings, index)
     queries, positions = _queries(settings)
     there = draft.committed()
     starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
+    asked = _Asked(names, indexes, fusion, pools)
     if starts:
-        _search_blocks(draft, settings, index, queries, positions, starts, pool)
+        _search_blocks(draft, settings, asked, queries, positions, starts)
     found = sum(file.rows for file in draft.committed().values())
-    kind = index.summary["kind"]
-    return draft.finish(found, kind=kind, queries=len(queries), k=settings.k, index=index.fingerprint, corpus=index.summary["corpus"])
+    return draft.finish(found, queries=len(queries), k=settings.k, corpus=indexes[0].summary["corpus"], **asked.about(settings.k))
 
 
-def _by_pool(name: str, settings: SearchSettings) -> tuple[SearchPool, SearchSettings]:
-    """The pool `name`, pinned to the index that it answers from now, and the settings of the same search of that index."""
+@dataclass(frozen=True)
+class _Asked:
+    """The indexes of a search, how their hits are fused, and the running pools that answer from them, if there are some."""
+
+    names: Sequence[str]
+    indexes: list[Artifact]
+    fusion: Fusion | None
+    pools: list[SearchPool]
+
+    def about(self, k: int) -> dict[str, Any]:
+        """What the summary has of them: of several as that of a fused run."""
+        if self.fusion is None:
+            return {"kind": self.indexes[0].summary["kind"], "index": self.indexes[0].fingerprint}
+        rule, depths = self.fusion.rule, [max(k, depth) for depth in self.fusion.depths]
+        runs = {
+            name: {"kind": one.summary["kind"], "depth": depth} for name, one, depth in zip(self.names, self.indexes, depths, strict=True)
+        }
+        weights = dict(zip(self.names, rule.weights, strict=True))
+        fused = {"kind": "fused", "method": rule.method, "scale": rule.scale, "weights": weights, "runs": runs}
+        return {**fused, "index": [one.fingerprint for one in self.indexes]}
+
+
+def _without_model(settings: SearchSettings, index: Artifact) -> bool:
+    """Whether an index is asked by texts although there is a model, which is for others."""
+    return len(settings.indexes) > 1 and index.summary["kind"] == "bm25"
+
+
+def _params(settings: SearchSettings, index: Artifact) -> str:
+    return "" if _without_model(settings, index) else settings.search_params
+
+
+def _check_asked(settings: SearchSettings, index: Artifact) -> None:
+    """InputError unless the index takes the queries that the settings have for it."""
+    if settings.vectors and not _without_model(settings, index):
+        check_vectors(settings.vectors, settings.queries, index)
+    elif not settings.vectors:
+        check_model(None if _without_model(settings, index) else settings.model, index)
+
+
+def _by_pools(settings: SearchSettings) -> tuple[list[SearchPool], SearchSettings]:
+    """The pools of the settings, pinned to the indexes that they answer from now, and the settings of the same search of these."""
     from raydense.retrieval.pool import SearchPool
 
-    pool = SearchPool.connect(name, pinned=True)
-    plan = pool.plan
-    if settings.index and Artifact.open(settings.index, "index").fingerprint != plan.fingerprint:
-        what = f"the pool {name!r} answers from another index, {plan.index}"
-        raise InputError(what, settings.index, f"leave it out, or switch the pool to it with `raydense pool swap --name {name}`")
-    return pool, settings.model_copy(update={"index": settings.index or plan.index, "search_params": plan.search_params})
+    pools = [SearchPool.connect(name, pinned=True) for name in settings.pools]
+    for pool, given in zip(pools, settings.indexes, strict=False):
+        folder = named(given)[1] if len(pools) > 1 else given
+        if Artifact.open(folder, "index").fingerprint != pool.plan.fingerprint:
+            what = f"the pool {pool.name!r} answers from another index, {pool.plan.index}"
+            raise InputError(what, folder, f"leave it out, or switch the pool to it with `raydense pool swap --name {pool.name}`")
+    params = list(dict.fromkeys(pool.plan.search_params for pool in pools if pool.plan.search_params))
+    if len(params) > 1:
+        raise InputError(f"have different search parameters, {' and '.join(params)}", "pool", "start them with the same")
+    several = [f"{pool.name}={pool.plan.index}" for pool in pools]
+    index = settings.index or (several if len(pools) > 1 else pools[0].plan.index)
+    return pools, settings.model_copy(update={"index": index, "search_params": "".join(params)})
 
 
 def _finished(settings: SearchSettings) -> Artifact | None:
@@ -81,40 +133,60 @@ def _finished(settings: SearchSettings) -> Artifact | None:
     manifest = read_manifest(settings.output)
     if manifest is None:
         return None
-    return Draft.open(settings.output, "run", provenance_of(manifest["made_from"], "search", settings)).done
+    there = manifest["made_from"]
+    names = {"names": there["names"]} if "names" in there and not settings.index else {}
+    return Draft.open(settings.output, "run", provenance_of(there, "search", settings) | names).done
 
 
-def _search_blocks(
-    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool | None
-) -> None:
-    from raydense.retrieval.pool import SearchPool
-
-    ids, block = PassageIds(index), settings.block
+def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, queries: pa.Table, positions: Rows, starts: list[int]) -> None:
+    ids, block, fusion = PassageIds(asked.indexes[0]), settings.block, asked.fusion
     # k, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
-    if pool is None:
-        pool = SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
-    with pool, closing(_blocks(settings, index, queries, positions, starts, pool)) as stream:
-        done = len(queries) - sum(min(block, len(queries) - at) for at in starts)
-        with Progress("search", len(queries), "queries", done) as progress:
-            for at, (_, (scores, rows)) in zip(starts, pool.search_blocks(stream, k), strict=True):
-                table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
-                if settings.drop_identical:
-                    table = without_identical(table, own, settings.k)
-                commit_table(draft, _run_file(at // block), table)
-                progress.add(len(rows))
+    depths = [max(k, depth) for depth in fusion.depths] if fusion else [k]
+    with ExitStack() as open_, Progress("search", len(queries), "queries", _done(queries, starts, block)) as progress:
+        answers = []
+        for pool, index, depth in zip(_pools(settings, asked, open_), asked.indexes, depths, strict=True):
+            stream = open_.enter_context(closing(_blocks(settings, index, queries, positions, starts, pool)))
+            answers.append(pool.search_blocks(stream, depth))
+        for at, found in zip(starts, zip(*answers, strict=True), strict=True):
+            hits = [of_index for _, of_index in found]
+            scores, rows = fusion.fused(hits, ids.take, k) if fusion else hits[0]
+            table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
+            if settings.drop_identical:
+                table = without_identical(table, own, settings.k)
+            commit_table(draft, _run_file(at // block), table)
+            progress.add(len(rows))
+
+
+def _pools(settings: SearchSettings, asked: _Asked, open_: ExitStack) -> list[SearchPool]:
+    """The running pools, or one that is started for each index; those end with `open_`."""
+    from raydense.retrieval.pool import SearchPool
+
+    if asked.pools:
+        return [open_.enter_context(pool) for pool in asked.pools]
+    found = []
+    for index in asked.indexes:
+        gpu = settings.gpu and not _without_model(settings, index)
+        pool = SearchPool.start(index, settings.replicas, None, settings.threads, gpu, _params(settings, index))
+        found.append(open_.enter_context(pool))
+    return found
+
+
+def _done(queries: pa.Table, starts: list[int], block: int) -> int:
+    """How many queries were searched before."""
+    return len(queries) - sum(min(block, len(queries) - at) for at in starts)
 
 
 def _blocks(
     settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool
 ) -> Generator[Queries, None, None]:
     """The queries of the blocks that begin at `starts`, in the index's format: vectors, or texts for BM25."""
+    if _without_model(settings, index) or not (settings.vectors or settings.model):
+        return (queries["text"].slice(at, settings.block).to_pylist() for at in starts)
     if settings.vectors:
         given = Vectors(settings.vectors, of="queries")
         return (given.take(positions[at : at + settings.block]) for at in starts)
-    if settings.model:
-        return encoded_blocks(settings, queries, index, starts, pool)
-    return (queries["text"].slice(at, settings.block).to_pylist() for at in starts)
+    return encoded_blocks(settings, queries, index, starts, pool)
 
 
 def _run_file(number: int) -> str:

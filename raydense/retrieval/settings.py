@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, model_validator
 
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
+from raydense.settings import BaseSettings, Folder, FolderOrNone, OneOrMore, Settings, artifact, group, resource, setting
 
 _PART_BYTES = 32 * 2**20  # of text, which one task counts
 
@@ -143,11 +143,19 @@ class Pool(BaseModel):
 
 
 class SearchSettings(Settings, Pool):
-    """Search an index with a pool of shard actors; the best k passages of each query become a run."""
+    """Search an index with a pool of shard actors; the best k passages of each query become a run.
+
+    Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
+    """
 
     newer = ("drop_identical",)
 
-    index: FolderOrNone = artifact("index", "the index; with pool, by default the pool's", None)
+    index: OneOrMore = artifact("index", "the index, or several of one corpus; with pool, by default the pool's", None)
+    fuse: FolderOrNone = artifact(
+        "run",
+        "several indexes: a run that `raydense fuse` made, whose method, weights and depth are used; by default reciprocal ranks of the first 100 hits, or k",
+        None,
+    )
     queries: Folder = artifact("queries", "the queries")
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     vectors: FolderOrNone = artifact("embeddings", "in place of model: the vectors of the queries, as `encode --queries` makes them", None)
@@ -158,7 +166,7 @@ class SearchSettings(Settings, Pool):
         "leave out a passage with the query's own id (unless qrels judge it), as BEIR does: in ArguAna and Quora it is the query itself",
     )
     block: int = setting(2_048, "queries of a block, which is searched at once and committed as one file; it bounds the memory", ge=1)
-    pool: str | None = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one")
+    pool: OneOrMore = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
     background: bool = resource(False, "encode the queries on the CPU, and leave the GPUs to other work")
 
     @model_validator(mode="after")
@@ -169,7 +177,23 @@ class SearchSettings(Settings, Pool):
             raise ValueError("a search needs index, or pool")
         if self.vectors:
             self._refuse_given(["model", "background"], "a search with vectors")
+        if len(self.pools or self.indexes) > 1:
+            self._refuse_given(["drop_identical"], "a search of several indexes")
+        else:
+            self._refuse_given(["fuse"], "a search of one index")
+        if self.pool and self.index and len(self.pools) != len(self.indexes):
+            raise ValueError(f"there are {len(self.pools)} pools and {len(self.indexes)} indexes: give as many, or leave index out")
         return self
+
+    @property
+    def indexes(self) -> list[str]:
+        """The indexes, each a folder or NAME=folder."""
+        return self.index if isinstance(self.index, list) else [self.index] if self.index else []
+
+    @property
+    def pools(self) -> list[str]:
+        """The names of the pools."""
+        return self.pool if isinstance(self.pool, list) else [self.pool] if self.pool else []
 
     def asked(self, known: Known) -> Holds | None:
         """The queries that are searched."""
@@ -177,12 +201,14 @@ class SearchSettings(Settings, Pool):
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the hits to write, and with queries x vectors (or passages) that are compared."""
-        queries, index = self.asked(known), known.of(self.index)
+        queries = self.asked(known)
         if not queries:
             return Forecast()
         from raydense.retrieval.forecasts import on_gpus, search_work
 
-        needs = f"{queries} queries x {self.k}{on_gpus(self, self.index)}"
+        one = None if isinstance(self.index, list) else self.index
+        index, several = known.of(one), f", of {len(self.indexes)} indexes" if len(self.indexes) > 1 else ""
+        needs = f"{queries} queries x {self.k}{several}{on_gpus(self, one)}"
         made = Holds(queries.rows, queries.word, self.k, 7.0 * queries.rows * self.k)
         if not index:
             return Forecast(needs, {self.output: made})

@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.retrieval.fused_indexes import fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Reply, Searching, connected, sources
-from raydense.serving.settings import ServeSettings
+from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, fingerprint_of
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
@@ -53,28 +53,9 @@ class Found:
         return replace(self, hits=hits, parts=tuple(parts))
 
 
-def fusion_of(settings: ServeSettings, indexes: list[Artifact]) -> Fusion | None:
+def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
     """How the hits of several indexes are fused; InputError where they are of different corpora, or others than the fused run's."""
-    if len(indexes) == 1:
-        return None
-    if len({index.summary["corpus"] for index in indexes}) > 1:
-        raise InputError("the indexes are of different corpora", "index", "give indexes of one corpus")
-    if all(index.summary["kind"] == "bm25" for index in indexes):
-        if settings.model:
-            raise InputError("no index of these needs a model", "model", "leave it out, or give an index of kind faiss")
-        for index in indexes:
-            check_search_params(index, settings.search_params)
-    if not settings.fuse:
-        return Fusion.reciprocal(len(indexes))
-    fusion = Fusion.of(settings.fuse, settings.names)
-    for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
-        if kind not in ("", "bm25", "faiss"):
-            what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
-            raise InputError(what, settings.fuse, "fuse runs that `raydense search` made")
-        if kind and kind != (here := index.summary["kind"]):
-            what = f"its run {run!r} is of kind {kind}, and index {number} of kind {here}"
-            raise InputError(what, settings.fuse, "give the indexes in the order of the runs, or by their names")
-    return fusion
+    return fusion_of_indexes(indexes, settings.names, settings.fuse, settings.model, settings.search_params)
 
 
 def check_corpus(corpus: str | None, index: Artifact) -> None:
@@ -96,7 +77,6 @@ class Answering:
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
         self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
-        self._encoding = threading.Lock()
         # of a pool the index may change between two questions
         self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
         check_corpus(settings.corpus, self._searching[0].index)
@@ -156,8 +136,7 @@ class Answering:
 
     def _encoded(self, texts: list[str]) -> list[Queries]:
         """The queries in the format of each index."""
-        with self._encoding:  # the next batch is encoded while this one is searched
-            return [one.prepare(texts) for one in self._searching]
+        return [one.prepare(texts) for one in self._searching]
 
     def _truncated(self, texts: list[str]) -> list[bool]:
         """Whether an encoder reads only the beginning of a text."""

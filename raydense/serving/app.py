@@ -35,7 +35,7 @@ from raydense.serving.settings import ServeSettings
 from raydense.serving.token import allows, expected
 
 _BATCH = 64  # requests whose queries are encoded together
-_AT_ONCE = 2  # batches: one is encoded while the other is searched
+_AT_ONCE = 2  # batches: each is encoded by one thread
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
 _HTML = "text/html; charset=utf-8"

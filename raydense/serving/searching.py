@@ -24,7 +24,7 @@ from raydense.retrieval.search import PassageIds
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.versions import Queries
 from raydense.serving.refusal import Unavailable, without_places
-from raydense.serving.settings import ServeSettings
+from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, named
 
 _IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
@@ -43,10 +43,11 @@ class Known:
 class Source:
     """Where an app searches one of its indexes: in a running pool, in one that it starts for the index, or in its own processes."""
 
-    settings: ServeSettings
+    settings: RetrieverSettings
     name: str
     index: str = ""  # of the app's own pool
     held: bool = False  # by each process of the app
+    copies: int = 1  # actors of each shard of the app's own pool
 
     def check(self, index: Artifact) -> None:
         """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
@@ -77,8 +78,7 @@ class Source:
             index = Artifact.open(self.index, "index")
             self.check(index)
             try:
-                copies = self.settings.shard_replicas
-                SearchPool.start(index, copies, self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
+                SearchPool.start(index, self.copies, self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
             except InputError:
                 if self.name not in pools():  # otherwise another process of the app started it first
                     raise
@@ -104,13 +104,14 @@ def sources(settings: ServeSettings, app: str, held: bool = False) -> list[Sourc
     found = []
     for folder in (named(item)[1] for item in settings.index):
         made_of = json.dumps([Artifact.open(folder, "index").fingerprint, settings.search_params, settings.shard_replicas])
-        found.append(Source(settings, f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}", folder, held))
+        name = f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+        found.append(Source(settings, name, folder, held, settings.shard_replicas))
     return found
 
 
 def connected(places: list[Source]) -> list[SearchPool | HeldIndex]:
     """What answers for each; if one cannot be started, those that were started here are ended, and InputError is raised."""
-    there = set(pools())
+    there = set() if all(source.held for source in places) else set(pools())  # those need no Ray
     found: list[SearchPool | HeldIndex] = []
     try:
         for source in places:

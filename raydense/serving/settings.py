@@ -1,8 +1,8 @@
-"""The settings of `serve`."""
+"""The settings of a `Retriever`, which answers in the process that has it, and of `serve`."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -10,20 +10,13 @@ from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifa
 from raydense.storage import named_folders
 
 
-class ServeSettings(BaseSettings):
-    """Answer queries over HTTP: a Ray Serve application that encodes the queries of many callers together, and holds the index or calls a search pool.
+class RetrieverSettings(BaseSettings):
+    """Answer questions in this process, from one index or from several of one corpus whose hits are fused."""
 
-    A token in RAYDENSE_TOKEN is asked of every caller.
+    called: ClassVar[str] = "a search"
 
-    Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
-    """
-
-    index: Folders = artifact(
-        "index",
-        "the index to answer from, held by each process where memory allows, else by a pool that is started for it; or several, whose hits are fused; or give pool",
-        [],
-    )
-    pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
+    index: Folders = artifact("index", "the index, held by this process, or several of one corpus, whose hits are fused; or give pool", [])
+    pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use in place of index, or of several")
     fuse: FolderOrNone = artifact(
         "run",
         "several indexes: a run that `raydense fuse` made, of as many runs, by the names of the indexes or pools (NAME=folder) if they are the same, else in order: its method, weights and depth are used;"
@@ -31,8 +24,48 @@ class ServeSettings(BaseSettings):
         None,
     )
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
-    corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
+    corpus: FolderOrNone = artifact("corpus", "the passages of the index, for titles and texts", None)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
+    reranker: FolderOrNone = artifact("model", "a re-ranker that orders the first passages of each question again; needs corpus", None)
+    rerank_depth: int = setting(50, "how many of the first passages the re-ranker scores; the others follow in their order", ge=1, le=1_000)
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        if self.pool:
+            self._refuse_given(["index", "search_params"], f"{self.called} by pool")
+        elif not self.index:
+            raise ValueError(f"{self.called} needs index, or pool")
+        if len(self.pool or self.index) == 1:
+            self._refuse_given(["fuse"], f"{self.called} of one index")
+        if not self.reranker:
+            self._refuse_given(["rerank_depth"], f"{self.called} without a reranker")
+        elif not self.corpus:
+            raise ValueError(f"{self.called} with a reranker needs corpus, the texts that it reads")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the indexes or pools, in order."""
+        return self.pool or [name for name, _ in named_folders(self.index)]
+
+
+class ServeSettings(RetrieverSettings):
+    """Answer queries over HTTP: a Ray Serve application that encodes the queries of many callers together, and holds the index or calls a search pool.
+
+    A token in RAYDENSE_TOKEN is asked of every caller.
+
+    Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
+    """
+
+    called = "serving"
+
+    index: Folders = artifact(
+        "index",
+        "the index to answer from, held by each process where memory allows, else by a pool that is started for it; or several, whose hits are fused; or give pool",
+        [],
+    )
+    pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
+    corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
     gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction", ge=0)
@@ -42,16 +75,7 @@ class ServeSettings(BaseSettings):
     log_queries: bool = resource(False, "whether the texts of the queries are written to the log of Ray Serve")
 
     @model_validator(mode="after")
-    def _asks_one(self) -> Self:
+    def _by_pool(self) -> Self:
         if self.pool:
-            self._refuse_given(["index", "search_params", "shard_replicas"], "serving by pool")
-        elif not self.index:
-            raise ValueError("serving needs index, or pool")
-        if len(self.pool or self.index) == 1:
-            self._refuse_given(["fuse"], "serving one index")
+            self._refuse_given(["shard_replicas"], "serving by pool")
         return self
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the indexes or pools, in order."""
-        return self.pool or [name for name, _ in named_folders(self.index)]

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 
 from raydense.data.runs import RunReader
-from raydense.data.tables import read_table
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import ordered, rerank
 from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
+from raydense.storage import Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -47,6 +49,14 @@ def settings(world: Path, output: Path, **more: object) -> RerankSettings:
     return RerankSettings.read({"output": str(output), "depth": DEPTH, "block": 4, "precision": "fp32", **inputs, **more})
 
 
+def below(world: Path) -> dict[str, list[str]]:
+    """The passages below the depth, in the order of the run."""
+    found: dict[str, list[str]] = {}
+    for row in read_table(world / "run", "run").to_pylist():
+        found.setdefault(row["query_id"], []).extend([row["passage_id"]] * (row["rank"] > DEPTH))
+    return found
+
+
 def expected(world: Path, texts: list[str], queries: list[str]) -> dict[str, list[tuple[str, float]]]:
     """One pair a batch, sorted by Python."""
     model = CrossEncoder.load(world / "model")
@@ -64,16 +74,40 @@ def test_order_and_scores_are_those_of_the_cross_encoder(world: Path) -> None:
     from raydense.data.store import PassageStore
 
     made = rerank(settings(world, world / "out", concurrency=(1, 1)))
-    assert [file.rows for file in made.files] == [4 * DEPTH, 4 * DEPTH, 3 * DEPTH]
+    assert [file.rows for file in made.files] == [4 * K, 4 * K, 3 * K]
+    assert (made.summary["kept"], made.summary["depth"]) == (QUERIES * (K - DEPTH), DEPTH)
     queries = read_table(world / "queries", "queries")["text"].to_pylist()
     wanted = expected(world, PassageStore(world / "corpus").passages(np.arange(PASSAGES)), queries)
     table = read_table(world / "out", "run").to_pydict()
-    assert table["query_id"] == [q for q in wanted for _ in range(DEPTH)]
-    assert table["rank"] == list(range(1, DEPTH + 1)) * QUERIES
-    assert table["passage_id"] == [p for pairs in wanted.values() for p, _ in pairs]
-    np.testing.assert_allclose(table["score"], [s for pairs in wanted.values() for _, s in pairs], rtol=0, atol=1e-5)
+    rest = below(world)
+    assert table["query_id"] == [q for q in wanted for _ in range(K)]
+    assert table["rank"] == list(range(1, K + 1)) * QUERIES
+    assert table["passage_id"] == [p for q, pairs in wanted.items() for p in [*(p for p, _ in pairs), *rest[q]]]
+    steps = [(place + 1) / (K - DEPTH) for place in range(K - DEPTH)]
+    scores = [s for pairs in wanted.values() for s in [*(s for _, s in pairs), *(pairs[-1][1] - step for step in steps)]]
+    np.testing.assert_allclose(table["score"], scores, rtol=0, atol=1e-5)
     again = rerank(settings(world, world / "again", concurrency=(2, 2)))
     assert file_bytes(again.path) == file_bytes(made.path)
+
+
+def test_an_output_that_an_earlier_version_began_goes_on_without_the_rest(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All blocks of an output are alike; and a finished one of an earlier version stays as it is, which is said."""
+    whole = rerank(settings(world, world / "whole", concurrency=(1, 1)))
+    draft = Draft.open(world / "old", "run", provenance("rerank", settings(world, world / "old")))
+    table = read_table(whole.path, "run")
+    first = table.filter(
+        pc.and_(pc.less_equal(table["rank"], DEPTH), pc.is_in(table["query_id"], value_set=pa.array(["q0", "q1", "q2", "q3"])))
+    )
+    note = {"tokens": 9, "padded": 9, "precision": "fp32", "seconds": 0.1}
+    commit_table(draft, "run-00000.parquet", first, **note)
+    draft.close()
+    made = rerank(settings(world, world / "old", concurrency=(1, 1)))
+    found = read_table(made.path, "run")
+    assert found.equals(table.filter(pc.less_equal(table["rank"], DEPTH)))
+    assert "kept" not in made.summary
+    capsys.readouterr()
+    assert rerank(settings(world, world / "old")).fingerprint == made.fingerprint
+    assert "is of an earlier version, without the passages below depth" in capsys.readouterr().err
 
 
 def test_ties_fall_to_the_lower_corpus_row() -> None:

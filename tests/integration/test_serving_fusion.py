@@ -284,5 +284,5 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
     ):
         with pytest.raises(InputError, match=words), running(ServeSettings(**asked), "refused", "/", "127.0.0.1", free_ports(1)[0]):
             pass
-    with pytest.raises(InputError, match="serving one index does not use fuse"):
+    with pytest.raises(InputError, match="serving of one index does not use fuse"):
         ServeSettings(index=turned[0], fuse=fused)

@@ -241,6 +241,16 @@ def test_a_run_of_other_queries_and_a_teacher_of_others_are_refused(tmp_path):
         analyse_in(tmp_path / "two", teacher=str(tmp_path / "two" / "teacher"))
 
 
+def test_hits_that_a_teacher_keeps_below_its_depth_are_not_scored(tmp_path):
+    write_world(tmp_path, ["a", "b", "c"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})
+    teacher = [run_table([("q0", "p2", 1, 3.0), ("q0", "p1", 2, 2.0)])]
+    write_table(tmp_path / "teacher", "run", teacher, stage="rerank", depth=1)
+    with pytest.raises(InputError, match="scores none of the pairs"):
+        analyse_in(tmp_path, teacher=str(tmp_path / "teacher"))
+    write_table(tmp_path / "deep", "run", teacher, stage="rerank", depth=2)
+    analyse_in(tmp_path, teacher=str(tmp_path / "deep"))
+
+
 @pytest.mark.parametrize(("loss", "warned"), [("listwise", True), ("pointwise", False)])
 def test_a_teacher_trained_listwise_is_named(tmp_path, capsys, loss, warned):
     write_world(tmp_path, ["a", "b"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})

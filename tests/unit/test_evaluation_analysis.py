@@ -25,10 +25,10 @@ QUERIES, PASSAGES, CANDIDATES, DEPTH = 30, 90, 40, 25
 Hits = dict[str, list[tuple[str, float]]]
 
 
-def write(folder: Path, kind: str, table: pa.Table, made_from: dict[str, Any]) -> Artifact:
+def write(folder: Path, kind: str, table: pa.Table, made_from: dict[str, Any], **summary: object) -> Artifact:
     draft = Draft.open(folder, kind, made_from)
     commit_table(draft, f"{kind}.parquet", table)
-    return draft.finish(table.num_rows)
+    return draft.finish(table.num_rows, **summary)
 
 
 def as_run(hits: Hits) -> pa.Table:
@@ -104,6 +104,12 @@ def test_metrics_deeper_than_a_re_ranked_run_are_left_out(world: dict[str, Any])
     rows = summarise({"one": {"1": report}, "other": {"1": report}})["runs"]
     assert list(rows["again"]["other"]["significance"]) == ["RR@10", "R@25"]
     assert list(rows["dense"]["other"]["significance"]) == ["R@30", "RR@10", "R@25"]
+
+
+def test_a_re_ranked_run_that_keeps_the_rest_is_measured_to_any_depth(world: dict[str, Any]) -> None:
+    made_from = {"stage": "rerank", "settings": {"depth": DEPTH}, "inputs": {"run": "x", "model": "z"}}
+    write(world["root"] / "keeps", "run", as_run(world["scored"]), made_from, kept=5)
+    assert list(measure(world, "keeps all", run=[str(world["root"] / "keeps")], metrics=["R@30", "AP"])["metrics"]) == ["R@30", "AP"]
 
 
 def test_a_metric_without_a_cutoff_looks_at_all(world: dict[str, Any]) -> None:

@@ -143,6 +143,16 @@ def test_gold_stays_whatever_the_score_of_the_teacher(tmp_path: Path, capsys: py
     assert "1 of 1 gold positives below s_neg (100%)" in capsys.readouterr().err
 
 
+def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path) -> None:
+    cut = {q: hits[:2] for q, hits in {**RUN, **FREE}.items()}
+    for name, run, depth in (("kept", {**RUN, **FREE}, 2), ("cut", cut, 100)):
+        write_world(tmp_path / name, TEXTS, QRELS, run, stage="rerank", model="m", depth=depth)
+    found, wanted = (label_world(tmp_path / name, negatives=2) for name in ("kept", "cut"))
+    assert examples_of(found) == examples_of(wanted)
+    assert {**found.summary, "corpus": ""} == {**wanted.summary, "corpus": ""}
+    assert sum(found.summary["candidates"].values()) == 6
+
+
 def test_a_query_without_labels_has_what_the_teacher_finds_or_is_dropped(tmp_path: Path) -> None:
     write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
     for name, qrels in (("with", True), ("without", False)):

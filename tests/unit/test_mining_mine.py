@@ -157,6 +157,17 @@ def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
         mine_world(tmp_path, "x", teacher=True, hybrid={"labels": "x"})
 
 
+@pytest.mark.parametrize("more", [{}, {"teacher": True}, {"absolute_margin": 0.5}])
+def test_of_a_re_ranked_run_the_scored_hits_are_candidates(tmp_path: Path, more: dict[str, object]):
+    """Those that it keeps below its depth have other scores: no teacher's, and none to compare with a positive's."""
+    cut = {q: hits[:3] for q, hits in RUN.items()}
+    for name, run, depth in (("kept", RUN, 3), ("cut", cut, 100)):
+        write_world(tmp_path / name, TEXTS, QRELS, run, stage="rerank", depth=depth)
+    found, wanted = (mine_world(tmp_path / name, pick="top", **more) for name in ("kept", "cut"))
+    assert examples_of(found) == examples_of(wanted)
+    assert found.summary["candidates"] == wanted.summary["candidates"] == 3
+
+
 def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_world(tmp_path, TEXTS, [*QRELS, ("absent", "p4", 1), ("none", "p4", 0)], {**RUN, "none": [("p1", 1.0)]})
     artifact = mine_world(tmp_path, negatives=5)

@@ -1,0 +1,38 @@
+"""Scores pairs of a question and a passage by a re-ranker in this process: for a server, and for `Retriever`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.models.model_kind import require_model
+
+Scorer = Callable[[list[str], list[str]], NDArray[np.float32]]
+
+
+def pair_scorer(model: str) -> Scorer:
+    """A function from questions and as many passages to logits float32 [n], by the re-ranker in folder `model`, on this process's GPU if it has one.
+
+    InputError if the folder holds no trained re-ranker.
+    """
+    import torch
+
+    from raydense.models.cross_encoder import CrossEncoder
+
+    require_model(model, scores=True)
+    gpus = 1.0 if torch.cuda.is_available() else 0.0
+    device = Device(Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1), 0, cpu_bf16=True)
+    placed = device.place(CrossEncoder.load(model))
+
+    def scores(questions: list[str], passages: list[str]) -> NDArray[np.float32]:
+        if not questions:
+            return np.zeros(0, np.float32)
+        found: NDArray[np.float32]
+        found, _ = device.run(placed.tokenize_pairs(questions, passages), placed.tokenizer.pad_id, placed, lambda n: None)
+        return found
+
+    return scores

@@ -1,0 +1,212 @@
+"""`Retriever`: answers questions in this process, by indexes that it holds or by running pools, with the texts of the hits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from raydense.data.store import PassageStore
+from raydense.errors import InputError
+from raydense.inference.reordering import reordered
+from raydense.retrieval.memory import plan_memory
+from raydense.runtime.progress import size
+from raydense.serving.answering import check_corpus, fusion_of
+from raydense.serving.hits import Hit, HitList
+from raydense.serving.refusal import Unavailable
+from raydense.serving.searching import Known, Searching, Source
+from raydense.serving.settings import RetrieverSettings
+from raydense.storage import named_folders
+
+if TYPE_CHECKING:
+    from raydense.inference.pair_scorer import Scorer
+
+_AT_ONCE = 1_024  # questions that are searched together: it bounds the memory
+Rows = NDArray[np.int64]
+Where = str | os.PathLike[str]
+
+
+class Retriever:
+    """`with Retriever.load(index=..., model=..., corpus=...) as retriever: retriever.search("a question")`. Safe to use from several threads.
+
+    Indexes are held in this process, whose memory they need: no Ray is started. With pools it joins the cluster of Ray where they run.
+    """
+
+    def __init__(self, settings: RetrieverSettings) -> None:
+        settings = settings.located()
+        self.settings = settings
+        self._corpus = PassageStore(settings.corpus) if settings.corpus else None
+        self._searched = _pools(settings) if settings.pool else _held(settings)
+        self._names = settings.names
+        indexes = [one.index for one in self._searched]
+        self._fusion = fusion_of(settings, indexes)
+        check_corpus(settings.corpus, indexes[0])
+        self._score = _scorer(settings.reranker) if settings.reranker else None
+        self._asking = ThreadPoolExecutor(len(indexes))
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        index: Where | Sequence[Where] = (),
+        model: Where | None = None,
+        corpus: Where | None = None,
+        *,
+        pool: str | Sequence[str] = (),
+        fuse: Where | None = None,
+        reranker: Where | None = None,
+        **more: Any,
+    ) -> Retriever:
+        """Open what `RetrieverSettings` names; `more` are its other settings. A folder may be given as text, a path or an artifact.
+
+        InputError if they do not belong together, the machine has too little memory for the indexes, or there is no such pool.
+        """
+        folders = {"index": _several(index), "model": model, "corpus": corpus, "pool": _several(pool), "fuse": fuse, "reranker": reranker}
+        given: dict[str, Any] = {key: value for key, value in folders.items() if value not in (None, [])}
+        return cls(RetrieverSettings(**given, **more))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what it holds; pools go on."""
+        self._closed = True
+        self._asking.shutdown()
+        self._searched, self._corpus, self._score = [], None, None
+
+    @overload
+    def search(self, questions: str, k: int = 10) -> HitList: ...
+    @overload
+    def search(self, questions: list[str], k: int = 10) -> list[HitList]: ...
+    def search(self, questions: str | list[str], k: int = 10) -> HitList | list[HitList]:
+        """The best k passages of a question, or of each of several, which are encoded and searched together.
+
+        Of several indexes hits are fused as `fuse` does, and with a re-ranker the first ones are ordered again. InputError on an empty
+        question, or where a pool answers from an index that does not fit.
+        """
+        asked = [questions] if isinstance(questions, str) else list(questions)
+        if self._closed:
+            raise InputError("is closed", "Retriever", "load it again")
+        if k < 1:
+            raise InputError(f"k is {k}", "k", "give at least 1")
+        for number, question in enumerate(asked, 1):
+            if not question.strip():
+                raise InputError("is empty", f"question {number}", "write some words")
+        parts = (asked[at : at + _AT_ONCE] for at in range(0, len(asked), _AT_ONCE))
+        found = [hits for part in parts for hits in self._answered(part, k)]
+        return found[0] if isinstance(questions, str) else found
+
+    def _answered(self, asked: list[str], k: int) -> Iterator[HitList]:
+        found = self._found(asked, max(k, self.settings.rerank_depth) if self._score else k)
+        if self._score and self._corpus:
+            found = self._reranked(asked, found, self._score, self._corpus)
+        return self._lists(asked, found.cut(k))
+
+    def _found(self, asked: list[str], k: int) -> _Found:
+        """The best k of each question, and where each index found them."""
+        depths = [max(k, depth) for depth in self._fusion.depths] if self._fusion else [k]
+        queries = [one.prepare(asked) for one in self._searched]
+        try:
+            answers = list(self._asking.map(Searching.ask, self._searched, queries, depths))
+        except Unavailable as error:
+            raise InputError(str(error), "pool") from error
+        known = answers[0][1]
+        if any(other.corpus != known.corpus for _, other in answers) or (self._corpus and known.corpus != self._corpus.fingerprint):
+            raise InputError("answers from an index of another corpus now", "pool", "load the retriever again")
+        hits = [answer.hits for answer, _ in answers]
+        scores, rows = self._fusion.fused(hits, known.ids.take, k) if self._fusion else hits[0]
+        places = np.stack([_places(rows, of_index) for _, of_index in hits])
+        return _Found(known, scores, rows, places, np.zeros(rows.shape, np.bool_))
+
+    def _reranked(self, asked: list[str], found: _Found, score: Scorer, corpus: PassageStore) -> _Found:
+        """The first passages in the order of the re-ranker, which scores those of all questions together; the others below them."""
+        query, place = np.nonzero(found.rows >= 0)
+        row, first = found.rows[query, place], place < self.settings.rerank_depth
+        logits = np.full(len(row), np.nan, np.float32)
+        logits[first] = score([asked[number] for number in query[first].tolist()], corpus.passages(row[first]))
+        order, scores = reordered(query, row, logits)
+        took = query[order], place[order]
+        again = _Found(found.known, found.scores.copy(), found.rows.copy(), found.places.copy(), found.reranked.copy())
+        again.scores[query, place], again.rows[query, place] = scores, found.rows[took]
+        again.places[:, query, place], again.reranked[query, place] = found.places[:, took[0], took[1]], first[order]
+        return again
+
+    def _lists(self, asked: list[str], found: _Found) -> Iterator[HitList]:
+        there = found.rows >= 0
+        rows = found.rows[there]
+        ids = found.known.ids.take(rows).to_pylist()
+        texts = (
+            self._corpus.take(rows, ["title", "text"]).to_pydict() if self._corpus else dict.fromkeys(("title", "text"), [""] * len(ids))
+        )
+        places, reranked = found.places[:, there].T.tolist(), found.reranked[there].tolist()
+        hits = zip(ids, found.scores[there].tolist(), texts["title"], texts["text"], places, reranked, strict=True)
+        for question, count in zip(asked, there.sum(axis=1).tolist(), strict=True):
+            mine = (next(hits) for _ in range(count))
+            yield HitList(question, [self._hit(rank, *one) for rank, one in enumerate(mine, 1)])
+
+    def _hit(self, rank: int, id: str, score: float, title: str | None, text: str | None, places: list[int], reranked: bool) -> Hit:
+        found = {name: place for name, place in zip(self._names, places, strict=True) if place}
+        return Hit(rank, id, score, title or "", text or "", found, reranked)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The hits of questions: scores float32 and rows int64 [n, k], the rank at which each index found them (0: not) int64 [indexes, n, k]."""
+
+    known: Known
+    scores: NDArray[np.float32]
+    rows: Rows
+    places: Rows
+    reranked: NDArray[np.bool_]
+
+    def cut(self, k: int) -> _Found:
+        """The first k of each question."""
+        return _Found(self.known, self.scores[:, :k], self.rows[:, :k], self.places[..., :k], self.reranked[:, :k])
+
+
+def _pools(settings: RetrieverSettings) -> list[Searching]:
+    return [Searching(source, source.connect()) for source in (Source(settings, name) for name in settings.pool)]
+
+
+def _held(settings: RetrieverSettings) -> list[Searching]:
+    """The indexes of the settings, opened; InputError where they do not fit the model, or into the memory of this machine."""
+    sources = [Source(settings, name, folder, held=True) for name, folder in named_folders(settings.index)]
+    opened = [index for source in sources if (index := source.check_own())]
+    fusion_of(settings, opened)
+    needed, there = sum(plan_memory(index, 1).total for index in opened), psutil.virtual_memory().total
+    if needed > there:
+        what = f"needs {size(needed)} of memory, and this machine has {size(there)}"
+        raise InputError(what, "index", "start a pool of it on a cluster (`raydense pool start`), and give --pool")
+    return [Searching(source, source.connect()) for source in sources]
+
+
+def _several(given: Where | Sequence[Where]) -> list[Where]:
+    return [given] if isinstance(given, str | os.PathLike) else list(given)
+
+
+def _scorer(model: str) -> Scorer:
+    from raydense.inference.pair_scorer import pair_scorer
+
+    return pair_scorer(model)
+
+
+def _places(rows: Rows, found: Rows) -> Rows:
+    """The rank, from 1, at which `found` int64 [n, m] has each of `rows` int64 [n, k]; 0 where it has not."""
+    width = 1 + max(rows.max(initial=0), found.max(initial=0))
+    query = np.arange(len(rows))[:, None] * width
+    there, wanted = np.where(found >= 0, query + found, -1).ravel(), (query + rows).ravel()
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there[order], wanted), max(0, len(there) - 1))
+    if not len(there):
+        return np.zeros(rows.shape, np.int64)
+    hit = (there[order[at]] == wanted) & (rows.ravel() >= 0)
+    return np.where(hit, order[at] % found.shape[1] + 1, 0).reshape(rows.shape)
