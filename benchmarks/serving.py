@@ -7,7 +7,7 @@
 Callers are connections of this process, which it keeps; each asks one query a request, k 10, when it has the answer to its last one, whose bytes it
 does not parse. Prints the requests that were not answered with 200, requests a second, p50 and p99 of a request's milliseconds, the longest, and the
 CPU milliseconds a request of the server, all its processes, and of the callers: where others use the machine, these stay as they are. `--against-bare` starts one server after the other on the same index: this tree's, the one at `--tree`, and
-`serving_bare.py`'s, answering in its event loop and in threads; and prints the ratios of the medians over the rounds.
+`serving_bare.py`'s, answering one request on all cores, and two at once; and prints the ratios of the medians over the rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import psutil
 from raydense.data.tables import read_table
 
 _TREE = Path(__file__).parents[1]
-_HEAD = f"{'server':>14} {'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'server CPU ms':>14} {'callers':>8}"
+_HEAD = f"{'server':>15} {'callers':>8} {'requests':>9} {'failed':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'longest ms':>11} {'server CPU ms':>14} {'callers':>8}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Measured:
         p50, p99 = 1_000 * np.percentile(self.taken, [50, 99])
         longest = 1_000 * max(self.taken)
         return (
-            f"{server:>14} {self.callers:8} {len(self.taken):9,} {len(self.failed):7} {self.rate:11.0f} {p50:8.1f} {p99:8.1f} {longest:11.0f} "
+            f"{server:>15} {self.callers:8} {len(self.taken):9,} {len(self.failed):7} {self.rate:11.0f} {p50:8.1f} {p99:8.1f} {longest:11.0f} "
             f"{1_000 * self.server_cpu / len(self.taken):14.2f} {1_000 * self.cpu / len(self.taken):8.2f}"
         )
 
@@ -140,7 +140,7 @@ def servers(args: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
     of = ["--index", str(Path(args.index).resolve()), "--model", str(Path(args.model).resolve()), "--port", str(args.port)]
     ours, bare = [sys.executable, "-m", "raydense", "serve", *of], [sys.executable, str(_TREE / "benchmarks" / "serving_bare.py"), *of]
     other = {"other tree": (ours, Path(args.tree).resolve())} if args.tree else {}
-    return {"raydense": (ours, _TREE), **other, "bare": (bare, _TREE), "bare, threads": ([*bare, "--threads", "8"], _TREE)}
+    return {"raydense": (ours, _TREE), **other, "bare": (bare, _TREE), "bare, 2 at once": ([*bare, "--threads", "2"], _TREE)}
 
 
 def compare(args: argparse.Namespace, texts: list[str]) -> None:
@@ -148,6 +148,8 @@ def compare(args: argparse.Namespace, texts: list[str]) -> None:
     rates: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(args.rounds):
         for name, (command, tree) in servers(args).items():
+            if args.servers and name not in args.servers:
+                continue
             with started(command, tree, args.port) as (url, server):
                 measure(url, texts, 8, 100)
                 for callers in args.callers:
@@ -170,6 +172,7 @@ def main() -> None:
     parser.add_argument("--index")
     parser.add_argument("--model")
     parser.add_argument("--tree")
+    parser.add_argument("--servers", nargs="+", help="only these, by their names in the table")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """The smallest server of dense search, for comparison: FastAPI, sentence-transformers and FAISS in one process.
 
     .venv/bin/python benchmarks/serving_bare.py --index ix --model model --port 8001
-    .venv/bin/python benchmarks/serving_bare.py --index ix --model model --port 8001 --threads 8     # encodes in threads
+    .venv/bin/python benchmarks/serving_bare.py --index ix --model model --port 8001 --threads 2     # two requests at once, each on one core
 
 It takes the requests of `raydense serve`, one query each, and replies with the ids and scores of its passages. The index is one of raydense's, Flat and of
 one shard: its vectors go into an IndexFlatIP.
@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import faiss
+import torch
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -29,15 +30,22 @@ class Asked(BaseModel):
     k: int = 10
 
 
+def _on_one_core() -> None:
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+
+
 def app(index: str, model: str, threads: int) -> FastAPI:
-    """The server; with `threads` the requests are answered in so many, else one after the other in the event loop."""
+    """The server; with `threads` so many requests are answered at once, each on one core, else one after the other on all cores."""
+    if threads:
+        _on_one_core()
     artifact = Artifact.open(index, "index")
     stored = faiss.read_index(str(artifact.file("shard-00000.faiss")))
     flat = faiss.IndexFlatIP(stored.d)
     flat.add(stored.reconstruct_n(0, stored.ntotal))
     ids = PassageIds(artifact)
     encoder = SentenceTransformer(model, device="cpu")
-    pool = ThreadPoolExecutor(threads) if threads else None
+    pool = ThreadPoolExecutor(threads, initializer=_on_one_core) if threads else None
     api = FastAPI()
 
     def answer(asked: Asked) -> dict[str, Any]:

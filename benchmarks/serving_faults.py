@@ -48,6 +48,7 @@ from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of
 
 K, NAME = 10, "faults"
+_AFTER = 100  # requests after the last fault
 
 
 @dataclass
@@ -148,6 +149,9 @@ def inject(world: World, asked: Asked, requests: int, faults: int) -> None:
             victim = draw.choice(serve_processes("ray::ServeRep"))
             os.kill(victim.pid, signal.SIGKILL)
             print(f"  process {victim.pid} killed, at {len(asked.seconds):,} requests", flush=True)
+    last = len(asked.seconds) + _AFTER
+    while len(asked.seconds) < last:
+        time.sleep(0.05)
 
 
 def during(url: str, world: World, callers: int, requests: int, asked: Asked, other: Callable[[], None]) -> None:

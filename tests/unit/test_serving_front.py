@@ -1,0 +1,196 @@
+"""What stands before a served app: requests merged and told apart again, bodies bounded, errors without paths, the token."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydense.errors import InputError, InputErrors
+from raydense.serving.body import read_body
+from raydense.serving.front import Limits, Merging
+from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
+from raydense.serving.question import Question
+from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
+from raydense.serving.search_r1 import Retrieval
+from raydense.serving.token import allows, expected
+
+REQUESTS = st.lists(st.builds(Asked, st.sampled_from(["/search", "/retrieve"]), st.text(max_size=9), st.binary(max_size=50)), max_size=9)
+REPLIES = st.lists(st.builds(Reply, st.sampled_from([200, 422]), st.binary(max_size=50), st.dictionaries(st.text(), st.text())), max_size=9)
+
+
+@given(REQUESTS, REPLIES)
+def test_what_is_merged_is_told_apart_again(requests: list[Asked], replies: list[Reply]) -> None:
+    assert unpack_requests(pack_requests(requests)) == requests
+    assert unpack_replies(pack_replies(replies)) == replies
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_taken_for_merged_requests_that_are_none(body: bytes) -> None:
+    try:
+        found = unpack_requests(body)
+    except ValueError:
+        return
+    assert all(isinstance(one.body, bytes) for one in found)
+
+
+def _asked(*sizes: int) -> list[Asked]:
+    return [Asked("/search", "", bytes([number % 256]) * size) for number, size in enumerate(sizes)]
+
+
+def _merge(requests: list[Asked], send: Callable[[list[Asked]], Awaitable[list[Reply]]], limits: Limits, waits: float = 60.0) -> list[Any]:
+    async def all_of_them() -> list[Any]:
+        merging = Merging(send)
+        merging.limits = limits
+        return await asyncio.gather(*(asyncio.wait_for(merging.ask(one), waits) for one in requests), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+@given(st.lists(st.one_of(st.integers(0, 20), st.integers(LARGEST // 3, LARGEST)), min_size=1, max_size=150), st.integers(1, 4))
+def test_each_request_gets_its_own_reply(sizes: list[int], at_once: int) -> None:
+    """Whatever their number and sizes: never more merged requests at once than allowed, nor larger ones."""
+    batches: list[list[Asked]] = []
+    now = 0
+
+    async def send(batch: list[Asked]) -> list[Reply]:
+        nonlocal now
+        now += 1
+        assert now <= at_once
+        batches.append(batch)
+        await asyncio.sleep(0)
+        now -= 1
+        return [Reply(200, one.body) for one in batch]
+
+    requests = _asked(*sizes)
+    assert [one.body for one in _merge(requests, send, Limits(at_once=at_once))] == [one.body for one in requests]
+    assert [one for batch in batches for one in batch] == requests
+    assert all(len(batch) <= MOST and sum(len(one.body) for one in batch) <= LARGEST for batch in batches)
+
+
+def test_those_that_wait_go_together() -> None:
+    sizes = []
+
+    async def send(batch: list[Asked]) -> list[Reply]:
+        sizes.append(len(batch))
+        await asyncio.sleep(0)
+        return [Reply(200, b"")] * len(batch)
+
+    _merge(_asked(*[1] * (2 * MOST + 5)), send, Limits(at_once=2))
+    assert sizes == [MOST, MOST, 5]
+
+
+def test_a_failure_is_that_of_its_batch_alone() -> None:
+    async def send(batch: list[Asked]) -> list[Reply]:
+        if batch[0].body == b"\0":
+            raise Unavailable("it has ended")
+        return [Reply(200, b"")] * len(batch)
+
+    found = _merge(_asked(*[1] * (MOST + 3)), send, Limits(at_once=1))
+    assert [type(one) for one in found] == [Unavailable] * MOST + [Reply] * 3
+
+
+def test_an_app_that_does_not_answer_keeps_nothing() -> None:
+    """The time of a merged request is limited, too: those that come later are sent, and those whose time is over are not."""
+    sent: list[int] = []
+
+    async def send(batch: list[Asked]) -> list[Reply]:
+        sent.append(len(batch))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    found = _merge(_asked(*[1] * (3 * MOST)), send, Limits(seconds=0.05, at_once=1), waits=0.01)
+    assert [type(one) for one in found] == [TimeoutError] * 3 * MOST
+    assert sent == [MOST]
+
+
+def _read(pieces: list[bytes], **headers: bytes) -> bytes:
+    async def read() -> bytes:
+        waiting = iter(pieces)
+        left = len(pieces)
+
+        async def receive() -> dict[str, Any]:
+            nonlocal left
+            left -= 1
+            return {"type": "http.request", "body": next(waiting), "more_body": left > 0}
+
+        return await read_body({"headers": [(name.encode(), value) for name, value in headers.items()]}, receive)
+
+    return asyncio.run(read())
+
+
+def test_a_body_is_read_up_to_its_limit() -> None:
+    assert _read([b"a", b"", b"bc"]) == b"abc"
+    assert len(_read([b"x" * LARGEST])) == LARGEST
+    with pytest.raises(TooLarge):
+        _read([b"x" * LARGEST, b"x"])
+    for length in (b"1048577", b"-1", b"1e3", b"99999999999999999999"):
+        with pytest.raises(TooLarge):
+            _read([], **{"content-length": length})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line", "header"),
+    [
+        (InputError("wrong", "k", "fix it"), 422, "k: wrong; fix it", None),
+        (InputErrors(InputError("one"), InputError("two")), 422, "one", None),
+        (TooLarge(), 413, "the body is larger than 1,048,576 bytes; send fewer queries at once", None),
+        (Refused(401, "no token"), 401, "no token", "WWW-Authenticate"),
+        (Unavailable("/srv/model: is not the model"), 503, "(a path of the server): is not the model", "Retry-After"),
+        (TimeoutError(), 504, "no answer within 3 s; ask for less at once, or again later", None),
+    ],
+)
+def test_a_refusal_is_a_status_and_one_line(error: Exception, status: int, line: str, header: str | None) -> None:
+    found = refusal(error, 3.0)
+    assert found is not None
+    assert (found.status, found.body) == (status, Reply.of(status, {"error": line}).body)
+    assert list(found.headers) == ([header] if header else [])
+
+
+def test_an_error_that_nobody_foresaw_has_no_reply_of_its_own() -> None:
+    assert refusal(KeyError("/srv/secret")) is None
+
+
+@given(st.lists(st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=8), min_size=1, max_size=4))
+def test_no_path_of_the_server_is_in_a_line(parts: list[str]) -> None:
+    for path in ("/" + "/".join(parts), "s3://" + "/".join(parts), "./" + "/".join(parts), "../" + "/".join(parts)):
+        line = without_places(f"{path}: is no index ({path}); give another than {path!r}")
+        assert path not in line
+    assert without_places("the pools answer from indexes of different corpora") == "the pools answer from indexes of different corpora"
+
+
+def test_the_token_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYDENSE_TOKEN", raising=False)
+    assert expected() == ""
+    assert allows("", "")
+    monkeypatch.setenv("RAYDENSE_TOKEN", "a-word")
+    assert "a-word" not in expected()
+    assert allows(expected(), "Bearer a-word")
+    assert allows(expected(), "bearer  a-word ")
+    for wrong in ("", "Bearer", "Bearer ", "Bearer a-wor", "Bearer a-word2", "Basic a-word", "a-word", "Bearer é"):
+        assert not allows(expected(), wrong)
+    monkeypatch.setenv("RAYDENSE_TOKEN", " ")
+    with pytest.raises(InputError, match="RAYDENSE_TOKEN: is empty"):
+        expected()
+
+
+def test_what_search_r1_asks_is_a_question_with_texts() -> None:
+    asked = Retrieval.parse(b'{"queries": ["a", "b"], "topk": 0, "return_scores": true}')
+    assert asked.question == Question(queries=["a", "b"], k=3, texts=True)
+    passage = {"id": "p", "title": "T", "text": "x\ny", "score": 0.5}
+    document = {"id": "p", "contents": '"T"\nx\ny'}
+    assert asked.reply({"results": [[passage], []]}) == {"result": [[{"document": document, "score": 0.5}], []]}
+    assert Retrieval.parse(b'{"queries": ["a"]}').reply({"results": [[passage]]}) == {"result": [[document]]}
+
+
+def test_a_request_is_bounded_by_queries_and_by_hits() -> None:
+    Question(queries=["a"] * 5, k=20).check(5, 100)
+    with pytest.raises(InputError, match="5 queries, and a request may have 4"):
+        Question(queries=["a"] * 5, k=1).check(4, 100)
+    with pytest.raises(InputError, match="5 queries of 21 passages, and a request may ask for 100 passages"):
+        Question(queries=["a"] * 5, k=21).check(5, 100)
