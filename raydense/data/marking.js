@@ -1,12 +1,13 @@
-// The words of a query that are marked in a passage: of three letters or more, and in Chinese, Japanese and Korean, which put no
-// blanks between words, each two neighbouring characters.
+// The words of a query that are marked in a passage: of three letters or more, without those that half of all English texts have, and in
+// Chinese, Japanese and Korean, which put no blanks between words, each two neighbouring characters.
+const STOP = new Set("and are but did does for from had has have how into not such that the their then there these they this was were what when where which who why will with".split(" "));
 const CJK = /[{{ cjk }}]/u, LETTER = /(?![{{ cjk }}])[\p{L}\p{N}\p{M}]/u;  // a letter or digit of the other languages
 const RUN = new RegExp(`(?:${CJK.source})+|(?:${LETTER.source})+`, "gu");
 function wordsOf(query) {
   const words = new Set();
   for (const run of query.match(RUN) || []) {
     const letters = [...run];
-    if (!CJK.test(run)) { if (letters.length >= 3 || /\p{N}/u.test(run)) words.add(run); continue; }
+    if (!CJK.test(run)) { if ((letters.length >= 3 && !STOP.has(run.toLowerCase())) || /\p{N}/u.test(run)) words.add(run); continue; }
     if (letters.length === 1) words.add(run);
     for (let i = 0; i + 1 < letters.length; i++) words.add(letters[i] + letters[i + 1]);
   }

@@ -80,8 +80,8 @@ def shown(page, at: int = 0) -> list[str]:
 
 
 def test_hits_snippets_and_unfolding(world: World, page) -> None:
-    ask(page, "lighthouse keeper")
-    first = page.locator("li").first
+    ask(page, "who was the lighthouse keeper")
+    first = page.locator("li", has_text="Skagen").first
     assert first.locator("h3").inner_text() == "Skagen"
     assert [mark.inner_text() for mark in first.locator(".text mark").all()] == ["lighthouse", "keeper"]
     folded = first.locator(".text").inner_text()
@@ -181,5 +181,6 @@ def test_the_page_is_readable_without_a_mouse_in_light_and_dark(world: World, pa
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
         assert page.locator("button, input, select").evaluate_all(unnamed) == []
     page.keyboard.press("Escape")
+    assert page.input_value("#q") == "ship 2"
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "q"
