@@ -24,12 +24,11 @@ from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
-from raydense.serving.searching import Known, Reply, Searching, connected, sources
+from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
 from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, fingerprint_of
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
-_AT_ONCE = 2  # batches that are searched at once
 _OTHER_CORPUS = "the index was made of another corpus than the server has"
 _DIFFERENT = "the pools answer from indexes of different corpora"
 
@@ -76,7 +75,7 @@ class Answering:
         places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
-        self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
+        self._asking = ThreadPoolExecutor(AT_ONCE * len(places))
         # of a pool the index may change between two questions
         self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
         check_corpus(settings.corpus, self._searching[0].index)

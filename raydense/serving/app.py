@@ -31,11 +31,11 @@ from raydense.serving.question import Question
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
 from raydense.serving.search_r1 import Retrieval
+from raydense.serving.searching import AT_ONCE
 from raydense.serving.settings import ServeSettings
 from raydense.serving.token import allows, expected
 
 _BATCH = 64  # requests whose queries are encoded together
-_AT_ONCE = 2  # batches: each is encoded by one thread
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
 _HTML = "text/html; charset=utf-8"
@@ -56,7 +56,7 @@ async def _unrouted(request: Request, error: HTTPException) -> Response:
 
 
 # max_surge_percent: where settings change, processes with the new ones answer before the old ones end
-@serve.deployment(name="Search", max_ongoing_requests=_BATCH * _AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
+@serve.deployment(name="Search", max_ongoing_requests=_BATCH * AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
     """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes."""
@@ -66,7 +66,7 @@ class Search:
         quiet_data()
         self._settings, self._token = settings, token
         self._answering = Answering(settings, serve.get_replica_context().app_name, held)
-        self._asking, self._looking = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
+        self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._metrics = RequestMetrics()
 
     @api.post("/search", openapi_extra=body_of(Question), **_posts)
@@ -124,7 +124,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, _AT_ONCE * most_replicas())
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas())
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -187,7 +187,7 @@ class Search:
             raise found
         return found
 
-    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=_AT_ONCE)
+    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=AT_ONCE)
     async def _batch(self, questions: list[Question]) -> list[Any]:
         self._metrics.batch(len(questions))
         return await asyncio.get_running_loop().run_in_executor(self._asking, self._answering.answer, questions)
