@@ -99,9 +99,7 @@ class SuiteSettings(Settings):
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
-    depth: int = setting(
-        100, "of these, how many the re-ranker scores; the rest is left out, and of its run every metric that looks deeper", ge=1
-    )
+    depth: int = setting(100, "of these, how many the re-ranker scores; the rest follows in its order", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
     shards: int = setting(0, "parts of each index, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)

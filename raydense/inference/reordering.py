@@ -28,3 +28,19 @@ def reordered(query: Rows, row: Rows, score: Scores) -> tuple[Rows, Scores]:
     place = np.arange(len(query)) - np.repeat(starts + scored, size) + 1
     below = np.repeat(least, size) - place / np.repeat(np.maximum(size - scored, 1), size)
     return order, np.where(rest, below, score).astype(np.float32)
+
+
+def reordered_lists(rows: Rows, logits: Scores) -> tuple[Rows, Scores]:
+    """As `reordered`, of lists: for each place of int64 [n, k] the place that its hit had, and its score, float32 [n, k].
+
+    `rows` int64 [n, k] are hits in their order, -1 where a list has ended; `logits` float32 [n, m] are those of the first m places.
+    """
+    took = np.tile(np.arange(rows.shape[1]), (len(rows), 1))
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    query, place = np.nonzero(rows >= 0)
+    score = np.full(len(place), np.nan, np.float32)
+    first = place < logits.shape[1]
+    score[first] = logits[query[first], place[first]]
+    order, found = reordered(query, rows[query, place], score)
+    took[query, place], scores[query, place] = place[order], found
+    return took, scores

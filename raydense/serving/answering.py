@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.fused_indexes import fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.shard import hits_stand_alone
 from raydense.retrieval.versions import Queries
+from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
@@ -45,11 +48,12 @@ class Found:
     version: Any
     known: Known
     parts: tuple[Hits, ...] = ()
+    logits: NDArray[np.float32] | None = None  # those of a re-ranker, of the first hits
 
-    def cut(self, which: Any) -> Found:
-        """Those hits alone."""
+    def of(self, which: slice) -> Found:
+        """Those of some of the queries."""
         hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
-        return replace(self, hits=hits, parts=tuple(parts))
+        return replace(self, hits=hits, parts=tuple(parts), logits=None if self.logits is None else self.logits[which])
 
 
 def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
@@ -64,13 +68,15 @@ def check_corpus(corpus: str | None, index: Artifact) -> None:
 
 
 class Answering:
-    """Holds the query encoder, and the indexes (`held`) or their pools; safe to use from several threads. InputError if it cannot start.
+    """Holds the query encoder, and the indexes (`held`) or their pools; `rerank` scores the first hits of a query again, if it is given.
+
+    Safe to use from several threads. InputError if it cannot start.
 
     Until it is closed, it keeps the pools from ending, and starts its own ones again where they are gone. `with` closes it.
     """
 
-    def __init__(self, settings: ServeSettings, app: str, held: bool = False) -> None:
-        self.settings, self.names = settings, settings.names
+    def __init__(self, settings: ServeSettings, app: str, held: bool = False, rerank: Rerank | None = None) -> None:
+        self.settings, self.names, self._rerank = settings, settings.names, rerank
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
@@ -111,11 +117,11 @@ class Answering:
         for _, group in groupby(order, key=lambda i: 0 if self._any_k else questions[i].k):
             alike = list(group)
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
-            found = self._ask([of_index[first:last] for of_index in queries], questions[alike[-1]].k)
+            found = self._ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
+            found = self._reranked(texts[first:last], found)
             for i in alike:
                 start, stop = spans[i]
-                which = np.s_[start - first : stop - first, : questions[i].k]
-                replies[i] = self._reply(questions[i], found.cut(which), truncated[start:stop])
+                replies[i] = self._reply(questions[i], found.of(slice(start - first, stop - first)), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def passage(self, passage_id: str) -> Reply | None:
@@ -154,27 +160,53 @@ class Answering:
         hits = self._fusion.fused(list(parts), known.ids.take, k)
         return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known, parts)
 
+    def _deep(self, k: int) -> int:
+        """How many hits are searched for where a caller wants k."""
+        return max(k, self.settings.rerank_depth) if self._rerank else k
+
+    def _reranked(self, texts: list[str], found: Found) -> Found:
+        """With the scores of the re-ranker, if there is one; Unavailable if the corpus that it reads is another."""
+        if self._rerank is None:
+            return found
+        if why := self._without_texts(found.known):
+            raise Unavailable(why)
+        return replace(found, logits=self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth]))
+
     def _without_texts(self, known: Known) -> str:
         """Why the texts of an index's passages are not available; "" if they are."""
         if self._corpus is None:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
+    def _best(self, k: int, found: Found) -> tuple[Hits, NDArray[np.bool_]]:
+        """The hits of queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
+        scores, rows = found.hits[0][:, : self._deep(k)], found.hits[1][:, : self._deep(k)]
+        if found.logits is None:
+            return (scores, rows), np.zeros_like(rows, np.bool_)
+        took, scores = reordered_lists(rows, found.logits)
+        rows = rows[np.arange(len(rows))[:, None], took]
+        return (scores[:, :k], rows[:, :k]), took[:, :k] < found.logits.shape[1]
+
     def _reply(self, question: Question, found: Found, truncated: list[bool]) -> Reply | Unavailable:
         if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
-        reply = {"results": self._passages(found.known, found.hits, question.texts), "index": found.index, "version": found.version}
+        hits, reranked = self._best(question.k, found)
+        results = self._passages(found.known, hits, question.texts, None if found.logits is None else reranked)
+        reply = {"results": results, "index": found.index, "version": found.version}
         if question.each and found.parts:
-            of_each = zip(self.names, found.parts, strict=True)
-            reply["each"] = [{"name": name, "results": self._passages(found.known, hits, question.texts)} for name, hits in of_each]
+            alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in found.parts]
+            of_each = (self._passages(found.known, one, question.texts) for one in alone)
+            reply["each"] = [{"name": name, "results": one} for name, one in zip(self.names, of_each, strict=True)]
         return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
 
-    def _passages(self, known: Known, hits: Hits, texts: bool) -> list[list[dict[str, Any]]]:
-        """The passages of each query."""
+    def _passages(self, known: Known, hits: Hits, texts: bool, reranked: NDArray[np.bool_] | None = None) -> list[list[dict[str, Any]]]:
+        """The passages of each query; each says whether it is `reranked` [n, k], if that is given."""
         scores, rows = hits
         there = rows >= 0
         flat = rows[there]
         columns = {"id": known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
+        if reranked is not None:
+            columns["reranked"] = reranked[there].tolist()
         if texts and self._corpus is not None:
             columns |= self._corpus.take(flat, ["title", "text"]).to_pydict()
         passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]

@@ -30,6 +30,7 @@ from raydense.serving.page import search_page
 from raydense.serving.question import Question
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
+from raydense.serving.reranking import by_handle, reranking
 from raydense.serving.search_r1 import Retrieval
 from raydense.serving.searching import AT_ONCE
 from raydense.serving.settings import ServeSettings
@@ -59,13 +60,14 @@ async def _unrouted(request: Request, error: HTTPException) -> Response:
 @serve.deployment(name="Search", max_ongoing_requests=_BATCH * AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
-    """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes."""
+    """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes; `reranker`: a handle of `reranking`."""
 
-    def __init__(self, settings: ServeSettings, token: str = "", held: bool = False) -> None:
+    def __init__(self, settings: ServeSettings, token: str = "", held: bool = False, reranker: Any = None) -> None:
         keep_serve_port_inside()
         quiet_data()
         self._settings, self._token = settings, token
-        self._answering = Answering(settings, serve.get_replica_context().app_name, held)
+        rerank = by_handle(reranker, settings.seconds / 2) if reranker is not None else None
+        self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._metrics = RequestMetrics()
 
@@ -243,5 +245,8 @@ def application(settings: ServeSettings, held: int | None = None) -> serve.Appli
     resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_replica, **({"memory": memory} if memory else {})}
     deployment: Any = Search
     options = deployment.options(num_replicas=settings.replicas, ray_actor_options=resources)
-    bound: serve.Application = options.bind(settings.located(), expected(), bool(memory))
+    settings, reranker = settings.located(), None
+    if settings.reranker and settings.corpus:
+        reranker = reranking(settings.reranker, settings.corpus, settings.reranker_replicas, settings.gpus_per_reranker)
+    bound: serve.Application = options.bind(settings, expected(), bool(memory), reranker)
     return bound

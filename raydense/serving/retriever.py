@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import psutil
@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.inference.reordering import reordered
+from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.memory import plan_memory
 from raydense.runtime.progress import size
 from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.hits import Hit, HitList
+from raydense.serving.passage_scorer import PassageScorer, Rerank
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Searching, Source
 from raydense.serving.settings import RetrieverSettings
 from raydense.storage import named_folders
-
-if TYPE_CHECKING:
-    from raydense.inference.pair_scorer import Scorer
 
 _AT_ONCE = 1_024  # questions that are searched together: it bounds the memory
 Rows = NDArray[np.int64]
@@ -47,7 +45,7 @@ class Retriever:
         indexes = [one.index for one in self._searched]
         self._fusion = fusion_of(settings, indexes)
         check_corpus(settings.corpus, indexes[0])
-        self._score = _scorer(settings.reranker) if settings.reranker else None
+        self._score = PassageScorer(settings.reranker, self._corpus) if settings.reranker and self._corpus else None
         self._asking = ThreadPoolExecutor(len(indexes))
         self._closed = False
 
@@ -107,8 +105,8 @@ class Retriever:
 
     def _answered(self, asked: list[str], k: int) -> Iterator[HitList]:
         found = self._found(asked, max(k, self.settings.rerank_depth) if self._score else k)
-        if self._score and self._corpus:
-            found = self._reranked(asked, found, self._score, self._corpus)
+        if self._score:
+            found = self._reranked(asked, found, self._score)
         return self._lists(asked, found.cut(k))
 
     def _found(self, asked: list[str], k: int) -> _Found:
@@ -127,18 +125,13 @@ class Retriever:
         places = np.stack([_places(rows, of_index) for _, of_index in hits])
         return _Found(known, scores, rows, places, np.zeros(rows.shape, np.bool_))
 
-    def _reranked(self, asked: list[str], found: _Found, score: Scorer, corpus: PassageStore) -> _Found:
+    def _reranked(self, asked: list[str], found: _Found, score: Rerank) -> _Found:
         """The first passages in the order of the re-ranker, which scores those of all questions together; the others below them."""
-        query, place = np.nonzero(found.rows >= 0)
-        row, first = found.rows[query, place], place < self.settings.rerank_depth
-        logits = np.full(len(row), np.nan, np.float32)
-        logits[first] = score([asked[number] for number in query[first].tolist()], corpus.passages(row[first]))
-        order, scores = reordered(query, row, logits)
-        took = query[order], place[order]
-        again = _Found(found.known, found.scores.copy(), found.rows.copy(), found.places.copy(), found.reranked.copy())
-        again.scores[query, place], again.rows[query, place] = scores, found.rows[took]
-        again.places[:, query, place], again.reranked[query, place] = found.places[:, took[0], took[1]], first[order]
-        return again
+        depth = self.settings.rerank_depth
+        took, scores = reordered_lists(found.rows, score(asked, found.rows[:, :depth]))
+        rows = np.take_along_axis(found.rows, took, axis=1)
+        places = np.take_along_axis(found.places, took[None], axis=2)
+        return _Found(found.known, scores, rows, places, took < depth)
 
     def _lists(self, asked: list[str], found: _Found) -> Iterator[HitList]:
         there = found.rows >= 0
@@ -191,12 +184,6 @@ def _held(settings: RetrieverSettings) -> list[Searching]:
 
 def _several(given: Where | Sequence[Where]) -> list[Where]:
     return [given] if isinstance(given, str | os.PathLike) else list(given)
-
-
-def _scorer(model: str) -> Scorer:
-    from raydense.inference.pair_scorer import pair_scorer
-
-    return pair_scorer(model)
 
 
 def _places(rows: Rows, found: Rows) -> Rows:

@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from raydense.errors import InputError
+from raydense.models.model_kind import require_model
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
@@ -71,6 +72,8 @@ def _check_together(settings: ServeSettings, indexes: list[Artifact]) -> None:
     """InputError unless indexes that each fit the model are of one corpus, the server's if it has one, and fit the fused run."""
     fusion_of(settings, indexes)
     check_corpus(settings.corpus, indexes[0])
+    if settings.reranker:
+        require_model(settings.reranker, scores=True)
 
 
 def _end(places: list[Source], name: str) -> None:

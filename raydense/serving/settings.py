@@ -69,13 +69,17 @@ class ServeSettings(RetrieverSettings):
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
     gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction", ge=0)
+    reranker_replicas: int = resource(1, "processes of the re-ranker", ge=1)
+    gpus_per_reranker: float = resource(0.0, "GPUs of one process of the re-ranker; may be a fraction", ge=0)
     most_queries: int = resource(512, "queries of a request, at most", ge=1)
     most_hits: int = resource(50_000, "queries times k of a request, at most", ge=1)
     seconds: float = resource(30.0, "seconds that a request may take", gt=0)
     log_queries: bool = resource(False, "whether the texts of the queries are written to the log of Ray Serve")
 
     @model_validator(mode="after")
-    def _by_pool(self) -> Self:
+    def _uses_all(self) -> Self:
         if self.pool:
             self._refuse_given(["shard_replicas"], "serving by pool")
+        if not self.reranker:
+            self._refuse_given(["reranker_replicas", "gpus_per_reranker"], "serving without a reranker")
         return self

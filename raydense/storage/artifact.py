@@ -267,7 +267,7 @@ def _dataset_around(place: Place) -> tuple[str, str, dict[str, Any]]:
         except InputError:  # another tool's
             manifest = {}
         if manifest.get("kind") == "dataset":
-            return path or ".", below, manifest["summary"]["parts"]
+            return path or ".", below, manifest["summary"].get("parts", {})
         path, name = os.path.split(path)
         below = os.path.join(name, below) if below else name
         if not name or path.endswith((":", "/")):

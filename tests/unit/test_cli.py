@@ -61,7 +61,7 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
     assert not any(re.search(r"\[\(.*\)\]", text) for text in helps), "a tuple as Python writes it"
     for name, verb in VERBS.items():
         for key, kind in verb.settings.inputs().items():
-            words = re.search(rf"--{key.replace('_', '-')} (\S+)", dict(zip(VERBS, helps, strict=True))[name])
+            words = re.search(rf"^ +--{key.replace('_', '-')} (\S+)", dict(zip(VERBS, helps, strict=True))[name], re.MULTILINE)
             assert words is None or words[1] == {"source": "PATH", "model": "MODEL"}.get(kind, "FOLDER"), (name, key)
 
 

@@ -13,6 +13,7 @@ from beir_sets import make_set
 
 import raydense as rd
 from raydense.cli import app
+from raydense.cli.asking import read_search
 from raydense.cli.flags import read, read_evaluate, read_recipe
 from raydense.data.tables import commit_table, read_table
 from raydense.recipes.recipe import Recipe, plan
@@ -77,7 +78,8 @@ def _check(words: list[str]) -> None:
         return
     if verb in VERBS:
         keys = {key: value for key, value in given.items() if key not in ("config", "as_json", "address")}
-        (read_evaluate if verb == "evaluate" else lambda config, flags: read(VERBS[verb].settings, config, flags))(None, keys)
+        own = {"evaluate": read_evaluate, "search": read_search}
+        own.get(verb, lambda config, flags: read(VERBS[verb].settings, config, flags))(None, keys)
     elif verb in ("run", "plan") and re.match(r"(jobs/recipes/)?[a-z0-9-]+(\.yaml)?$", given["recipe"]):
         recipe = given["recipe"].removeprefix("jobs/recipes/").removesuffix(".yaml")
         read_recipe(str(ROOT / "jobs" / "recipes" / f"{recipe}.yaml"), given["output"], given["changes"])
