@@ -40,7 +40,7 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
     if verb == "encode":
         return PartEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
     if verb == "generate":
-        return PartWriter(GenerateSettings.read(of_corpus), draft, {}, CPU, precision, {})
+        return PartWriter(GenerateSettings.read(of_corpus), draft, {"model": ""}, CPU, precision, {})
     return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision, drops=False)
 
 
