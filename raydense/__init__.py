@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from raydense.errors import InputError
     from raydense.evaluation.evaluate import evaluate
     from raydense.evaluation.fuse import fuse
+    from raydense.evaluation.mteb_search import MtebSearch
     from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
     from raydense.inference.encode import encode
+    from raydense.inference.endpoint_settings import EndpointSettings
+    from raydense.inference.expand import expand
+    from raydense.inference.expand_settings import ExpandSettings, PromptSettings
     from raydense.inference.generate import generate
     from raydense.inference.rerank import rerank
     from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
@@ -69,8 +73,12 @@ _HOMES = {
     "raydense.errors": ["InputError"],
     "raydense.evaluation.evaluate": ["evaluate"],
     "raydense.evaluation.fuse": ["fuse"],
+    "raydense.evaluation.mteb_search": ["MtebSearch"],
     "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
     "raydense.inference.encode": ["encode"],
+    "raydense.inference.endpoint_settings": ["EndpointSettings"],
+    "raydense.inference.expand": ["expand"],
+    "raydense.inference.expand_settings": ["ExpandSettings", "PromptSettings"],
     "raydense.inference.generate": ["generate"],
     "raydense.inference.rerank": ["rerank"],
     "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
@@ -107,7 +115,9 @@ __all__ = [
     "CrossEncoder",
     "DualEncoder",
     "EncodeSettings",
+    "EndpointSettings",
     "EvaluateSettings",
+    "ExpandSettings",
     "ExportSettings",
     "FilterSettings",
     "FuseSettings",
@@ -120,11 +130,13 @@ __all__ = [
     "LabelSettings",
     "MineSettings",
     "MixSettings",
+    "MtebSearch",
     "OracleSettings",
     "OverlapSettings",
     "PassageStore",
     "PerturbSettings",
     "PretrainSettings",
+    "PromptSettings",
     "RerankSettings",
     "Retriever",
     "SampleSettings",
@@ -140,6 +152,7 @@ __all__ = [
     "construct",
     "encode",
     "evaluate",
+    "expand",
     "export",
     "filter",
     "fuse",

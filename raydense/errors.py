@@ -68,6 +68,10 @@ class StorageError(OSError):
     """A store that failed for longer than the retries last; the command line prints its one line and exits with 1."""
 
 
+class EndpointError(OSError):
+    """A language model's endpoint that gave no answer in all attempts, or cost what it may; the command line prints its one line and exits with 1."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A fix for an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
@@ -95,7 +99,7 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
         seen.add(id(link))
         if isinstance(link, InputError) and not hasattr(link, "cause"):  # what Ray wraps is of both kinds, and its text is Ray's
             return 2, str(link)
-        if isinstance(link, StorageError) and not hasattr(link, "cause"):
+        if isinstance(link, (StorageError, EndpointError)) and not hasattr(link, "cause"):
             return 1, str(link)
         if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
             return 1, f"{link.filename or 'disk'}: no space left; free some and run again, {_KEPT}"

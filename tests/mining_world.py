@@ -41,7 +41,7 @@ def write_world(root: Path, texts: list[str], qrels: list[tuple[str, str, int]],
     write_table(root / "run", "run", [table.slice(a, b - a) for a, b in pairwise(edges)], **summary)
 
 
-def write_trained(folder: Path, loss: str | None) -> Path:
+def write_trained(folder: Path | str, loss: str | None) -> Path | str:
     """The folder of a re-ranker that `train` made with a loss, for what looks at it and reads no weights."""
     draft = Draft.open(folder, "model", {"stage": "train", "settings": {"loss": loss}})
     files = {"config.json": '{"architectures": ["BertForSequenceClassification"]}', "model.safetensors": "", "tokenizer.json": "{}"}

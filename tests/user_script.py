@@ -73,6 +73,18 @@ def main(folder: Path) -> None:
             output=folder / "generated",
         )
     )  # fmt: skip
+    nowhere = rd.EndpointSettings(url="http://127.0.0.1:1/v1", model="small", attempts=1)
+    try:
+        rd.generate(rd.GenerateSettings(endpoint=nowhere, corpus=corpus, output=folder / "asked"))
+    except OSError as error:
+        print(error)
+    contexts = rd.expand(
+        rd.ExpandSettings(
+            queries=queries, qrels=qrels / "test", model=writer, kinds="answer", prompts=rd.PromptSettings(answer="answer: {query}"),
+            length=8, concurrency=(1, 1), output=folder / "contexts",
+        )
+    )  # fmt: skip
+    assert rd.Artifact.open(contexts.path / "queries" / "answer").rows == 8
     rd.oracle(rd.OracleSettings(corpus=corpus, queries=queries, qrels=qrels / "train", output=folder / "oracle"))
     noisy = rd.perturb(rd.PerturbSettings(queries=queries, kind="typo", rate=0.2, output=folder / "noisy"))
     assert noisy.rows == noisy.summary["queries"] == 56
@@ -115,6 +127,7 @@ def main(folder: Path) -> None:
     measured: dict[str, object] = report.summary["result"]
     assert set(measured) >= {"runs", "significance"}, blocks.rows
 
+    assert rd.MtebSearch(retriever, folder / "mteb", index={"factory": "SQfp16"}).fingerprint == retriever.fingerprint
     model = rd.DualEncoder.load(retriever.path)
     assert isinstance(rd.CrossEncoder.load(reranker.path), rd.CrossEncoder)
     assert isinstance(rd.Generator.load(writer.path), rd.Generator)

@@ -15,6 +15,7 @@ import click
 
 from raydense import __version__
 from raydense.cli.asking import AskSettings, answer, read_search, search_flags
+from raydense.cli.examples import example_of
 from raydense.cli.flags import SUITE, Command, add_verbosity, common_flags, flags_of, join, read, read_evaluate
 from raydense.cli.jobs import JobError
 from raydense.cli.plan import plan_command
@@ -40,7 +41,8 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
         refuse_unseen([Stage(name, name, settings, ())])
         _print_result(name, verb.run(settings), as_json)
 
-    return Command(name, settings=verb.settings, params=common_flags(), callback=call, help=verb.settings.__doc__)
+    more = {"help": verb.settings.__doc__, "epilog": example_of(name)}
+    return Command(name, settings=verb.settings, params=common_flags(), callback=call, **more)
 
 
 def _evaluate_command() -> click.Command:
@@ -152,7 +154,7 @@ def verify_command(folder: str) -> None:
                 damaged = True
                 progress.clear()
                 fix = "run" if wrong == "missing" else "delete it, and run"
-                print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this file", flush=True)
+                print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this", flush=True)
     finally:
         progress.clear()
     if damaged:

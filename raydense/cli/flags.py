@@ -24,6 +24,7 @@ SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
 SUITE = "With --suite: one table over many test sets, in place of runs"
 _SECTIONS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
+_ARTIFACTS, _FOLDER = {"source": "PATH", "model": "MODEL"}, "FOLDER"  # a model may be one of the Hub, a source a file
 
 _FLAGS = f"{__name__}.flags"
 
@@ -113,7 +114,7 @@ def _complete(field: FieldInfo, ctx: click.Context, param: click.Parameter, inco
     """What a shell offers for the value of a flag: its choices, or the paths there are."""
     if choices := [value for value in (*_literals(field.annotation), *(field.examples or [])) if isinstance(value, str)]:
         return [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
-    return [CompletionItem(incomplete, type="file")] if _metavar(field) == "PATH" else []
+    return [CompletionItem(incomplete, type="file")] if _metavar(field) in ("PATH", *_ARTIFACTS.values(), _FOLDER) else []
 
 
 def _holds(annotation: Any, kind: type) -> bool:
@@ -127,10 +128,12 @@ def _metavar(field: FieldInfo) -> str:
     choices = [a for a in _literals(annotation) if isinstance(a, str)]
     if choices:
         return "|".join([*choices, "INT"] if _holds(annotation, int) else choices)
+    if isinstance(field.json_schema_extra, dict) and "artifact" in field.json_schema_extra:
+        return _ARTIFACTS.get(str(field.json_schema_extra["artifact"]), _FOLDER)
     for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
         if _holds(annotation, kind):
             return word
-    return "PATH" if field.json_schema_extra or (field.description or "").startswith("the folder to make") else "TEXT"
+    return "PATH" if (field.description or "").startswith("the folder to make") else "TEXT"
 
 
 def _literals(annotation: Any) -> list[Any]:
@@ -143,7 +146,9 @@ def _help(field: FieldInfo) -> str:
     words = field.description or ""
     if field.is_required():
         return f"{words}  [required]"
-    default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    default = field.default
+    if isinstance(default, list | tuple):
+        default = ("," if isinstance(default, tuple) else " ").join(map(str, default))
     return words if default in (None, "") else f"{words}  [{default}]"
 
 

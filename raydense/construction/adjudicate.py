@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense.construction.adjudication_report import before_and_after_svg, write_report
+from raydense.construction.adjudication_report import before_and_after_svg, judges, write_report
 from raydense.construction.agreement import agreements, refuse_below
 from raydense.construction.answers import UNSURE, Answer, read_answers, read_final
 from raydense.construction.decisions import OPEN, Decided, Pair, applied, decide
 from raydense.construction.package import COLUMNS
 from raydense.construction.settings import AdjudicateSettings
+from raydense.data.store import Rows
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.evaluation.metrics import Judgements, Measuring
@@ -41,8 +42,10 @@ def adjudicate(settings: AdjudicateSettings) -> Artifact:
     a majority, or whose majority is unsure, is written to `disputed.jsonl` and changes nothing, unless `final` decides it. With
     `threshold` pairs that nobody judged are relevant if the mean probability of the re-rankers is above it. The artifact is of kind
     qrels; `sources.pq` (Parquet) has for each of its rows the relevance before and the source: gold, human or model. `report.md` and the
-    summary have the counts and, for each run, the metrics before and after. InputError, with file and line, on answers that do not
-    belong to this annotation; on qrels that `annotate` was not given; on a threshold for pairs that no re-ranker scored.
+    summary have the counts and, for each run, the metrics before and after. Shares and means are those of `judged_queries`: the queries of
+    which people judged a pair, or with a threshold all that have pairs. InputError, with file and line, on answers that do not
+    belong to this annotation; on qrels that `annotate` was not given; on a threshold for pairs that no re-ranker scored; where nobody
+    judged or `final` decides nothing.
     """
     runs = dict(named_folders(settings.run))
     if len(runs) < len(settings.run):
@@ -58,10 +61,14 @@ def adjudicate(settings: AdjudicateSettings) -> Artifact:
     agreed = agreements([one["name"] for one in packages], answers, reviews)
     refuse_below(agreed, settings.agreement, settings.annotation)
     final = _final(settings, pairs, places)
+    if not (answers or final or settings.threshold is not None):
+        raise InputError("have no answer", settings.judgements[0], "give the files that people downloaded after they judged")
     decided = decide(pairs, answers, final, settings.threshold, places)
     judged = applied(qrels, pairs, decided)
-    summary = {"queries": len(pc.unique(qrels["query_id"])), **_counts(pairs, judged, answers, final, decided, places), "packages": agreed}
+    people = np.array(sorted({places[answer.pair] for answer in answers} | {places[pair] for pair in final}), dtype=np.int64)
+    summary = {"queries": len(pc.unique(qrels["query_id"])), **_counts(settings, pairs, judged, people, decided), "packages": agreed}
     summary["threshold"] = settings.threshold
+    summary["not_judged"] = [one["name"] for one in packages if one["name"] not in agreed] if settings.judgements else []
     summary["runs"] = {name: _measured(name, folder, qrels, judged, settings.qrels) for name, folder in runs.items()}
     commit_table(draft, "qrels.parquet", judged)
     draft.commit("sources.pq", lambda path: pq.write_table(judged, path, compression="zstd"), len(judged))
@@ -108,6 +115,8 @@ def _answers(
 def _final(settings: AdjudicateSettings, pairs: pa.Table, places: dict[Pair, int]) -> dict[Pair, tuple[int, str]]:
     """The decisions of `final`; InputError on a pair that the annotation lacks, and on a repeat, which gets what the pair gets that it repeats."""
     final, like = read_final(settings.final) if settings.final else {}, pairs["same_text_as"]
+    if settings.final and not final:
+        raise InputError("decides nothing: no line has relevance 1 or 0", settings.final, "fill in `relevance`, or leave --final out")
     for pair, (_, where) in final.items():
         if pair not in places:
             what = f"decides query {pair[0]!r} and passage {pair[1]!r}, which the annotation does not have"
@@ -119,31 +128,35 @@ def _final(settings: AdjudicateSettings, pairs: pa.Table, places: dict[Pair, int
     return final
 
 
-def _counts(
-    pairs: pa.Table, judged: pa.Table, answers: list[Answer], final: dict[Pair, tuple[int, str]], decided: Decided, places: dict[Pair, int]
-) -> dict[str, Any]:
-    """What the summary says of pairs and judgements."""
+def _counts(settings: AdjudicateSettings, pairs: pa.Table, judged: pa.Table, people: Rows, decided: Decided) -> dict[str, Any]:
+    """What the summary says of pairs and judgements; `people` are the places of the pairs that people judged."""
     asked = int(pc.sum(pc.is_null(pairs["same_text_as"])).as_py() or 0)
-    by_people = len({places[answer.pair] for answer in answers} | {places[pair] for pair in final})
-    relevant = pc.greater_equal(judged["relevance"], 1)
-    before = pc.fill_null(pc.greater_equal(judged["before"], 1), False)
+    seen = pc.unique(pairs["query_id"] if settings.threshold is not None else pairs["query_id"].take(pa.array(people)))
+    of_seen = judged.filter(pc.is_in(judged["query_id"], value_set=seen))
+    relevant, before = _relevant(judged["relevance"]), _relevant(judged["before"])
     missed = judged.filter(pc.and_(relevant, pc.invert(before)))
-    removed = judged.filter(pc.and_(before, pc.invert(relevant)))
-    queries = len(pc.unique(judged["query_id"]))
-    with_missed = len(pc.unique(missed["query_id"]))
+    queries_missed = pc.sum(pc.is_in(seen, value_set=pc.unique(missed["query_id"]))).as_py() or 0
     return {
+        "judged_queries": len(seen),
         "asked": asked,
-        "judged": by_people,
+        "judged": len(people),
         "disputed": len(decided.disputed),
         "decided": int((decided.relevance != OPEN).sum()),
         "false_negatives": len(missed),
         "by_source": {source: pc.sum(pc.equal(missed["source"], source)).as_py() or 0 for source in ("human", "model", "gold")},
-        "queries_with_false_negatives": with_missed,
-        "share_of_queries": with_missed / queries,
-        "relabelled": len(removed),
-        "without_positive": queries - len(pc.unique(judged.filter(relevant)["query_id"])),
-        "positives_per_query": {"before": pc.sum(before).as_py() / queries, "after": pc.sum(relevant).as_py() / queries},
+        "queries_with_false_negatives": queries_missed,
+        "share_of_queries": queries_missed / max(1, len(seen)),
+        "relabelled": pc.sum(pc.and_(before, pc.invert(relevant))).as_py() or 0,
+        "without_positive": len(pc.unique(judged["query_id"])) - len(pc.unique(judged.filter(relevant)["query_id"])),
+        "positives_per_query": {
+            key: (pc.sum(_relevant(of_seen[name])).as_py() or 0) / max(1, len(seen))
+            for key, name in (("before", "before"), ("after", "relevance"))
+        },
     }
+
+
+def _relevant(relevance: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.fill_null(pc.greater_equal(relevance, 1), False)
 
 
 def _measured(name: str, folder: str, before: pa.Table, after: pa.Table, where: str) -> dict[str, dict[str, float]]:
@@ -193,10 +206,15 @@ def _say(summary: dict[str, Any]) -> None:
     positives, left = summary["positives_per_query"], summary["asked"] - summary["judged"]
     say(
         f"adjudicate: {summary['judged']:,} of {summary['asked']:,} pairs judged by people ({left:,} were not), {summary['disputed']:,} disputed;"
-        f" {summary['false_negatives']:,} false negatives of {summary['queries_with_false_negatives']:,} queries"
-        f" ({summary['share_of_queries']:.1%}), {summary['relabelled']:,} positives relabelled;"
+        f" {summary['false_negatives']:,} false negatives; {summary['queries_with_false_negatives']:,} of {summary['judged_queries']:,} queries"
+        f" judged by {judges(summary)} have some ({summary['share_of_queries']:.1%}); {summary['relabelled']:,} positives relabelled;"
         f" positives per query {positives['before']:.2f} -> {positives['after']:.2f}"
     )
+    if (left_out := len(summary["not_judged"])) and summary["threshold"] is None:
+        say(
+            f"adjudicate: {left_out:,} packages are not judged yet, the first is {summary['not_judged'][0]}: the shares and means leave out"
+            " queries of which nobody judged a pair"
+        )
     few = [name for name, of in summary["packages"].items() if of["reviewers"] < 2]
     if few:
         say(f"adjudicate: fewer than two reviewers of {len(few):,} packages, the first is {few[0]}")

@@ -14,7 +14,7 @@ LIGHT, DARK = "#9ecae1", "#2171b5"
 
 def write_report(path: Path, summary: dict[str, Any]) -> None:
     """Write the page, of the summary of the artifact."""
-    write_page(path, _counts(summary), _packages(summary["packages"]), _runs(summary["runs"]))
+    write_page(path, _counts(summary), _packages(summary["packages"], summary["not_judged"]), _runs(summary["runs"]))
 
 
 def _counts(summary: dict[str, Any]) -> Iterator[str]:
@@ -22,6 +22,7 @@ def _counts(summary: dict[str, Any]) -> Iterator[str]:
     yield "# False negatives\n"
     rows = [
         ("queries", f"{summary['queries']:,}"),
+        (f"queries judged by {judges(summary)}", f"{summary['judged_queries']:,}"),
         ("pairs to judge", f"{summary['asked']:,}"),
         ("pairs judged by people", f"{summary['judged']:,}"),
         ("disputed, which change nothing", f"{summary['disputed']:,}"),
@@ -29,21 +30,30 @@ def _counts(summary: dict[str, Any]) -> Iterator[str]:
         ("of these by people", f"{sources['human']:,}"),
         (f"of these by the re-rankers{_above(summary)}", f"{sources['model']:,}"),
         ("of these by the text of a known positive", f"{sources['gold']:,}"),
-        ("queries with at least one", f"{summary['queries_with_false_negatives']:,} ({summary['share_of_queries']:.2%})"),
+        (
+            "of the queries judged, those with at least one",
+            f"{summary['queries_with_false_negatives']:,} ({summary['share_of_queries']:.2%})",
+        ),
         ("positives relabelled as not relevant", f"{summary['relabelled']:,}"),
         ("queries without a positive", f"{summary['without_positive']:,}"),
-        ("positives per query, before", f"{positives['before']:.2f}"),
-        ("positives per query, after", f"{positives['after']:.2f}"),
+        ("positives per query judged, before", f"{positives['before']:.2f}"),
+        ("positives per query judged, after", f"{positives['after']:.2f}"),
     ]
     yield from table(("", "count"), rows)
     yield "\nDuReader-retrieval found some for 71.53% of its queries; its positives per query rose from 2.43 to 4.91 (Qiu et al. 2022, section 2.3)."
+
+
+def judges(summary: dict[str, Any]) -> str:
+    """Who judged, in words: people, the re-rankers, or both."""
+    who = [name for name, some in (("people", summary["judged"]), ("re-rankers", summary["threshold"] is not None)) if some]
+    return " or ".join(who)
 
 
 def _above(summary: dict[str, Any]) -> str:
     return "" if summary["threshold"] is None else f" (mean probability above {summary['threshold']:g})"
 
 
-def _packages(packages: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _packages(packages: dict[str, dict[str, Any]], not_judged: list[str]) -> Iterator[str]:
     if packages:
         yield "\n## Packages\n"
         rows = (
@@ -58,6 +68,8 @@ def _packages(packages: dict[str, dict[str, Any]]) -> Iterator[str]:
             for name, of in packages.items()
         )
         yield from table(("package", "pairs", "annotators", "reviewers", "reviewed", "agreement"), rows)
+        if not_judged:
+            yield f"\n{len(not_judged):,} packages are not judged yet, the first is {not_judged[0]}."
 
 
 def _runs(runs: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:

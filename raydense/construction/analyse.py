@@ -34,6 +34,7 @@ from raydense.storage import Artifact, Draft, provenance
 
 LABELS = tuple(Label(str(key), kind) for key, kind in enumerate((*RULES, OTHERS), 1))
 _ASKED, _PACKAGE = "What is wrong with the passage?", 1_000
+_FEW = 30  # queries
 
 
 @dataclass(frozen=True)
@@ -199,4 +200,14 @@ def _say(settings: AnalyseSettings, result: dict[str, Any]) -> None:
         f" {result['looked_at']:,} of them drawn, {result['pairs']:,} pairs"
     )
     for kind, found in result["kinds"].items():
-        say(f"analyse: {kind}: {found['pairs']:,} ({100 * found['share']:.1f}%; in the paper {100 * found['paper']:.1f}%)")
+        say(f"analyse: {kind}: {found['pairs']:,} ({100 * found['share']:.1f}%)")
+    if result["looked_at"] < settings.sample:
+        few = ", too few for their shares to be those of other queries" if result["looked_at"] < _FEW else ""
+        say(f"analyse: {result['looked_at']:,} queries in place of {settings.sample:,}{few}: no more fail and have hits")
+    left = result["kinds"][OTHERS]["pairs"]
+    page = (
+        f"package-00000.html asks a person for the kind of these {left:,}"
+        if left
+        else "no page asks a person, since a rule names each pair"
+    )
+    say(f"analyse: {OTHERS}: {page}")

@@ -6,6 +6,7 @@ A.1). The pool is a run in the work folder of the output, which `rerank` scores 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,18 @@ def annotate(settings: AnnotateSettings) -> Artifact:
         "scores": "probability" if models else "reciprocal rank",
         "corpus": judged.store.fingerprint,
     }
-    return draft.finish(summary["pairs"], **summary)
+    made = draft.finish(summary["pairs"], **summary)
+    _say_next(settings)
+    return made
+
+
+def _say_next(settings: AnnotateSettings) -> None:
+    """Say who judges which pages, and the command that applies the answers."""
+    words = ["raydense", "adjudicate", "--annotation", settings.output, "--qrels", settings.qrels, "--judgements", "ANSWERS"]
+    pages = "package-*.html"
+    if settings.review:
+        pages, words = f"{pages} and others review-*.html", [*words, "--reviews", "REVIEWS"]
+    say(f"annotate: people judge {pages}; then: {shlex.join([*words, '--output', 'NEW'])}")
 
 
 class _Judged:

@@ -1,4 +1,4 @@
-"""Judged queries with their texts, and which of the texts are the same but for case, white space and the width of characters."""
+"""Judged queries with their texts, and which of the texts are the same (`same_text`)."""
 
 from __future__ import annotations
 

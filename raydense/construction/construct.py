@@ -28,7 +28,7 @@ from raydense.construction.questions import Block, Question, blocks_of, read_blo
 from raydense.construction.settings import BLOCK_BYTES, LENGTHS, TASK_BYTES, ConstructSettings
 from raydense.data.dataset import DatasetDraft
 from raydense.data.missing_splits import fill_splits
-from raydense.data.splits import SHARES
+from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
@@ -74,6 +74,7 @@ def construct(settings: ConstructSettings) -> Artifact:
     summary = _summary(rules, counts, merged, judged, corpus, files, first)
     dataset.draft.commit(REPORT, lambda path: write_report(path, settings, summary), 0)
     _say(summary)
+    _say_missing(merged.queries["split"], judged)
     return dataset.finish(**summary)
 
 
@@ -230,3 +231,17 @@ def _say(summary: dict[str, Any]) -> None:
         f"construct: {steps['queries']:,} queries ({splits}); {left_out:,} left out, which have no positive passage: {DROPPED};"
         f" {steps['questions of the same text, now one']:,} asked the same as an earlier one"
     )
+
+
+def _say_missing(asked: pa.ChunkedArray, judged: dict[str, pa.Table]) -> None:
+    """Say which splits have no query, and why; `asked` is the split of each question, of which some have no positive passage."""
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(asked).to_pylist()}
+    missing = [split for split in dict.fromkeys((*SHARES, *sorted(counts))) if split not in judged]
+    if not missing:
+        return
+    why = "; ".join(
+        f"{split}: {counts.get(split, 0):,} questions{', none has a positive passage' if split in counts else ''}" for split in missing
+    )
+    draws = divided(list(judged))
+    fix = f"; --fill-splits draws {', '.join(draws[1:])} from {draws[0]}" if len(draws) > 1 else ""
+    say(f"construct: no qrels/{', qrels/'.join(missing)} ({why}){fix}")

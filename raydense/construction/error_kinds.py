@@ -1,7 +1,7 @@
 """The kinds of errors, and the rule of each: why a passage was found for a query that it does not answer (Qiu et al. 2022, section 3.6, Table 9).
 
 The rules are asked in the order of `RULES`, and the first that fires names the kind. First comes what is no error of the retriever: the judgements or the
-query are wrong. Then what is sure to be seen in two texts, a number; then whether the main term is there at all; then rules for passages
+query are wrong. Then what is sure to be seen in two texts of one topic, a number; then whether the main term is there at all; then rules for passages
 that have it; then what is left.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -124,6 +124,13 @@ class Pair:
         have, lack = (sum(self.query.idf[word] for word in {term.word for term in terms}) for terms in (self.present, self.missing))
         return have / (have + lack) if have + lack else 0.0
 
+    @cached_property
+    def on_topic(self) -> bool:
+        """Whether, but for numbers, the passage has half of the query's idf or more, and no entity is another."""
+        words = [term for term in self.query.terms if not self.query.text[term.start : term.end].isdecimal()]
+        rest = replace(self, query=replace(self.query, terms=words))
+        return not words or (rest.shared >= _MOST and entity_mismatch(rest) is None)
+
 
 Rule = Callable[[Pair], str | None]
 """The evidence if it fires, else None."""
@@ -144,7 +151,9 @@ def misspelt_query(pair: Pair) -> str | None:
 
 
 def numerical_mismatch(pair: Pair) -> str | None:
-    """The query has a number that the passage lacks while that has another: years against years, other numbers against others."""
+    """The passage is on the topic, but lacks a number of the query while it has another: years against years, other numbers against others."""
+    if not pair.on_topic:
+        return None
     asked, found = numbers_of(pair.query.text), numbers_of(pair.passage.text)
     for number in asked:
         others = [other for other in found if _is_year(other) == _is_year(number)]

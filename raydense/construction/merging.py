@@ -60,7 +60,7 @@ class Merged:
 def merge_questions(blocks: list[pa.Table]) -> Merged:
     """The questions of all blocks; InputError on an id that two questions have, with the place of both.
 
-    Texts are equal whatever their case, white space and width (NFKC). The first has the id and the text; the answers are those of all.
+    Texts are equal whatever their case, white space, blanks before punctuation and width (NFKC). The first has the id and the text; the answers are those of all.
     """
     whole = pa.concat_tables(blocks)
     _refuse_repeated(whole)

@@ -33,8 +33,8 @@ def overlap(settings: OverlapSettings) -> Artifact:
     """A data set with `qrels/train` without the similar queries, and each set of `against` NAME cut in two: `qrels/NAME-overlap`, its
     queries that a training query is similar to, and `qrels/NAME-others` (of DuReader-retrieval's Table 6).
 
-    Two queries are similar if their texts are the same but for case, white space and the width of characters, or if the model's
-    similarity is higher than `threshold`: a retriever's cosine, both encoded as queries, or a re-ranker's probability. `pairs.parquet` has every
+    Two queries are similar if their texts are the same but for case, white space, blanks before punctuation and the width of characters, or if the
+    model's similarity is higher than `threshold`: a retriever's cosine, both encoded as queries, or a re-ranker's probability. `pairs.parquet` has every
     similar pair with both texts, by similarity falling; `removed.jsonl` the removed queries, each with the most similar one; `report.md`
     counts, histograms and pairs to read. Raises InputError if a query is unknown or judged in two sets, a model is of the wrong
     kind, or no training query is left.

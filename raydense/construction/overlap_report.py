@@ -47,7 +47,7 @@ def write_report(
 def _counts(settings: OverlapSettings, counts: dict[str, Any]) -> Iterator[str]:
     yield f"# Similar queries\n\n{overlap_line(counts)}.\n"
     by = f"a similarity above {settings.threshold}, or the same text" if settings.model else "the same text"
-    yield f"Similar is a pair of {by}. Texts are the same if only case, the length of white space and the width of characters differ.\n"
+    yield f"Similar is a pair of {by}. Texts are the same if only case, the length of white space, blanks before punctuation and the width of characters differ.\n"
     rows = {
         "training queries": counts["train"],
         "removed": counts["removed"],

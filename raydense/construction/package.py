@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.cjk import CJK
+from raydense.data.marking import marking_script
 from raydense.runtime.progress import Progress
 from raydense.storage import Draft, digest_of
 
@@ -97,12 +97,7 @@ def _write_lines(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -
 
 
 def _write_page(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    path.write_text(_template().render(head=head, data={**head, "rows": rows}, cjk=_in_javascript(CJK)), encoding="utf-8")
-
-
-def _in_javascript(ranges: str) -> str:
-    """Ranges of characters for the brackets of a regular expression with the flag `u`, in ASCII."""
-    return "".join(one if one == "-" else f"\\u{{{ord(one):x}}}" for one in ranges)
+    path.write_text(_template().render(head=head, data={**head, "rows": rows}, marking=marking_script()), encoding="utf-8")
 
 
 @cache

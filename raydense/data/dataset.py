@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import pyarrow as pa
 
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.storage import Artifact, Draft, Place
+from raydense.storage import MANIFEST, Artifact, Draft, Place
 
 
 def refuse_part_name(name: str, where: Callable[[], object]) -> None:
@@ -22,6 +22,23 @@ def refuse_part_name(name: str, where: Callable[[], object]) -> None:
     if not all(re.fullmatch(r"[\w.-]+", each) and each not in (".", "..") for each in name.split("/")):
         fix = "rename it: a name has letters, digits, _, - and . alone, and is not . or .."
         raise InputError(f"{name!r} cannot be the name of a part of a data set", where(), fix)
+
+
+def parts_of(dataset: Artifact, without: Container[str] = ()) -> dict[str, str]:
+    """The folder of each part of a data set, by name; those in `without` are not looked at.
+
+    InputError where the manifest names a folder elsewhere, or where a part is missing or was replaced since the data set was made.
+    """
+    found = {}
+    for name, made in dataset.summary["parts"].items():
+        refuse_part_name(name, lambda: dataset.place / MANIFEST)
+        found[name] = str(dataset.place / name)
+        if name not in without and (there := Artifact.open(found[name], made["kind"]).fingerprint) != made["fingerprint"]:
+            what = f"is not the {name} that the data set was made with (fingerprint {there[:8]}, not {made['fingerprint'][:8]})"
+            give = "give this one to `export --dataset` as" if made["kind"] == "qrels" else "export the parts one by one, this one as"
+            flag = f"--qrels {name.partition('/')[2]}={found[name]}" if made["kind"] == "qrels" else f"--{made['kind']} {found[name]}"
+            raise InputError(what, found[name], f"put that back, or {give} {flag}")
+    return found
 
 
 class DatasetDraft:

@@ -17,8 +17,8 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     """The judgements with all of train, dev and test; `judged` has those of each split there is, with `query_id`.
 
     The queries of the first split that is there are divided between it and those that are missing, 7 : 1 : 2, at random but always in
-    the same way; the other splits stay as they are. Queries of one text in `queries` (`query_id`, `text`), whatever its case, white space
-    and width, come into the same split, and what another split that is there asks, too, is not drawn.
+    the same way; the other splits stay as they are. Queries of one text (`same_text`) in `queries` (`query_id`, `text`)
+    come into the same split, and what another split that is there asks, too, is not drawn.
     InputError if none of the three is there, or has too few queries.
     """
     parts = divided(list(judged))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -11,8 +12,8 @@ from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, artifact, group, setting, words
-from raydense.storage import named
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
+from raydense.storage import named, named_folders
 
 
 def _format_that(function: str) -> AfterValidator:
@@ -26,6 +27,12 @@ def _format_that(function: str) -> AfterValidator:
 
 def _listed(function: str) -> str:
     return f"the family of formats: {', '.join(formats_that(function))}"
+
+
+def _languages(codes: list[str]) -> list[str]:
+    if wrong := next((code for code in codes if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]+)*", code)), None):
+        raise ValueError(f"{wrong!r} is no code of a language: give one such as zh, en or pt-BR")
+    return codes
 
 
 class SampleSettings(Settings):
@@ -213,23 +220,45 @@ class PerturbSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
-    newer = ("license",)
+    newer = ("license", "language", "model", "report", "trained_on")
 
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
     corpus: FolderOrNone = artifact("corpus", "the corpus to write, or to take texts from", None)
     queries: FolderOrNone = artifact("queries", "the queries to write, or to take texts from", None)
-    qrels: FolderOrNone = artifact("qrels", "the qrels to write", None)
+    qrels: Folders = artifact(
+        "qrels",
+        "the judgements to write, as SPLIT=folder, or a folder whose name is the split; may be given several times; with a data set they"
+        " stand in place of its split of that name, or are one more",
+        [],
+    )
     examples: FolderOrNone = artifact("examples", "the training examples to write", None)
     dataset: FolderOrNone = artifact(
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
-    license: str = setting("unknown", "the licence in the data card of huggingface, by the Hub's name for it, such as apache-2.0")
+    license: str = setting("unknown", "the licence in the card of huggingface and hub, by the Hub's name for it, such as apache-2.0")
+    language: Annotated[Words, AfterValidator(_languages)] = setting(
+        [], "the languages in the card of huggingface and hub, by their ISO 639 codes: zh, or en,fr"
+    )
+    model: FolderOrNone = artifact("model", "hub: the trained model to write", None)
+    report: FolderOrNone = artifact("report", "hub: a report of one run of the model; its title names the data set in the card", None)
+    trained_on: Words = setting([], "hub: the data sets of the Hub that it was trained on, for the card, as mteb/scifact")
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
-        parts = [name for name in ("run", "corpus", "queries", "qrels", "examples") if getattr(self, name)]
+        parts = [name for name in ("run", "corpus", "queries", "examples") if getattr(self, name)]
         if self.dataset and parts:
             raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
+        if self.format != "hub":
+            self._refuse_given(["trained_on"], f"format {self.format}")
+        if self.dataset and (bare := next((path for name, path in map(named, self.qrels) if not name), None)):
+            raise ValueError(f"with dataset qrels need the name of the split that they are: write SPLIT={bare}")
+        if len(self.splits) < len(self.qrels) or any("/" in name for name in self.splits):
+            raise ValueError("two of qrels have the same name: write SPLIT=folder, each with another name")
         return self
+
+    @property
+    def splits(self) -> dict[str, str]:
+        """The folders of the given judgements, by split."""
+        return dict(named_folders(self.qrels))

@@ -69,6 +69,14 @@ def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where
     return found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else found.to_numpy()
 
 
+def judged_rows(queries: pa.Table, qrels: str | os.PathLike[str] | None) -> NDArray[np.int64]:
+    """The rows of the queries that `qrels` judge, rising, int64 [n]; all without qrels. InputError for an unknown query."""
+    rows = np.arange(len(queries))
+    if qrels:
+        rows = np.sort(query_positions(pc.unique(read_table(qrels, "qrels", ["query_id"])["query_id"]), queries, qrels))
+    return rows
+
+
 def unknown_query(query: str, where: object) -> InputError:
     """The error of what names a query that the queries do not have."""
     return InputError(f"names query {query!r}, which the queries do not have", where, "give the queries that it was made for")

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.device import Device
+from raydense.inference.drawing import Drawer, Drawing, load_tokenizer
 from raydense.inference.layout import Layout
-from raydense.inference.live_line import Meter
-from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of
+from raydense.inference.precision import precision_of
 from raydense.inference.settings import GenerateSettings
 from raydense.inference.tokenising import tokenise_part
-from raydense.storage import Artifact, Draft, check_unchanged, provenance
-
-if TYPE_CHECKING:
-    from raydense.models.tokenizer import TextTokenizer
+from raydense.storage import Artifact, Draft, provenance
 
 
 def generate(settings: GenerateSettings) -> Artifact:
     """Write `queries_each` queries for every passage of the corpus: `generated`, a row a passage, `row: int64, queries: list<string>`.
 
-    Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
+    With an endpoint, `generate_by_endpoint` writes them. Empty queries are left out; so are repeated ones, unless `duplicates` is keep. Shards that an earlier run committed are kept.
     The queries are the same for any number of actors or threads. InputError if the model is not a generator, or the output
     was made from other settings or inputs, or begun in a precision that a device lacks.
     """
+    if settings.model is None:
+        from raydense.inference.generate_by_endpoint import generate_by_endpoint
+
+        return generate_by_endpoint(settings)
     made_from = provenance("generate", settings)
     from raydense.models.generator import changes, read_generator_config
 
@@ -43,8 +40,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     there = draft.committed()
     pending = {part: stop - start for part, (start, stop) in enumerate(store.shards) if _name(part) not in there}
     if pending:
-        tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(changes(settings).items()))
-        actor = partial(PartWriter, begun=precision_of(there.values(), draft))
+        tokenise = partial(tokenise_part, load=load_tokenizer, changes=tuple(changes(settings).items()))
+        actor = partial(PartWriter, begun=precision_of(there.values(), draft), changes=changes(settings))
         parts, left = [{"part": part} for part in pending], sum(pending.values())
         run_parts(settings, draft, "passages", parts, left, len(store), tokenise, actor, prints=made_from["inputs"])
     files = draft.committed().values()
@@ -59,68 +56,24 @@ def generate(settings: GenerateSettings) -> Artifact:
     )
 
 
-def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
-    from raydense.models.generator import generator_tokenizer, read_generator_config
-
-    return generator_tokenizer(*read_generator_config(folder, **changes))
-
-
 class PartWriter:
     """A model actor: takes the tokens of a part, commits the queries drawn for it, and returns the record of the commit."""
 
-    def __init__(self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
-        self._draft, self._settings = draft, settings
-        self._device = Device(layout, settings.token_budget, settings.precision, begun)
-        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, prints, begun)
-
-    def _load(self, prints: dict[str, str], begun: str | None) -> Any:
-        fix_precision(self._device.precision, begun, self._draft)
-        from raydense.models.generator import Generator, changes
-
-        model = Generator.load(self._settings.model, **changes(self._settings)).to(self._device.name)
-        check_unchanged(self._settings.model, prints["model"])
-        return model
+    def __init__(
+        self, settings: GenerateSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, changes: dict[str, Any]
+    ) -> None:
+        self._settings, self._draft = settings, draft
+        s, sampling = settings, settings.sampling
+        how = (sampling.top_p, sampling.top_k, sampling.temperature, s.seed, s.precision, s.token_budget, changes)
+        self._drawer = Drawer(Drawing(str(s.model), s.queries_each, *how), draft, prints["model"], layout, begun)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Draw and commit the queries of one part as `tokenise_part` packed it."""
-        model = self._loading.result()
-        columns = unpack(table)
-        part, start = columns["part"][0].as_py(), columns["range"][0].as_py()
-        begun = time.perf_counter()
-        drawn, tokens = self._draw(model, tokens_of(columns), start, Meter(self._draft, _name(part)).count)
-        queries, counts = _kept(drawn, self._settings.duplicates == "drop")
-        taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
-        note = {"queries": sum(map(len, queries)), **counts, "tokens": tokens, **taken}
-        commit_queries(self._draft, _name(part), start, queries, **note)
-        return pa.Table.from_pylist([{"part": part, **note}])
-
-    def _draw(self, model: Any, tokens: Any, start: int, count: Any) -> tuple[list[list[str]], int]:
-        """The texts drawn for each passage of a shard whose first row is `start`, and the number of tokens drawn for them."""
-        import torch
-
-        from raydense.models.generator import decode
-        from raydense.models.sampling import mixed, sample_queries
-        from raydense.models.tokens import batches_by_token_budget
-
-        s = self._settings
-        each, pad = s.queries_each, model.tokenizer.pad_id
-        seed = mixed(torch.tensor([s.seed]))
-
-        def compute(batch: Any) -> Any:
-            keys = (seed ^ torch.from_numpy(start + batch)).to(self._device.name)
-            passages = tokens.select(batch).pad(pad, self._device.name)
-            return sample_queries(model, passages, keys, each, s.sampling.top_p, s.sampling.top_k, s.sampling.temperature).cpu()
-
-        batches = batches_by_token_budget(each * (tokens.lengths + model.config.query_length), self._device.budget)
-        texts: list[list[str]] = [[]] * len(tokens)
-        written = 0
-        for batch, ids in zip(batches, self._device.each(batches, compute, count), strict=True):
-            flat = decode(model.tokenizer, ids.flatten(0, 1))
-            written += int((ids != pad).sum())
-            for i, row in enumerate(batch.tolist()):
-                texts[row] = flat[i * each : (i + 1) * each]
-        return texts, written
+        drawn = self._drawer.draw(table)
+        queries, counts = _kept(drawn.texts, self._settings.duplicates == "drop")
+        note = {"queries": sum(map(len, queries)), **counts, **drawn.note}
+        commit_queries(self._draft, _name(drawn.part), drawn.start, queries, **note)
+        return pa.Table.from_pylist([{"part": drawn.part, **note}])
 
 
 def _kept(drawn: list[list[str]], once: bool) -> tuple[list[list[str]], dict[str, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
 from raydense.ranges import ranges
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, check_unchanged, provenance, read_manifest
+from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
@@ -58,6 +57,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         if "kept" not in draft.done.summary:
             say(f"rerank: {settings.output} is of an earlier version, without the passages below depth: delete it to have them")
         return draft.done
+    loss = loss_of(settings.model)
     blocks = candidates.blocks(settings.block, settings.depth)
     there = draft.committed()
     pending = [b for b in blocks if _name(b["block"]) not in there]
@@ -72,7 +72,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         queries=sum(b["queries"] for b in blocks),
         depth=settings.depth,
         model=made_from["inputs"]["model"],
-        loss=loss_of(settings.model),
+        loss=loss,
         precision=precision_of(files, draft),
         corpus=made_from["inputs"]["corpus"],
         **kept,
@@ -83,8 +83,8 @@ def rerank(settings: RerankSettings) -> Artifact:
 
 
 def loss_of(model: str) -> str | None:
-    """The loss that a re-ranker was trained with, if raydense trained it."""
-    return (((read_manifest(Path(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
+    """The loss that a re-ranker, in a folder, in a bucket or on the Hub, was trained with, if raydense trained it."""
+    return (((read_manifest(model_place(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
 
 
 def warn_of_loss(stage: str, model: str, loss: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, model_validator
 
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, fewest, tokens
+from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Pair, Settings, artifact, group, resource, setting
 
 
@@ -68,7 +69,7 @@ class SplitSettings(Settings):
 
 
 _QUERIES_A_FILE = 2_048  # as `sources` writes them
-_PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
+PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
 class EncodeSettings(Settings, Spread):
@@ -138,8 +139,20 @@ class SamplingSettings(BaseSettings):
     temperature: float = setting(1.0, "above 1: less likely queries; below 1: more likely ones", gt=0)
 
 
+QUERY_TOKENS = 64  # of a query, where neither the settings nor a generator's folder say
+SPREAD = tuple(Spread.model_fields)
+PROMPT = (
+    "Write {queries} search queries that the passage below answers, as different people would type them. Write each query on a line of its own,"
+    " and nothing else.\n\nPassage: {passage}"
+)
+
+
 class GenerateSettings(Settings, Spread):
-    """Write queries for every passage of a corpus (doc2query), by nucleus sampling on Ray Data, resumable file by file."""
+    """Write queries for every passage of a corpus (doc2query), by nucleus sampling: on Ray Data, or by an endpoint; resumable file by file."""
+
+    newer = ("prompt",)
+    local: ClassVar[tuple[str, ...]] = ("passage_prefix", "passage_length", "sampling.top_k", "precision", "token_budget")
+    """What only a model of this machine uses."""
 
     renamed: ClassVar[dict[str, str]] = {
         "top_p": "sampling.top_p",
@@ -147,33 +160,77 @@ class GenerateSettings(Settings, Spread):
         "sampling_temperature": "sampling.temperature",
     }
 
-    model: Folder = artifact("model", "the generator's folder: any sequence-to-sequence model, such as a T5 trained for doc2query")
+    model: FolderOrNone = artifact(
+        "model", "the generator's folder: any sequence-to-sequence model, such as a T5 trained for doc2query; or give endpoint", None
+    )
+    endpoint: EndpointSettings | None = group("a language model's endpoint, in place of model")
     corpus: Folder = artifact("corpus", "the passages")
+    prompt: str | None = setting(
+        None,
+        "endpoint: the message, with {passage} and {queries} for their number; the reply has a query a line; by default one in English",
+    )
     queries_each: int = setting(5, "queries of each passage", ge=1)
     sampling: SamplingSettings = group("how tokens are drawn", SamplingSettings)
     passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's, else none")
     passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
-    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 64", ge=4)
+    query_length: int | None = setting(
+        None,
+        "most tokens of a query; by default the model folder's, else 64; of an endpoint, a reply has at most so many for each query",
+        ge=4,
+    )
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that the passage already has")
     seed: int = setting(42, "random seed of the draws; each passage has its own random numbers", ge=0, lt=2**63)
-    precision: Literal["auto", "fp32"] = setting("auto", _PRECISION)
+    precision: Literal["auto", "fp32"] = setting("auto", PRECISION)
     token_budget: int = setting(
         16_384, "tokens of one batch, of passages and queries to write; it affects the rounding of probabilities", ge=1
     )
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; with an endpoint nothing of a model of this machine, and otherwise no endpoint."""
+        found = super().takes(values)
+        if "endpoint" in values:
+            return found - {"model", *cls.local, *SPREAD}
+        return {key for key in found if key.partition(".")[0] not in ("endpoint", "prompt")} if "model" in values else found
+
+    @model_validator(mode="after")
+    def _one_writer(self) -> Self:
+        if bool(self.model) == bool(self.endpoint):
+            raise ValueError("give either model or endpoint")
+        if not self.endpoint:
+            self._refuse_given(["prompt"], "generate with model")
+            return self
+        self._refuse_given([*self.local, *SPREAD], "generate with endpoint")
+        if self.prompt is None:
+            self.__dict__["prompt"] = PROMPT
+        elif "{passage}" not in self.prompt:
+            raise ValueError("prompt must contain {passage}")
+        return self
+
+    def shaping(self) -> dict[str, Any]:
+        """As for every stage, without what an endpoint does not use."""
+        found = super().shaping()
+        return {key: value for key, value in found.items() if key not in self.local} if self.endpoint else found
+
     def forecast(self, known: Known) -> Forecast:
-        """A passage is read once, and each token of its queries is a forward pass."""
+        """A passage is read once, and each token of its queries is a forward pass; with an endpoint it is a request."""
         from raydense.models.model_size import model_of
 
-        passages, model = known.of(self.corpus), model_of(known, self.model)
+        passages = known.of(self.corpus)
         if not passages:
             return Forecast()
         written = self.queries_each * QUERY_CHARACTERS
         generated = Holds(passages.rows, passages.word, written, passages.rows * (written / 2 + 8))
         needs, makes = f"{passages} passages x {self.queries_each} queries", {self.output: generated}
+        if self.endpoint:
+            asked = self.endpoint.foreseen(passages.rows, passages.each + len(str(self.prompt)), written)
+            return Forecast(f"{needs}: {asked}", makes, memory=PROCESS_BYTES)
+        model = model_of(known, str(self.model))
         if not model:
             return Forecast(needs, makes)
-        each = tokens(passages.each, self.passage_length or model.passage_length) + tokens(QUERY_CHARACTERS, 64) * self.queries_each
+        each = (
+            tokens(passages.each, self.passage_length or model.passage_length) + tokens(QUERY_CHARACTERS, QUERY_TOKENS) * self.queries_each
+        )
         work = {"flops": passages.rows * each * model.flops}
         return Forecast(needs, makes, f"generate {model.scale}", work, TORCH_BYTES + 2 * model.bytes, -1, passages.files)
 
@@ -189,7 +246,7 @@ class RerankSettings(Settings, Spread):
     queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the others follow in the order of the run", ge=1)
     precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", f"{_PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
+        "auto", f"{PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
     )
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries per committed file", ge=1)

@@ -28,7 +28,7 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say
-from raydense.storage import WORK, Artifact, Draft, Place, provenance
+from raydense.storage import WORK, Artifact, Draft, Place, check_made_with, provenance
 
 BINS = 20
 REPORT = "report.md"
@@ -58,7 +58,7 @@ def label(settings: LabelSettings) -> Artifact:
     if draft.done:
         return draft.done
     labeller = _Labeller(settings)
-    scored = Artifact.open(settings.run, "run") if settings.model is None else rerank(_scoring(settings, draft.place / WORK / "scores"))
+    scored = _scores(settings, draft)
     done = draft.committed()
     for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):
         name = f"examples-{number:05d}.parquet"
@@ -73,6 +73,17 @@ def label(settings: LabelSettings) -> Artifact:
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
     _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
+
+
+def _scores(settings: LabelSettings, draft: Draft) -> Artifact:
+    """The candidates with the teacher's scores; InputError if an input is no longer the one that the stage began with."""
+    begun = draft.made_from["inputs"]
+    if settings.model is None:
+        return Artifact.open(settings.run, "run", begun["run"])
+    scored = rerank(_scoring(settings, draft.place / WORK / "scores"))
+    for key in ("model", "run", "corpus", "queries"):
+        check_made_with(scored, key, str(settings.value_of(key)), begun[key])
+    return scored
 
 
 def _scoring(settings: LabelSettings, output: Place) -> RerankSettings:

@@ -23,6 +23,7 @@ from raydense.models.encoder_folder import (
     weights_folder,
     write_json,
 )
+from raydense.models.model_card import reranker_card
 from raydense.models.tokenizer import PairTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
@@ -53,12 +54,13 @@ class CrossEncoder(nn.Module):
         return cls(load_scorer(_inner(model_place(folder).local()), dropout), tokenizer).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder, with the pair length."""
+        """Write the folder, with the pair length and a README."""
         root = Path(folder)
         self.model.config.sentence_transformers = dict(_IDENTITY)
         save_weights(self.model, root)
         save_tokenizer(self.tokenizer.source, root, self.length)
         write_json(root / OWN_FILE, {"pair_length": self.length})
+        reranker_card(root, self.length)
 
     def tokenize_pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
         """As `PairTokenizer.pairs`."""

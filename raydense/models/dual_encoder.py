@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from raydense.models.encoder import Encoder, save_alone
+from raydense.models.encoder import Encoder, save_alone, write_router
 from raydense.models.encoder_config import EncoderConfig, write_own_config
 from raydense.models.encoder_folder import PASSAGE_ENCODER, QUERY_ENCODER, encoder_folders
+from raydense.models.model_card import two_encoders_card
 from raydense.models.modules.module import Options
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
 from raydense.models.tokens import Tokens
@@ -74,6 +75,8 @@ class DualEncoder(nn.Module):
             encoder.save(root / name, source)
             write_own_config(root / name, replace(self.config, shared=True))
         write_own_config(root, self.config)
+        write_router(root, (QUERY_ENCODER, self.query_encoder), (PASSAGE_ENCODER, self.passage_encoder))
+        two_encoders_card(root)
 
     def tokenize_queries(self, texts: Sequence[str]) -> Tokens:
         """As `TextTokenizer.queries`."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig, input_module, write_own_config, write_prompts
 from raydense.models.encoder_folder import MODULES, write_json
-from raydense.models.model_card import write_card
+from raydense.models.model_card import retriever_card
 from raydense.models.modules import parts_of
 from raydense.models.modules.module import VECTORS, InputModule, Module, Options
 from raydense.models.modules.normalize import Normalize
@@ -51,19 +51,24 @@ class Encoder(nn.Module):
         """The first module, which takes tokens."""
         return cast(InputModule, self.parts[0])
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The class that each module has in sentence-transformers, by the module's folder in that of the encoder, where the first one lies."""
+        names = [type(part).__name__ for part in self.parts]
+        return {f"{i}_{name}" if i else "": f"sentence_transformers.models.{name}" for i, name in enumerate(names)}
+
     def save(self, folder: Path, source: PreTrainedTokenizerBase) -> None:
         """Write the modules, the tokenizer and a README; sentence-transformers computes the same vectors from the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        paths = [f"{i}_{type(part).__name__}" if i else "" for i, part in enumerate(self.parts)]
-        for path, part in zip(paths, self.parts, strict=True):
+        for path, part in zip(self.kinds, self.parts, strict=True):
             (folder / path).mkdir(exist_ok=True)
             cast(Module, part).save(folder / path)
         self.input.save_tokenizer(source, folder, self.config.query_length, self.config.passage_length)
-        types = [f"sentence_transformers.models.{type(part).__name__}" for part in self.parts]
-        entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
-        write_json(folder / MODULES, entries)
+        write_json(
+            folder / MODULES, [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(self.kinds.items())]
+        )
         write_prompts(folder, self.config)
-        write_card(folder, self.config, self.dimension, self.input.notes(self.config.query_length, self.config.passage_length))
+        retriever_card(folder, self.config, self.dimension, self.input.notes(self.config.query_length, self.config.passage_length))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Vectors float32 [n, dimension] of a padded batch."""
@@ -75,6 +80,17 @@ class Encoder(nn.Module):
             return vectors
         cut = vectors[:, : self.dimension]
         return normalize(cut, dim=-1) if self.config.normalize else cut
+
+
+def write_router(folder: Path, query: tuple[str, Encoder], passage: tuple[str, Encoder]) -> None:
+    """Write what makes the folder of two encoders, each with the name of its own folder, one model of sentence-transformers (its `Router`)."""
+    kinds = {name: {f"{name}/{path}".rstrip("/"): kind for path, kind in encoder.kinds.items()} for name, encoder in (query, passage)}
+    structure = {route: list(kinds[name]) for route, (name, _) in (("query", query), ("document", passage))}
+    parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+    types = {path: kind for of in kinds.values() for path, kind in of.items()}
+    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    write_json(folder / MODULES, [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}])
+    write_prompts(folder, passage[1].config)
 
 
 def save_alone(encoder: Encoder, source: PreTrainedTokenizerBase, folder: Path) -> None:

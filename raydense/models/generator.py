@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig
 from raydense.models.encoder_folder import OWN_FILE, optional_json, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.model_card import generator_card
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
@@ -56,11 +57,12 @@ class Generator(nn.Module):
         return cls(model, generator_tokenizer(inner, config), config).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder, with prefix and lengths."""
+        """Write the folder, with prefix, lengths and a README."""
         root = Path(folder)
         save_weights(self.model, root)
         save_tokenizer(self.tokenizer.passage_source, root, max(self.config.passage_length, self.config.query_length))
         write_json(root / OWN_FILE, asdict(self.config))
+        generator_card(root, self.config.passage_prefix, self.config.passage_length, self.config.query_length)
 
     def tokenize_queries(self, texts: list[str]) -> Tokens:
         """Tokens of queries as training targets: at most `query_length`, the end token included."""

@@ -10,6 +10,7 @@ from raydense.data.formats import formats_that, load_format
 from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
 from raydense.data.splits import SHARES
 from raydense.errors import InputError
+from raydense.inference.expand_settings import ExpandSettings
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings
 from raydense.storage import Artifact, Place, model_place, named, read_manifest
@@ -23,6 +24,7 @@ _MAKES = {
     "construct": "dataset",
     "split": "corpus",
     "generate": "generated",
+    "expand": "dataset",
     "oracle": "generated",
     "filter": "generated",
     "encode": "embeddings",
@@ -86,6 +88,8 @@ def _parts(settings: Settings) -> set[str]:
     """The parts of a data set that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, SampleSettings):
         return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
+    if isinstance(settings, ExpandSettings):
+        return {f"queries/{kind}" for kind in settings.kinds}
     if isinstance(settings, OverlapSettings):
         return set(settings.parts)
     if isinstance(settings, MixSettings):

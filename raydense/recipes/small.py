@@ -47,6 +47,8 @@ class Small:
 
     def settings(self, stage: Stage) -> Settings:
         """The settings of a stage at small size; makes the slices that it reads. NoSlice where it reads what cannot be cut."""
+        if getattr(stage.settings, "endpoint", None):
+            raise NoSlice("it asks an endpoint, whose time is its own")
         changes: dict[str, Any] = {"output": str(self.folder / stage.name)}
         for key, kind in stage.settings.inputs().items():
             value = stage.settings.value_of(key)

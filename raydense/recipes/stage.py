@@ -10,6 +10,7 @@ from raydense.construction.settings import AdjudicateSettings, AnalyseSettings, 
 from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
 from raydense.errors import InputError, StorageError, fixable, why
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
+from raydense.inference.expand_settings import ExpandSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
@@ -43,6 +44,7 @@ VERBS: dict[str, Verb] = {
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(TrainSettings, "raydense.refresh.train:train"),
     "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
+    "expand": Verb(ExpandSettings, "raydense.inference.expand:expand"),
     "oracle": Verb(OracleSettings, "raydense.data.oracle:oracle"),
     "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.tables import commit_table, query_positions, query_starts, read_table
+from raydense.data.tables import commit_table, judged_rows, query_starts, read_table
 from raydense.errors import InputError
 from raydense.ranges import ranges
 from raydense.retrieval.fused_indexes import fusion_of_indexes
@@ -196,14 +196,10 @@ def _run_file(number: int) -> str:
 def _queries(settings: SearchSettings) -> tuple[pa.Table, Rows]:
     """The queries to search, in the order of their artifact, and the row of each there."""
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
-    rows = np.arange(len(queries))
-    if settings.qrels:
-        judged = pc.unique(read_table(settings.qrels, "qrels", ["query_id"])["query_id"])
-        rows = np.sort(query_positions(judged, queries, settings.qrels))
-        queries = queries.take(pa.array(rows))
-    if not len(queries):
+    rows = judged_rows(queries, settings.qrels)
+    if not len(rows):
         raise InputError("no queries", settings.qrels or settings.queries, "give some")
-    return queries.combine_chunks(), rows
+    return queries.take(pa.array(rows)).combine_chunks(), rows
 
 
 def _judged_own(settings: SearchSettings) -> pa.ChunkedArray:

@@ -27,31 +27,38 @@ from raydense.retrieval.versions import Queries
 from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
-from raydense.serving.searching import Known, Reply, Searching, connected, sources
+from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
 from raydense.serving.settings import RetrieverSettings, ServeSettings
-from raydense.storage import Artifact, fingerprint_of, named_folders
+from raydense.storage import Artifact, fingerprint_of
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
-_AT_ONCE = 2  # batches that are searched at once
 _OTHER_CORPUS = "the index was made of another corpus than the server has"
 _DIFFERENT = "the pools answer from indexes of different corpora"
 
 
 @dataclass(frozen=True)
 class Found:
-    """The hits of some queries; the fingerprint of the index that they are of and the pool's version, or a list of each; and its ids."""
+    """The hits of some queries; the fingerprint of the index that they are of and the pool's version, or a list of each; and its ids.
+
+    Of several indexes `hits` are fused, and `parts` are those of each.
+    """
 
     hits: Hits
     index: Any
     version: Any
     known: Known
+    parts: tuple[Hits, ...] = ()
     logits: NDArray[np.float32] | None = None  # those of a re-ranker, of the first hits
+
+    def of(self, which: slice) -> Found:
+        """Those of some of the queries."""
+        hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
+        return replace(self, hits=hits, parts=tuple(parts), logits=None if self.logits is None else self.logits[which])
 
 
 def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
     """How the hits of several indexes are fused; InputError where they are of different corpora, or others than the fused run's."""
-    names = settings.pool or [name for name, _ in named_folders(settings.index)]
-    return fusion_of_indexes(indexes, names, settings.fuse, settings.model, settings.search_params)
+    return fusion_of_indexes(indexes, settings.names, settings.fuse, settings.model, settings.search_params)
 
 
 def check_corpus(corpus: str | None, index: Artifact) -> None:
@@ -69,12 +76,12 @@ class Answering:
     """
 
     def __init__(self, settings: ServeSettings, app: str, held: bool = False, rerank: Rerank | None = None) -> None:
-        self.settings, self._rerank = settings, rerank
+        self.settings, self.names, self._rerank = settings, settings.names, rerank
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         places = sources(settings, app, held)
         self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._fusion = fusion_of(settings, [one.index for one in self._searching])
-        self._asking = ThreadPoolExecutor(_AT_ONCE * len(places))
+        self._asking = ThreadPoolExecutor(AT_ONCE * len(places))
         # of a pool the index may change between two questions
         self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
         check_corpus(settings.corpus, self._searching[0].index)
@@ -114,7 +121,7 @@ class Answering:
             found = self._reranked(texts[first:last], found)
             for i in alike:
                 start, stop = spans[i]
-                replies[i] = self._reply(questions[i], found, slice(start - first, stop - first), truncated[start:stop])
+                replies[i] = self._reply(questions[i], found.of(slice(start - first, stop - first)), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def passage(self, passage_id: str) -> Reply | None:
@@ -149,8 +156,9 @@ class Answering:
         known = answers[0][1]
         if any(other.corpus != known.corpus for _, other in answers):
             raise Unavailable(_DIFFERENT)
-        hits = self._fusion.fused([answer.hits for answer, _ in answers], known.ids.take, k)
-        return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known)
+        parts = tuple(answer.hits for answer, _ in answers)
+        hits = self._fusion.fused(list(parts), known.ids.take, k)
+        return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known, parts)
 
     def _deep(self, k: int) -> int:
         """How many hits are searched for where a caller wants k."""
@@ -170,31 +178,40 @@ class Answering:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
 
-    def _best(self, k: int, found: Found, which: slice) -> tuple[Hits, NDArray[np.bool_]]:
-        """The hits of some queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
-        scores, rows = found.hits[0][which, : self._deep(k)], found.hits[1][which, : self._deep(k)]
+    def _best(self, k: int, found: Found) -> tuple[Hits, NDArray[np.bool_]]:
+        """The hits of queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
+        scores, rows = found.hits[0][:, : self._deep(k)], found.hits[1][:, : self._deep(k)]
         if found.logits is None:
             return (scores, rows), np.zeros_like(rows, np.bool_)
-        took, scores = reordered_lists(rows, found.logits[which])
+        took, scores = reordered_lists(rows, found.logits)
         rows = rows[np.arange(len(rows))[:, None], took]
         return (scores[:, :k], rows[:, :k]), took[:, :k] < found.logits.shape[1]
 
-    def _reply(self, question: Question, found: Found, which: slice, truncated: list[bool]) -> Reply | Unavailable:
-        (scores, rows), reranked = self._best(question.k, found, which)
+    def _reply(self, question: Question, found: Found, truncated: list[bool]) -> Reply | Unavailable:
         if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
+        hits, reranked = self._best(question.k, found)
+        results = self._passages(found.known, hits, question.texts, None if found.logits is None else reranked)
+        reply = {"results": results, "index": found.index, "version": found.version}
+        if question.each and found.parts:
+            alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in found.parts]
+            of_each = (self._passages(found.known, one, question.texts) for one in alone)
+            reply["each"] = [{"name": name, "results": one} for name, one in zip(self.names, of_each, strict=True)]
+        return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
+
+    def _passages(self, known: Known, hits: Hits, texts: bool, reranked: NDArray[np.bool_] | None = None) -> list[list[dict[str, Any]]]:
+        """The passages of each query; each says whether it is `reranked` [n, k], if that is given."""
+        scores, rows = hits
         there = rows >= 0
         flat = rows[there]
-        columns = {"id": found.known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
-        if found.logits is not None:
+        columns = {"id": known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
+        if reranked is not None:
             columns["reranked"] = reranked[there].tolist()
-        if question.texts and self._corpus is not None:
+        if texts and self._corpus is not None:
             columns |= self._corpus.take(flat, ["title", "text"]).to_pydict()
         passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
         ends = np.cumsum(there.sum(axis=1)).tolist()
-        results = [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        reply = {"results": results, "index": found.index, "version": found.version}
-        return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
+        return [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _keep_awake(self) -> None:
         while not self._closed.wait(_AWAKE_S):

@@ -26,18 +26,20 @@ from raydense.serving.docs_page import STATUSES, body_of, docs_page
 from raydense.serving.front import LIMITS, Limits
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
+from raydense.serving.page import search_page
 from raydense.serving.question import Question
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
 from raydense.serving.reranking import by_handle, reranking
 from raydense.serving.search_r1 import Retrieval
+from raydense.serving.searching import AT_ONCE
 from raydense.serving.settings import ServeSettings
 from raydense.serving.token import allows, expected
 
 _BATCH = 64  # requests whose queries are encoded together
-_AT_ONCE = 2  # batches: each is encoded by one thread
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
+_HTML = "text/html; charset=utf-8"
 _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
 _log = logging.getLogger("ray.serve")
 
@@ -55,7 +57,7 @@ async def _unrouted(request: Request, error: HTTPException) -> Response:
 
 
 # max_surge_percent: where settings change, processes with the new ones answer before the old ones end
-@serve.deployment(name="Search", max_ongoing_requests=_BATCH * _AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
+@serve.deployment(name="Search", max_ongoing_requests=_BATCH * AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
     """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes; `reranker`: a handle of `reranking`."""
@@ -66,7 +68,7 @@ class Search:
         self._settings, self._token = settings, token
         rerank = by_handle(reranker, settings.seconds / 2) if reranker is not None else None
         self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
-        self._asking, self._looking = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
+        self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._metrics = RequestMetrics()
 
     @api.post("/search", openapi_extra=body_of(Question), **_posts)
@@ -78,6 +80,11 @@ class Search:
     async def retrieve(self, request: Request) -> Response:
         """The same, as the retrieval server of Search-R1 is asked and answers. Needs a corpus."""
         return await self._posted(request)
+
+    @api.get("/", include_in_schema=False)
+    async def search_page(self, request: Request) -> Response:
+        """The page on which people search."""
+        return await self._given(request, self._searched, closed=False)
 
     @api.get("/passages/{passage_id:path}")
     async def passage(self, request: Request, passage_id: str) -> Response:
@@ -119,7 +126,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, _AT_ONCE * most_replicas())
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas())
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -182,7 +189,7 @@ class Search:
             raise found
         return found
 
-    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=_AT_ONCE)
+    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=AT_ONCE)
     async def _batch(self, questions: list[Question]) -> list[Any]:
         self._metrics.batch(len(questions))
         return await asyncio.get_running_loop().run_in_executor(self._asking, self._answering.answer, questions)
@@ -216,8 +223,12 @@ class Search:
     async def _described(self) -> Reply:
         return Reply.of(200, api.openapi())
 
+    async def _searched(self) -> Reply:
+        page = search_page(self._settings.names, bool(self._settings.corpus))
+        return Reply(200, page.encode(), kind=_HTML)
+
     async def _page(self) -> Reply:
-        return Reply(200, docs_page(api.openapi()).encode(), kind="text/html; charset=utf-8")
+        return Reply(200, docs_page(api.openapi()).encode(), kind=_HTML)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -21,6 +21,7 @@ class Question(BaseSettings):
     query: Text | None = setting(None, "one query, in place of queries")
     k: int = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
     texts: bool = setting(False, "whether to return the title and text of each passage, if the server has the corpus")
+    each: bool = setting(False, "whether to return the hits of each index too, where the server fuses those of several")
 
     @model_validator(mode="after")
     def _asks_something(self) -> Self:

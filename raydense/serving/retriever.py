@@ -41,7 +41,7 @@ class Retriever:
         self.settings = settings
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         self._searched = _pools(settings) if settings.pool else _held(settings)
-        self._names = settings.pool or [name for name, _ in named_folders(settings.index)]
+        self._names = settings.names
         indexes = [one.index for one in self._searched]
         self._fusion = fusion_of(settings, indexes)
         check_corpus(settings.corpus, indexes[0])

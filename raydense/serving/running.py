@@ -35,6 +35,8 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     """
     if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
+    if settings.corpus:
+        Artifact.open(settings.corpus, "corpus")
     settings = settings.located()
     places = sources(settings, name)
     if own := [index for source in places if (index := source.check_own())]:

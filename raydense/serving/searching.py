@@ -23,10 +23,12 @@ from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search import PassageIds
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.versions import Queries
+from raydense.runtime.session import physical_cpus
 from raydense.serving.refusal import Unavailable, without_places
 from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, named
 
+AT_ONCE = 2  # batches that a process encodes and searches at once: each has its share of the cores
 _IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
 Reply = dict[str, Any]
 
@@ -73,7 +75,7 @@ class Source:
         if self.held:
             index = Artifact.open(self.index, "index")
             self.check(index)
-            return HeldIndex(index, search_params=self._params(index))
+            return HeldIndex(index, max(1, physical_cpus() // AT_ONCE), self._params(index))
         if self.index and self.name not in pools():
             index = Artifact.open(self.index, "index")
             self.check(index)

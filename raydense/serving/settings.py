@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 
 from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifact, resource, setting
+from raydense.storage import named_folders
 
 
 class RetrieverSettings(BaseSettings):
@@ -41,6 +42,11 @@ class RetrieverSettings(BaseSettings):
         elif not self.corpus:
             raise ValueError(f"{self.called} with a reranker needs corpus, the texts that it reads")
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the indexes or pools, in order."""
+        return self.pool or [name for name, _ in named_folders(self.index)]
 
 
 class ServeSettings(RetrieverSettings):

@@ -55,7 +55,7 @@ class Artifact:
         if manifest is None:
             raise _no_artifact(place, wanted, kind)
         if kind and manifest["kind"] not in kind.split(" or "):
-            raise InputError(f"holds {manifest['kind']}, not {kind}", place, f"give {wanted}")
+            raise InputError(f"holds {manifest['kind']}, not {kind}", place, _in_dataset(place, kind) or f"give {wanted}")
         if manifest["format_version"] != FORMAT_VERSION:
             raise InputError(f"format version {manifest['format_version']}, this raydense reads {FORMAT_VERSION}", place, "make it again")
         opened = cls(place, manifest)
@@ -161,7 +161,10 @@ class Artifact:
 
 
 def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str]]:
-    """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or ""."""
+    """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or "".
+
+    A part of a data set that is missing, or was replaced since, comes as a file of the data set.
+    """
     root = Place.of(folder)
     places = [root / name.removesuffix(MANIFEST).rstrip("/") for name in root.files() if name.rpartition("/")[2] == MANIFEST]
     found = [(place, manifest) for place in places if (manifest := read_manifest(place)) is not None]
@@ -172,6 +175,19 @@ def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str
         stats = place.stats([file.path for file in files])
         checked = streamed(partial(_wrong, place), zip(files, stats, strict=True))
         yield from ((place, file.path, wrong) for file, wrong in zip(files, checked, strict=True))
+        yield from _wrong_parts(place, manifest)
+
+
+def _wrong_parts(place: Place, manifest: dict[str, Any]) -> Iterator[tuple[Place, str, str]]:
+    """The parts of a data set that are not those that it was made with."""
+    parts = manifest["summary"].get("parts", {}) if manifest["kind"] == "dataset" else {}
+    for name, made in parts.items():
+        if not safe_name(name):
+            yield place, name, "lies outside its folder"
+        elif (there := read_manifest(place / name)) is None:
+            yield place, name, "missing"
+        elif there.get("fingerprint") != made["fingerprint"]:
+            yield place, name, f"is not the {name} that the data set was made with (fingerprint)"
 
 
 def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -218,7 +234,42 @@ def _no_artifact(place: Place, wanted: str, kind: str | None = None) -> InputErr
     if not place.is_folder() and place.exists():
         return InputError("is a file, not an artifact of raydense", place, how_to_import(place, kind))
     if not place.is_folder():
-        return InputError("no such folder", place, f"give {wanted}")
+        return InputError("no such folder", place, _in_dataset(place, kind) or f"give {wanted}")
     if (place / WORK).is_folder():
         return InputError("unfinished", place, "run the stage that makes it again: it continues")
-    return InputError(f"no {MANIFEST} of raydense", place, f"give {wanted}, made by raydense")
+    return InputError(f"no {MANIFEST} of raydense", place, _in_dataset(place, kind) or f"give {wanted}, made by raydense")
+
+
+def _in_dataset(place: Place, kind: str | None) -> str:
+    """What the data set around `place` has of `kind`, as a fix: `place` is the data set, a folder of it, another part, or a part that it lacks."""
+    path, below, parts = _dataset_around(place)
+    given = not below or below in parts
+    fit = [
+        name
+        for name in parts
+        if name != below and (given or name.startswith(f"{below}/")) and parts[name]["kind"] in f"{kind}".split(" or ")
+    ]
+    if fit:
+        return f"did you mean {' or '.join(os.path.join(path, name) for name in fit)}?"
+    if given or not parts:
+        return ""
+    around, _, last = below.rpartition("/")
+    near = [name.removeprefix(f"{around}/") for name in parts if around and name.startswith(f"{around}/")]
+    return f"{os.path.join(path, around)} has {', '.join(near)}: no {last}" if near else f"{path} has {', '.join(parts)}: no {below}"
+
+
+def _dataset_around(place: Place) -> tuple[str, str, dict[str, Any]]:
+    """The path of the data set at `place`, or one or two folders above; the rest of the path; its parts. Without parts where there is none."""
+    path, below = str(place).rstrip("/"), ""
+    for _ in range(3):
+        try:
+            manifest = read_manifest(path or ".") or {}
+        except InputError:  # another tool's
+            manifest = {}
+        if manifest.get("kind") == "dataset":
+            return path or ".", below, manifest["summary"].get("parts", {})
+        path, name = os.path.split(path)
+        below = os.path.join(name, below) if below else name
+        if not name or path.endswith((":", "/")):
+            break
+    return path, below, {}

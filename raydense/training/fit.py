@@ -11,15 +11,18 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raydense.data.store import PassageStore, full_text
+from raydense.models.model_card import add_section
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
 from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance
 from raydense.training.batches import Sampler
 from raydense.training.capacity import require_capacity
+from raydense.training.card import shown_inputs, training_section
 from raydense.training.checkpoints import refuse_other_workers
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
@@ -51,11 +54,11 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     if draft.done:
         shared.forget()
         return draft.done
-    started = time.monotonic()
+    started, named = time.monotonic(), shown_inputs(settings)
     settings = settings.located()
     if not (shared / _RESULT).exists():
         _run(settings, draft, shared, make)
-    made = _finish(settings, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
+    made = _finish(settings, named, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
     shared.forget()
     return made
 
@@ -144,26 +147,27 @@ def _texts(store: PassageStore) -> Iterator[str]:
             yield from full_text(store.slice(at, min(stop, at + _CHUNK), ["title", "text"])).to_pylist()
 
 
-def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
-    """Commit the best weights as model folders, and the measurements."""
+def _finish(settings: LoopSettings, named: dict[str, str], draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
+    """Commit the best weights as model folders, and the measurements; `named` are the inputs as the user gave them."""
     start = str(shared / _TINY) if settings.model == "tiny" else settings.model
     method, model = method_of(settings), load_model(settings, start)
     inputs: dict[str, str] = draft.made_from["inputs"]
     refuse_replaced(settings, {key: inputs[key] for key in ("model", "reranker") if key in inputs})
     model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
+    history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
+    steps, skipped, last = _counted(history)
+    card = training_section(settings, draft.made_from, result, steps, history)
     name = getattr(settings, settings.chosen_by)
     for folder, one in method.parts(model).items():
         if not folder:
-            draft.commit_tree(one.save)
+            draft.commit_tree(partial(_save, one, card))
             continue
         part = Draft.open(draft.place / folder, "model", {**draft.made_from, "part": folder})
         if not part.done:
-            part.commit_tree(one.save)
+            part.commit_tree(partial(_save, one, card))
             part.finish(0, objective=name, best_step=result["best_step"])
     names = draft.place.names(f"refresh/*/{MANIFEST}")
     renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
-    history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
-    steps, skipped, last = _counted(history)
     draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), steps)
     draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), steps)
     return draft.finish(
@@ -180,9 +184,15 @@ def _finish(settings: LoopSettings, draft: Draft, shared: Place, result: dict[st
         tokens_per_second=round(result["tokens"] / max(result["seconds"], 1e-9), 1),
         memory=result["memory"],
         corpus=inputs["corpus"],
+        inputs=named,
         **({"steps_skipped": skipped} if skipped else {}),
         **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
     )
+
+
+def _save(model: Any, card: str, folder: Path) -> None:
+    model.save(folder)
+    add_section(folder, card)
 
 
 def _counted(history: Path) -> tuple[int, int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -120,7 +121,9 @@ def test_it_is_what_a_plain_reading_gives(asked, tmp_path: Path, monkeypatch: py
     assert whole.fingerprint == made.fingerprint, "the blocks of the input show in the output"
 
 
-def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_run_again_it_is_the_same(
+    asked, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
     folder, output = asked[0], tmp_path / "killed"
     driver = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(output), str(BLOCK)], env=joining, stderr=subprocess.DEVNULL)
     kill_once_committed(driver, output / ".work", "questions-*.parquet", 3)
@@ -136,6 +139,7 @@ def test_killed_and_run_again_it_is_the_same(asked, tmp_path: Path, joining: dic
     seen: list[int] = []
     monkeypatch.setattr(stage, "run_tasks", lambda verb, function, calls, *rest: _counted(seen, verb, function, calls, *rest))
     again = construct(ConstructSettings(input=str(folder), length=30, output=str(output)))
+    assert re.search(r"^construct: continues after [\d,]+ of [\d,]+ bytes$", capfd.readouterr().err, re.MULTILINE)
     undisturbed = construct(ConstructSettings(input=str(folder), length=30, output=str(tmp_path / "undisturbed")))
     assert again.fingerprint == undisturbed.fingerprint
     assert seen[0] == seen[1] - len(kept), "blocks that were labelled before are labelled again"
@@ -201,3 +205,20 @@ def test_dureaders_own_files(tmp_path: Path) -> None:
     assert set(made.summary["splits"]) == {"train", "dev"}
     store = PassageStore(made.path / "corpus")
     assert len(set(store.slice(0, len(store), ["text"])["text"].to_pylist())) == len(store) == steps["passages in the corpus"]
+
+
+def test_splits_that_are_missing_or_empty_are_named_with_the_flag_that_draws_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_questions(tmp_path / "in", 90)
+    (tmp_path / "in" / "some.test.json").unlink()
+    empty = [{**row, "answers": []} for row in rows if row["split"] == "dev"]
+    (tmp_path / "in" / "some.dev.json").write_text("".join(json.dumps(row) + "\n" for row in empty))
+    settings = {"input": str(tmp_path / "in"), "length": 30}
+    construct(ConstructSettings(**settings, output=str(tmp_path / "bare")))
+    why = f"(dev: {len(empty):,} questions, none has a positive passage; test: 0 questions)"
+    assert f"construct: no qrels/dev, qrels/test {why}; --fill-splits draws dev, test from train" in capfd.readouterr().err
+    construct(ConstructSettings(**settings, fill_splits=True, output=str(tmp_path / "filled")))
+    assert "construct: no qrels" not in capfd.readouterr().err
+    with pytest.raises(InputError, match=r"qrels/test: no such folder; .*/bare/qrels has train: no test"):
+        Artifact.open(tmp_path / "bare" / "qrels" / "test", "qrels")

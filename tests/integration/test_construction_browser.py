@@ -69,7 +69,7 @@ def test_ten_pairs_are_judged_by_keyboard_and_downloaded(package: Path, tmp_path
         page.on("request", lambda request: asked.append(request.url))
         start(page, package)
         assert page.inner_text("#place") == "1 of 10"
-        assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == ["the", "red", "fox"]
+        assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == ["red", "fox"]
         for key in "10y?":
             page.keyboard.press(key)
         assert page.title() == "package-00000"  # nothing of the texts is run

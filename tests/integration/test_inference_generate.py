@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from chat_server import chat_server
 
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore
+from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.generate import generate
 from raydense.inference.settings import GenerateSettings
+from raydense.mining.consistency import filter
+from raydense.mining.settings import FilterSettings
 from raydense.models.generator import Generator, decode
 from raydense.models.sampling import mixed, sample_queries
 from raydense.models.tiny import make_tiny_generator
+from raydense.retrieval.index import index
+from raydense.retrieval.search import search
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage import Artifact
-from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever
+from tests.inference_world import WORDS, file_bytes, make_corpus, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -80,3 +89,28 @@ def test_a_retriever_is_no_generator(world: Path, tmp_path: Path) -> None:
     make_retriever(tmp_path / "encoder")
     with pytest.raises(InputError, match="is no sequence-to-sequence model"):
         generate(settings(world, tmp_path / "o", model=str(tmp_path / "encoder")))
+
+
+def test_queries_of_an_endpoint_expand_an_index_and_pass_a_filter(world: Path, tmp_path: Path) -> None:
+    """Each passage gets a word that none has, by which only the expanded index finds it, and its own text, which the filter keeps."""
+    texts = PassageStore(world / "corpus").passages(np.arange(PASSAGES))
+    row_of = {text: row for row, text in reversed(list(enumerate(texts)))}  # of passages with the same text the first
+
+    def answer(body: dict[str, Any]) -> str:
+        text = body["messages"][0]["content"].partition("Passage: ")[2]
+        return f"zebra{row_of[text]}\n{text}"
+
+    with chat_server(answer) as server:
+        endpoint = {"url": server.url, "model": "small"}
+        given = {"corpus": str(world / "corpus"), "output": str(tmp_path / "generated"), "queries_each": 2, "endpoint": endpoint}
+        written = generate(GenerateSettings.read(given))
+    expanded = index(IndexSettings(kind="bm25", corpus=world / "corpus", expand=written, output=tmp_path / "expanded"))
+    rows = sorted(set(row_of.values()))
+    write_table(tmp_path / "asked", "queries", pa.table({"query_id": [f"q{row}" for row in rows], "text": [f"zebra{row}" for row in rows]}))
+    found = read_table(search(SearchSettings(index=expanded, queries=tmp_path / "asked", k=1, output=tmp_path / "run")).path, "run")
+    assert found["passage_id"].to_pylist() == [f"p{row}" for row in rows]
+    plain = index(IndexSettings(kind="bm25", corpus=world / "corpus", output=tmp_path / "plain"))
+    kept = filter(FilterSettings(generated=written, corpus=world / "corpus", index=plain, k=5, output=tmp_path / "kept"))
+    lists = Generated(kept.path, PassageStore(world / "corpus")).slice(0, PASSAGES).to_pylist()
+    assert PASSAGES / 2 < sum(map(len, lists)) <= PASSAGES
+    assert all(queries in ([], [text]) for queries, text in zip(lists, texts, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
+import raydense.mining.label as labelling
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -64,6 +66,31 @@ def settings(world: Path, output: Path, **more: object) -> LabelSettings:
     inputs = {name: str(world / name) for name in ("model", "run", "corpus", "queries", "qrels")}
     given = {"depth": DEPTH, "block": 4, "negatives": 3, "s_pos": float(s_pos), "s_neg": float(s_neg)}
     return LabelSettings.read({"output": str(output), **inputs, **given, **more})
+
+
+@pytest.mark.parametrize("key", ["model", "run", "corpus", "queries"])
+def test_an_input_that_is_replaced_before_the_teacher_scores_is_refused(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """`rerank` begins after the stage did, and takes its own fingerprints."""
+    folder = tmp_path / key
+    shutil.copytree(world / key, folder)
+    table = None if key in ("model", "corpus") else read_table(folder, key)
+
+    def replacing(asked: RerankSettings) -> Artifact:
+        shutil.rmtree(folder)
+        if key == "model":
+            make_reranker(folder, make_retriever(tmp_path / "encoder", seed=9))
+        elif key == "corpus":
+            make_corpus(folder, PASSAGES, shard_rows=20)
+        else:
+            write_table(folder, key, table.slice(0, 4 * K) if key == "run" else table.append_column("source", pa.array(["x"] * len(table))))
+        return rerank(asked)
+
+    monkeypatch.setattr(labelling, "rerank", replacing)
+    with pytest.raises(InputError, match=rf"{key}: was replaced while a stage was reading it"):
+        label(settings(world, tmp_path / "out", **{key: str(folder)}))
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_labels_follow_from_the_scores_of_rerank(world: Path) -> None:

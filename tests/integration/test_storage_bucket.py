@@ -19,18 +19,21 @@ import pyarrow as pa
 import pytest
 
 from raydense.cli.work import verb_work
+from raydense.data.dataset import DatasetDraft
 from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
+from raydense.inference.rerank import loss_of
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folders, verify
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
 from tests.embeddings import write_embeddings
+from tests.mining_world import write_trained
 from tests.s3_server import BUCKET, environment, proxy
 
 ROOT = f"s3://{BUCKET}"
@@ -93,6 +96,26 @@ def test_names(tmp_path: Path) -> None:
     for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h", "file://out", "file://out/ix", "file:///d/run#2"):
         with pytest.raises(InputError):
             checked(bad)
+
+
+def test_the_loss_of_a_reranker_in_a_bucket_is_known(store: str) -> None:
+    write_trained(f"{store}/model", "listwise")
+    assert loss_of(f"{store}/model") == "listwise"
+    assert loss_of(f"{store}/none") is None
+
+
+def test_a_data_set_in_a_bucket_says_which_part_was_meant_or_missing(store: str) -> None:
+    made = DatasetDraft(f"{store}/data", {"test": 1})
+    made.table("qrels/dev", "qrels", pa.table({"query_id": ["q"], "passage_id": ["p"], "relevance": [1]}))
+    made.finish()
+    for given, message in (
+        ("data", f"holds dataset, not qrels; did you mean {store}/data/qrels/dev?"),
+        ("data/qrels/test", f"no such folder; {store}/data/qrels has dev: no test"),
+        ("other/qrels/test", "no such folder; give a folder of kind qrels"),
+    ):
+        with pytest.raises(InputError) as caught:
+            Artifact.open(f"{store}/{given}", "qrels")
+        assert str(caught.value) == f"{store}/{given}: {message}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from raydense.cli import app, main
+from raydense.cli.examples import EXAMPLES
+from raydense.cli.flags import read
 from raydense.recipes.stage import VERBS
 from raydense.runtime import progress
 from raydense.runtime.verbosity import limit_logs
@@ -30,6 +34,35 @@ def test_help_of_every_verb_teaches(verb, capsys):
     assert code == 0
     for name in VERBS[verb].settings.all_fields() if verb in VERBS else ():
         assert f"--{name.replace('_', '-')}" in out
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_the_example_of_a_help_is_a_command_that_can_be_read(verb, capsys):
+    _, out, _ = call(verb, "--help", capsys=capsys)
+    assert out.endswith(f"\n  Example:\n    {EXAMPLES[verb]}\n")
+    raydense, name, *words = shlex.split(EXAMPLES[verb])
+    assert (raydense, name) == ("raydense", verb)
+    given = app.commands[verb].make_context(verb, list(words)).params
+    settings = read(VERBS[verb].settings, None, {key: value for key, value in given.items() if key in VERBS[verb].settings.model_fields})
+    assert set(words) >= {f"--{key.replace('_', '-')}" for key in settings.given_keys() - {"fill_splits"}}
+
+
+def test_the_verbs_that_build_and_judge_data_sets_have_an_example():
+    assert set(EXAMPLES) == {name for name, verb in VERBS.items() if "construction" in verb.home} | {"perturb"}
+
+
+def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
+    _, out, _ = call("annotate", "--help", capsys=capsys)
+    assert "--run FOLDER" in out
+    assert "--corpus FOLDER" in out
+    assert "--model MODEL" in out
+    assert "[1,0]" in out
+    helps = [call(verb, "--help", capsys=capsys)[1] for verb in VERBS]
+    assert not any(re.search(r"\[\(.*\)\]", text) for text in helps), "a tuple as Python writes it"
+    for name, verb in VERBS.items():
+        for key, kind in verb.settings.inputs().items():
+            words = re.search(rf"^ +--{key.replace('_', '-')} (\S+)", dict(zip(VERBS, helps, strict=True))[name], re.MULTILINE)
+            assert words is None or words[1] == {"source": "PATH", "model": "MODEL"}.get(kind, "FOLDER"), (name, key)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +225,7 @@ def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
     assert (code, out, err) == (0, f"verify: {tmp_path}/out: 1 files are as they were written\n", "")
     (made / "one.txt").write_text("TEXT")
     code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
-    fix = f"delete it, and run the stage that made {made} again: it makes only this file"
+    fix = f"delete it, and run the stage that made {made} again: it makes only this"
     assert (code, out) == (1, f"{made}/one.txt: holds other bytes than were written (sha256); {fix}\n")
     (tmp_path / "empty").mkdir()
     assert call("verify", str(tmp_path / "empty"), capsys=capsys)[0] == 2

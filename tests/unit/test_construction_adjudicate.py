@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import RR, R
 
+from raydense.cli import main
 from raydense.construction.adjudicate import adjudicate
 from raydense.construction.agreement import agreements, majority, refuse_below
 from raydense.construction.annotate import annotate
@@ -73,19 +75,61 @@ def test_people_add_relabel_and_confirm(annotation: Artifact, tmp_path: Path) ->
     }
     assert made.summary["false_negatives"] == 4
     assert made.summary["by_source"] == {"human": 4, "model": 0, "gold": 0}
-    assert made.summary["share_of_queries"] == pytest.approx(2 / 3)
+    assert (made.summary["queries"], made.summary["judged_queries"]) == (3, 2), "`none` is in no run"
+    assert made.summary["share_of_queries"] == 1.0
     assert made.summary["relabelled"] == 1
-    assert made.summary["positives_per_query"] == {"before": 1.0, "after": 2.0}
+    assert made.summary["positives_per_query"] == {"before": 1.0, "after": 2.5}
     found = read_table(made.path, "qrels")
     assert found.column_names == ["query_id", "passage_id", "relevance"]
     assert list(dict.fromkeys(found["query_id"].to_pylist())) == ["q", "r", "none"]
     page = made.file("report.md").read_text()
-    assert "| queries with at least one | 2 (66.67%) |" in page
+    assert "| of the queries judged, those with at least one | 2 (100.00%) |" in page
     assert "| package-00000 | 4 | 1 | 0 | 0 | not reviewed |" in page
     assert made.file("disputed.jsonl").read_text() == ""
 
 
-def test_a_pair_without_a_majority_changes_nothing_until_somebody_decides(annotation: Artifact, tmp_path: Path) -> None:
+@pytest.mark.parametrize("review", [0, 2])
+def test_annotate_names_the_command_that_applies_the_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str], review: int) -> None:
+    annotation = annotate(annotate_settings(tmp_path, TEXTS, QRELS, (ONE, TWO), review=review))
+    shown = next(line for line in capfd.readouterr().err.splitlines() if "then: raydense adjudicate" in line)
+    folders = {"ANSWERS": str(tmp_path / "judged"), "REVIEWS": str(tmp_path / "reviews"), "NEW": str(tmp_path / "new")}
+    answers_of(annotation, tmp_path / "judged", "ann", perfect)
+    assert ("review-*.html" in shown, "REVIEWS" in shown) == (review > 0, review > 0)
+    if review:
+        answers_of(annotation, tmp_path / "reviews", "bo", perfect, "review-")
+    with pytest.raises(SystemExit) as ended:
+        main([folders.get(word, word) for word in shlex.split(shown.partition("then: raydense ")[2])])
+    assert ended.value.code == 0
+    assert Artifact.open(tmp_path / "new", "qrels").summary["false_negatives"] == 4
+
+
+def test_shares_are_those_of_the_queries_that_people_judged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Four queries, a package each; two packages are judged, and one of these two queries has a false negative."""
+    texts = [f"text {number}" for number in range(8)]
+    qrels = [(query, f"p{number}", 1) for number, query in enumerate("abcd")]
+    run = {query: [(f"p{number}", 2.0), (f"p{number + 4}", 1.0)] for number, query in enumerate("abcd")}
+    annotation = annotate(annotate_settings(tmp_path, texts, qrels, (run,), package=2, review=0))
+    files = answers_of(annotation, tmp_path / "judged", "ann", lambda q, p: int((q, p) in {("a", "p0"), ("a", "p4"), ("b", "p1")}))
+    for file in files[2:]:
+        file.unlink()
+    made = adjudicate(settings(annotation))
+    summary = made.summary
+    assert (summary["queries"], summary["judged_queries"], summary["not_judged"]) == (4, 2, ["package-00002", "package-00003"])
+    assert (summary["queries_with_false_negatives"], summary["share_of_queries"]) == (1, 0.5)
+    assert summary["positives_per_query"] == {"before": 1.0, "after": 1.5}
+    said = capfd.readouterr().err
+    assert "1 of 2 queries judged by people have some (50.0%)" in said
+    assert "adjudicate: 2 packages are not judged yet, the first is package-00002" in said
+    page = made.file("report.md").read_text()
+    assert "| queries judged by people | 2 |" in page
+    assert "2 packages are not judged yet, the first is package-00002." in page
+    for file in files[:2]:
+        file.write_text(file.read_text().splitlines()[0].replace('"answers": 2', '"answers": 0') + "\n")
+    with pytest.raises(InputError, match="judged: have no answer; give the files that people downloaded after they judged"):
+        adjudicate(settings(annotation, "none"))
+
+
+def test_a_pair_without_a_majority_changes_nothing_until_somebody_decides(annotation: Artifact, tmp_path: Path, capfd) -> None:
     answers_of(annotation, tmp_path / "judged", "ann", perfect)
     answers_of(annotation, tmp_path / "judged", "bo", lambda q, p: {"p1": 0, "p3": None}.get(p, perfect(q, p)))
     made = adjudicate(settings(annotation))
@@ -99,6 +143,12 @@ def test_a_pair_without_a_majority_changes_nothing_until_somebody_decides(annota
     ]
     final = tmp_path / "final.jsonl"
     final.write_text("".join(json.dumps({**line, "relevance": {"p1": 1}.get(line["passage_id"])}) + "\n" for line in lines))
+    flags = [f"--{name}={tmp_path / path}" for name, path in {"qrels": "run0/qrels", "judgements": "judged", "output": "x"}.items()]
+    with pytest.raises(SystemExit) as ended:
+        main(["adjudicate", f"--annotation={annotation.place}", *flags, f"--final={made.file('disputed.jsonl')}"])
+    fix = "decides nothing: no line has relevance 1 or 0; fill in `relevance`, or leave --final out"
+    assert (ended.value.code, capfd.readouterr().err.splitlines()[-1]) == (2, f"raydense: {made.file('disputed.jsonl')}: {fix}")
+    assert not (tmp_path / "x").exists()
     decided = adjudicate(settings(annotation, "decided", final=final))
     assert rows_of(decided)["q", "p1"] == (1, "human")
     assert [json.loads(line)["passage_id"] for line in decided.file("disputed.jsonl").read_text().splitlines()] == ["p3"]

@@ -17,7 +17,7 @@ import raydense.construction.failures as failing
 from raydense.cli import main
 from raydense.construction.analyse import Sorted, analyse
 from raydense.construction.analysis_page import _examples
-from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, numerical_mismatch
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Splitter
 from raydense.data.runs import query_blocks as blocks_of
@@ -266,4 +266,43 @@ def test_the_command_says_each_kind(tmp_path, capsys):
         main(["analyse", *flags, "--sample", "1000", "--output", str(tmp_path / "out")])
     said = capsys.readouterr()
     assert all(f"analyse: {kind}: " in said.err for kind in PAPER)
+    assert "paper" not in said.err
+    assert f"analyse: {len(EVERY)} queries in place of 1,000: no more fail and have hits" in said.err
+    left = len(PAIRS["others"])
+    assert f"analyse: others: package-00000.html asks a person for the kind of these {left}\n" in said.err
     assert "report.html" in said.out
+
+
+def test_few_queries_and_a_missing_page_are_said(tmp_path, capsys):
+    write_world(tmp_path, ["a word", "a word", "b"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})
+    made = analyse_in(tmp_path, sample=40)
+    said = capsys.readouterr().err
+    assert "analyse: 1 queries in place of 40, too few for their shares to be those of other queries: no more fail and have hits" in said
+    assert "analyse: others: no page asks a person, since a rule names each pair" in said
+    assert not made.parts(".html", "package-")
+    write_world(tmp_path / "more", ["a", "b"], [(f"q{n}", "p0", 1) for n in range(40)], {f"q{n}": [("p1", 1.0)] for n in range(40)})
+    analyse_in(tmp_path / "more", sample=40)
+    assert "in place of" not in capsys.readouterr().err
+
+
+def seen(query: str, passage: str) -> Pair:
+    """A pair in a corpus where a word of `COMMON` is general, and each other one rare."""
+    splitter = Splitter()
+    terms, common = splitter.terms(query), {term.word for term in splitter.terms(COMMON)}
+    idf = {term.word: 1.0 if term.word in common else 8.0 for term in terms}
+    return Pair(Asked(query, terms, idf, frozenset(word for word in idf if word not in common)), Found(passage, splitter.terms(passage)))
+
+
+@pytest.mark.parametrize(("query", "passage", "evidence"), PAIRS["numerical mismatch"])
+def test_a_number_is_a_mismatch_only_in_a_passage_on_the_topic(query, passage, evidence):
+    assert numerical_mismatch(seen(query, passage)) == evidence
+    other = evidence.partition(", not ")[2]
+    assert numerical_mismatch(seen(query, f"the wheel of a ship, no. {other}")) is None
+    assert numerical_mismatch(seen(evidence.partition(",")[0], f"the wheel of a ship, no. {other}")) == evidence, (
+        "a query of a number alone"
+    )
+
+
+def test_a_number_in_a_passage_about_another_entity_is_no_numerical_mismatch():
+    assert numerical_mismatch(seen("population of Mongolia in 2016", "The population of Bhutan in 2017")) is None
+    assert numerical_mismatch(seen("population of Mongolia in 2016", "The population of Mongolia in 2017")) == "2016, not 2017"

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from huggingface_hub import DatasetCard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydense.data.exporting import export
 from raydense.data.formats import huggingface
-from raydense.data.formats.data_card import front_matter, hub_split
+from raydense.data.formats.data_card import _made, front_matter, hub_split
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import PassageStore
@@ -77,29 +78,70 @@ def test_a_whole_data_set_both_ways(tmp_path, capfd):
     assert import_corpus("huggingface", folder, tmp_path / "alone").files == Artifact.open(again / "corpus").files
 
 
-def test_the_card(tmp_path):
+def test_the_card(tmp_path, capfd):
     first = imported("beir", beir(tmp_path / "in"), tmp_path / "first")
-    folder = exported("huggingface", tmp_path / "hub", dataset=first, license="cc-by-4.0")
+    folder = exported("huggingface", tmp_path / "hub", dataset=first, license="cc-by-4.0", language="en,zh")
+    assert "export: the data card" not in capfd.readouterr().err
     head = front_matter(folder / "README.md")
     assert (head["license"], head["size_categories"], head["task_categories"]) == ("cc-by-4.0", ["n<1K"], ["text-retrieval"])
     text = (folder / "README.md").read_text("utf-8")
     size = (folder / "qrels/test.parquet").stat().st_size
-    assert f"| qrels | test | 3 | {size:,} | judgements of 2 queries; by score 0: 1, 1: 1, 2: 1 |" in text
+    holds = "judgements of 2 queries, 1 of score 0, 1 of score 1, 1 of score 2: `query-id`, `corpus-id`, `score`"
+    assert f"| qrels | test | 3 | {size:,} | {holds} |" in text
     size = (folder / "corpus/corpus-00000.parquet").stat().st_size
-    assert f"| corpus | corpus | 9 | {size:,} |" in text
+    assert f"| corpus | corpus | 9 | {size:,} | passages: `_id`, `title`, `text` |" in text
+    assert "| queries: `_id`, `text`, `answers` |" in text
     shown = json.loads(re.search(r"## An example\n\n    (.*)\n", text)[1])
     assert shown in (
         {"query": "what is 1?", "title": "甲", "text": "text `3`\nnext", "score": 2},
         {"query": "what is 2?", "title": "", "text": "text `0`\nnext", "score": 1},
     )
     manifest = Artifact.open(first).manifest
-    assert f"fingerprint `{manifest['fingerprint']}`" in text
-    assert json.dumps(manifest["made_from"]["inputs"]) in text
+    for row in (
+        "| stage | `import` |",
+        f"| fingerprint | `{manifest['fingerprint']}` |",
+        "| setting format | `beir` |",
+        f"| fingerprint of input | `{manifest['made_from']['inputs']['input']}` |",
+    ):
+        assert row in text.splitlines()
+    assert "{" not in text.partition("## Where it comes from")[2], "no raw manifest"
     assert f"pyarrow {manifest['versions']['pyarrow']}" in text
     assert str(tmp_path) not in text
-    twice = exported("huggingface", tmp_path / "more/hub", dataset=first, license="cc-by-4.0")
+    twice = exported("huggingface", tmp_path / "more/hub", dataset=first, license="cc-by-4.0", language="en,zh")
     files = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     assert [(folder / f).read_bytes() for f in files] == [(twice / f).read_bytes() for f in files], "the same bytes"
+
+
+def test_the_hubs_own_parser_reads_the_card(tmp_path, capfd):
+    """Language, licence, and of each configuration the columns, types and rows that the files have."""
+    given = {"dataset": imported("beir", beir(tmp_path / "in"), tmp_path / "first")}
+    folder = exported("huggingface", tmp_path / "hub", **given, license="cc-by-4.0", language="no,pt-BR")
+    card = DatasetCard.load(folder / "README.md").data
+    assert (card.language, card.license, card.task_categories) == (["no", "pt-BR"], "cc-by-4.0", ["text-retrieval"])
+    infos = {info["config_name"]: info for info in card.dataset_info}
+    assert list(infos) == [config["config_name"] for config in card.configs] == ["corpus", "queries", "qrels"]
+    for (config, split), rows in as_the_card_says(folder).items():
+        assert {"name": split, "num_examples": len(rows)} in infos[config]["splits"]
+        assert [column["name"] for column in infos[config]["features"]] == list(rows[0])
+    types = {column["name"]: column.get("dtype") or [column["sequence"]] for info in infos.values() for column in info["features"]}
+    strings = dict.fromkeys(("_id", "title", "text", "query-id", "corpus-id"), "string")
+    assert types == {**strings, "answers": ["string"], "score": "int32"}
+    assert infos["queries"]["download_size"] == (folder / "queries/queries.parquet").stat().st_size
+    capfd.readouterr()
+    bare = exported("huggingface", tmp_path / "bare", **given)
+    assert "the data card lacks what raydense cannot know: give --language and --license, or add it" in capfd.readouterr().err
+    assert DatasetCard.load(bare / "README.md").data.language is None
+    with pytest.raises(InputError, match="'English' is no code of a language: give one such as zh, en or pt-BR"):
+        exported("huggingface", tmp_path / "none", **given, language="English")
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(value=st.text(max_size=20) | st.integers() | st.lists(st.text(max_size=5)) | st.none())
+def test_no_value_breaks_the_table_of_the_card(value):
+    manifest = {"fingerprint": "f", "made_from": {"stage": "s", "settings": {"key": value}}, "summary": {"parts": {"a": {"b": 1}}}}
+    lines = list(_made(json.loads(json.dumps(manifest))))
+    assert all(re.fullmatch(r"\| [^|]* \| `([^|`]|\\\|)*` \|", line) for line in lines)
+    assert [line.split(" | ")[0] for line in lines] == ["| stage", "| fingerprint", "| setting key"]
 
 
 def test_the_library_loads_it(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -100,3 +101,30 @@ def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match="beir/scifact: ir_datasets could not read it"):
         import_dataset(ImportSettings(format="ir_datasets", input="beir/scifact", output=str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_exported_loads_in_the_library_and_comes_back(tmp_path, monkeypatch) -> None:
+    """A corpus and queries as msmarco and qrels as trec make a data set of ir_datasets; imported again, nothing is lost."""
+    ir_datasets = pytest.importorskip("ir_datasets")
+    import raydense as rd
+    from raydense.data.tables import read_table
+
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    data = rd.sample(rd.SampleSettings(passages=100, train_queries=12, dev_queries=4, test_queries=4, output=tmp_path / "data")).path
+    given = {"docs_tsv": ("msmarco", "corpus"), "queries_tsv": ("msmarco", "queries"), "qrels_trec": ("trec", "qrels")}
+    files = {}
+    for name, (format, kind) in given.items():
+        part = data / ("qrels/test" if kind == "qrels" else kind)
+        files[name] = str(rd.export(rd.ExportSettings(format=format, output=tmp_path / name, **{kind: part})))
+    there = ir_datasets.create_dataset(**files)
+    store = rd.PassageStore(data / "corpus")
+    rows = np.arange(len(store))
+    assert [(d.doc_id, d.text) for d in there.docs_iter()] == list(zip(store.ids(rows).to_pylist(), store.passages(rows), strict=True))
+    monkeypatch.setattr(ir_datasets.registry, "_registered", {**ir_datasets.registry._registered})
+    ir_datasets.registry.register("here/test", there)
+    again = rd.import_dataset(rd.ImportSettings(format="ir_datasets", input="here/test", output=tmp_path / "again")).path
+    assert rd.PassageStore(again / "corpus").passages(rows) == store.passages(rows)
+    assert rd.PassageStore(again / "corpus").ids(rows) == store.ids(rows)
+    for part, kind in (("queries", "queries"), ("qrels/test", "qrels")):
+        columns = ["query_id", "text"] if kind == "queries" else ["query_id", "passage_id", "relevance"]
+        assert read_table(again / part, kind, columns).equals(read_table(data / part, kind, columns))

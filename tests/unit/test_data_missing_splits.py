@@ -108,7 +108,7 @@ def test_ascii_texts_are_the_same_but_for_case_and_blanks(texts: list[str]) -> N
     names = [f"q{n}" for n in range(len(texts))]
     found = questions_of(pa.chunked_array([names]), pa.table({"query_id": names, "text": texts}))
     first: dict[str, int] = {}
-    assert found.tolist() == [first.setdefault(" ".join(text.lower().split()), len(first)) for text in texts]
+    assert found.tolist() == [first.setdefault(" ".join(text.lower().split()).replace(" ?", "?"), len(first)) for text in texts]
 
 
 @pytest.mark.parametrize(("given_", "what"), [({}, "none"), ({"all": judged(0, 9)}, "only all"), ({"test": judged(0, 3)}, "too few")])

@@ -40,8 +40,8 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
     if verb == "encode":
         return PartEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
     if verb == "generate":
-        return PartWriter(GenerateSettings.read(of_corpus), draft, {}, CPU, precision)
-    return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision)
+        return PartWriter(GenerateSettings.read(of_corpus), draft, {"model": ""}, CPU, precision, {})
+    return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision, drops=False)
 
 
 @pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
@@ -80,7 +80,7 @@ def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_pat
     (draft.shared / "precision" / first).write(b"")
     settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
     assert PartEncoder(settings, draft, {}, CPU, None, cpu_bf16=True)._device.precision == first
-    assert BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, None)._device.precision == first
+    assert BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, None, drops=False)._device.precision == first
 
 
 def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 
 from raydense.cli.flags import read
 from raydense.cli.work import needed, verb_work
+from raydense.data.exporting import export
+from raydense.data.settings import ExportSettings
 from raydense.errors import InputError
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
@@ -33,7 +36,7 @@ class Hub:
     """One repository of one commit, `main`; what was asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        self.files = files_of(folder)
         self.files |= {"pytorch_model.bin": b"a pickle", "evil.py": b"raise SystemExit", "README.md": b"# hello"}
         self.fetched: list[str] = []
         self.asked: list[str] = []
@@ -84,6 +87,11 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files in a folder by their paths, as an upload has them."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _tag(content: bytes) -> str:
@@ -182,3 +190,16 @@ def test_a_folder_of_this_machine_comes_before_the_hub(hub: Hub, tiny_folder: Pa
     assert not any(map(is_hub_name, ("tiny", "/a/b", "./a/b", "s3://a/b", "a/b/c")))
     assert is_hub_name("other/name@v1.0")
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_exported_model_is_the_same_from_the_hub(hub, tiny_folder, tmp_path, shared):
+    model = DualEncoder.load(tiny_folder, query_prefix="ask: ", passage_length=33, shared=shared)
+    draft = Draft.open(tmp_path / "model", "model", {"stage": "train"})
+    draft.commit_tree(model.save)
+    export(ExportSettings(format="hub", model=draft.finish(0), output=tmp_path / "exported"))
+    hub.files = files_of(tmp_path / "exported")
+    again = DualEncoder.load(f"hf://{REPOSITORY}")
+    assert again.config == model.config
+    for (name, ours), theirs in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name

@@ -1,18 +1,26 @@
-"""The data card of a data set on the Hugging Face Hub: README.md, with YAML front matter that says which files are which split."""
+"""The data card of a data set on the Hugging Face Hub: README.md, with YAML front matter that says which files are which split, what columns
+they have, and the language and licence.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import yaml
 
 from raydense.data.formats.outlet import Outlet, splits_of
 from raydense.data.tables import read_table
 from raydense.errors import InputError
+from raydense.runtime.progress import say
+from raydense.settings import flat
 from raydense.storage import Artifact
 
 _SIZES = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10_000_000, "1M<n<10M")]
@@ -37,33 +45,76 @@ def front_matter(card: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+@dataclass(frozen=True)
+class _Split:
+    """A split of a configuration as it was written: its files (a pattern), their rows and bytes, and their columns."""
+
+    config: str
+    name: str
+    pattern: str
+    rows: int
+    bytes: int
+    columns: pa.Schema
+
+    @classmethod
+    def of(cls, folder: Path, config: str, name: str, pattern: str) -> _Split:
+        files = sorted(folder.glob(pattern))
+        rows = sum(pq.read_metadata(file).num_rows for file in files)
+        return cls(config, name, pattern, rows, sum(file.stat().st_size for file in files), pq.read_schema(files[0]))
+
+    @property
+    def features(self) -> list[dict[str, str]]:
+        """The columns, as `dataset_info` of a card has them."""
+        return [
+            {"name": column.name, "sequence": str(column.type.value_type)}
+            if pa.types.is_list(column.type)
+            else {"name": column.name, "dtype": str(column.type)}
+            for column in self.columns
+        ]
+
+
 def write_card(outlet: Outlet, parts: dict[str, str]) -> None:
     """Write the README.md of what was exported: the files, how many rows each has, an example, and what the data set was made from."""
-    rows = {name: Artifact.open(path).rows for name, path in parts.items()}
-    largest = max(rows.get("corpus", 0), rows.get("queries", 0)) or max(rows.values())
-    size = next((name for most, name in _SIZES if largest < most), _MOST)
+    splits, settings = _written(outlet.path, parts), outlet.settings
+    rows = {split.config: split.rows for split in splits}
+    largest = max(rows.get("corpus", 0), rows.get("queries", 0)) or max(split.rows for split in splits)
     head = {
-        "license": outlet.settings.license,
+        **({"language": settings.language} if settings.language else {}),
+        "license": settings.license,
         "task_categories": ["text-retrieval"],
-        "size_categories": [size],
-        "configs": _configs(parts),
+        "size_categories": [next((name for most, name in _SIZES if largest < most), _MOST)],
+        "configs": [_config(splits, config) for config in rows],
+        "dataset_info": [_info(splits, config) for config in rows],
     }
-    sections = [_title(outlet), _contents(outlet.path, parts, rows), _loading(parts), _example(outlet, parts), _origin(outlet, parts)]
+    sections = [_title(outlet), _contents(splits, parts), _loading(parts), _example(outlet, parts), _origin(outlet, parts)]
     text = f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n" + "\n\n".join(s for s in sections if s) + "\n"
     (outlet.path / "README.md").write_text(text, encoding="utf-8", newline="\n")
+    said = {"--language": bool(settings.language), "--license": settings.license != "unknown"}
+    if not all(said.values()):
+        unsaid = " and ".join(flag for flag, known in said.items() if not known)
+        say(f"export: the data card lacks what raydense cannot know: give {unsaid}, or add it to README.md")
 
 
-def _configs(parts: dict[str, str]) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = [
-        {"config_name": name, "data_files": [{"split": name, "path": f"{name}/*.parquet"}]}
-        for name in ("corpus", "queries")
-        if name in parts
-    ]
-    splits = [hub_split(split) for split, _ in splits_of(parts, "qrels")]
-    if splits:
-        files = [{"split": split, "path": f"qrels/{split}.parquet"} for split in splits]
-        listed.append({"config_name": "qrels", "data_files": files})
-    return listed
+def _written(folder: Path, parts: dict[str, str]) -> list[_Split]:
+    found = [_Split.of(folder, name, name, f"{name}/*.parquet") for name in ("corpus", "queries") if name in parts]
+    names = [hub_split(split) for split, _ in splits_of(parts, "qrels")]
+    return found + [_Split.of(folder, "qrels", name, f"qrels/{name}.parquet") for name in names]
+
+
+def _config(splits: list[_Split], config: str) -> dict[str, Any]:
+    files = [{"split": split.name, "path": split.pattern} for split in splits if split.config == config]
+    return {"config_name": config, "data_files": files}
+
+
+def _info(splits: list[_Split], config: str) -> dict[str, Any]:
+    """The columns and sizes of a configuration, which `datasets` checks when it loads it."""
+    own = [split for split in splits if split.config == config]
+    return {
+        "config_name": config,
+        "features": own[0].features,
+        "splits": [{"name": split.name, "num_examples": split.rows} for split in own],
+        "download_size": sum(split.bytes for split in own),
+    }
 
 
 def _title(outlet: Outlet) -> str:
@@ -71,21 +122,22 @@ def _title(outlet: Outlet) -> str:
     return f"# {name}\n\nA data set for passage retrieval: passages, queries, and judgements of which passages answer which query."
 
 
-def _contents(folder: Path, parts: dict[str, str], rows: dict[str, int]) -> str:
-    """A table of the parts: rows, bytes, and for judgements the queries that they judge and how often each grade is given."""
+def _contents(splits: list[_Split], parts: dict[str, str]) -> str:
+    """A table of the parts: rows, bytes, columns, and for judgements the queries that they judge and how often each grade is given."""
     lines = ["| configuration | split | rows | bytes | holds |", "| --- | --- | --- | --- | --- |"]
-    for name, holds in (("corpus", "passages: `_id`, `title`, `text`"), ("queries", "queries: `_id`, `text`")):
-        if name in parts:
-            size = sum(file.stat().st_size for file in (folder / name).iterdir())
-            lines.append(f"| {name} | {name} | {rows[name]:,} | {size:,} | {holds} |")
-    for split, path in splits_of(parts, "qrels"):
-        table = read_table(path, "qrels")
-        grades = sorted((entry["values"], entry["counts"]) for entry in pc.value_counts(table["relevance"]).to_pylist())
-        given = ", ".join(f"{grade}: {count:,}" for grade, count in grades)
-        size = (folder / "qrels" / f"{hub_split(split)}.parquet").stat().st_size
-        asked = pc.count_distinct(table["query_id"]).as_py()
-        lines.append(f"| qrels | {hub_split(split)} | {table.num_rows:,} | {size:,} | judgements of {asked:,} queries; by score {given} |")
+    judged = {hub_split(split): path for split, path in splits_of(parts, "qrels")}
+    for split in splits:
+        holds = {"corpus": "passages", "queries": "queries"}.get(split.config) or _judgements(judged[split.name])
+        columns = ", ".join(f"`{name}`" for name in split.columns.names)
+        lines.append(f"| {split.config} | {split.name} | {split.rows:,} | {split.bytes:,} | {holds}: {columns} |")
     return "## What it holds\n\n" + "\n".join(lines)
+
+
+def _judgements(path: str) -> str:
+    table = read_table(path, "qrels")
+    grades = sorted((entry["values"], entry["counts"]) for entry in pc.value_counts(table["relevance"]).to_pylist())
+    given = ", ".join(f"{count:,} of score {grade}" for grade, count in grades)
+    return f"judgements of {pc.count_distinct(table['query_id']).as_py():,} queries, {given}"
 
 
 def _loading(parts: dict[str, str]) -> str:
@@ -118,14 +170,38 @@ def _cut(value: Any) -> Any:
 
 def _origin(outlet: Outlet, parts: dict[str, str]) -> str:
     """What each artifact was made from: the stage with its settings, inputs and counts; fingerprints of the inputs and its own; versions."""
-    whole = {"dataset": outlet.settings.dataset} if outlet.settings.dataset else parts
-    lines = ["## Where it comes from", "", "raydense made it. A fingerprint names the content of an input, and what was made.", ""]
+    given = {f"qrels/{split}": folder for split, folder in outlet.settings.splits.items()}
+    whole = {"dataset": outlet.settings.dataset, **given} if outlet.settings.dataset else parts
+    sections = ["## Where it comes from\n\nA fingerprint names the content of an input, and of what raydense made."]
     versions: dict[str, str] = {}
     for name, path in whole.items():
         made = Artifact.open(str(path)).manifest
         versions |= made.get("versions", {})
-        source = {key: made["made_from"].get(key) for key in ("stage", "settings", "inputs")}
-        source |= {key: value for key, value in made["summary"].items() if key != "parts"}
-        lines.append(f"- {name}, fingerprint `{made['fingerprint']}`: `{json.dumps(source, ensure_ascii=False).replace('`', chr(39))}`")
-    lines.append(f"- versions: {', '.join(f'{package} {version}' for package, version in versions.items())}")
-    return "\n".join(lines)
+        sections.append(f"### {name}\n\n| | |\n| --- | --- |\n" + "\n".join(_made(made)))
+    sections.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
+    return "\n\n".join(sections)
+
+
+def _made(manifest: dict[str, Any]) -> Iterator[str]:
+    """The rows of a table: what made an artifact, from what, and its counts; tables within the summary are left out."""
+    source = manifest["made_from"]
+    for title, values in (
+        ("", {"stage": source.get("stage"), "fingerprint": manifest["fingerprint"]}),
+        ("setting ", source.get("settings", {})),
+        ("fingerprint of ", source.get("inputs", {})),
+        ("", {key: value for key, value in manifest["summary"].items() if not _is_table(value)}),
+    ):
+        for key, value in flat(values).items():
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"| {title}{_cell(key)} | `{_cell(_cut(shown)) or ' '}` |"
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a value holds others in more than one dimension, as the parts of a data set or the packages of an annotation do."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(each, dict | list) for each in inner)
+
+
+def _cell(text: str) -> str:
+    """A text for a cell of a table of Markdown, where it may be code."""
+    return " ".join(text.replace("`", "'").replace("|", "\\|").split())

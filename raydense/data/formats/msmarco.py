@@ -197,7 +197,7 @@ def write(outlet: Outlet) -> None:
     elif kind == "queries":
         write_columns(outlet.path, [outlet.queries.select(["query_id", "text"]).to_pydict()])
     elif kind == "qrels":
-        found = outlet.table("qrels").to_pydict()
+        found = outlet.qrels().to_pydict()
         zeros = repeat("0", len(found["query_id"]))
         write_columns(outlet.path, [{"qid": found["query_id"], "0": zeros, "pid": found["passage_id"], "1": found["relevance"]}])
     else:

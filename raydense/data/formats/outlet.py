@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raydense.data.dataset import parts_of, refuse_part_name
 from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
 from raydense.runtime.progress import say
-from raydense.storage import Artifact
+from raydense.storage import Artifact, Place, read_manifest
 
 _STEP = 8_192
 
@@ -47,7 +49,9 @@ class Outlet:
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
         self.settings, self.path = settings, path
-        self.given = [name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples") if getattr(settings, name)]
+        self.given = [
+            name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples", "model", "report") if getattr(settings, name)
+        ]
 
     def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
         """The one of `kinds` that was given; `texts` may be given too, for the texts of its ids. InputError otherwise."""
@@ -79,15 +83,13 @@ class Outlet:
     @cached_property
     def parts(self) -> dict[str, str]:
         """What is given, by the name that it has in a data set (corpus, queries, qrels/<split>, ...): the folders."""
+        judged = {f"qrels/{split}": folder for split, folder in self.settings.splits.items()}
         if self.settings.dataset:
-            dataset = Artifact.open(self.settings.dataset, "dataset")
-            found = {name: str(dataset.place / name) for name in dataset.summary["parts"]}
-            for name, path in found.items():
-                part = dataset.summary["parts"][name]
-                Artifact.open(path, part["kind"], part["fingerprint"])
-            return found
-        given = {name: getattr(self.settings, name) for name in self.given}
-        return {name if name in ("corpus", "queries") else f"{name}/{Path(path).resolve().name}": path for name, path in given.items()}
+            for name in judged:
+                refuse_part_name(name, lambda: "qrels")
+            return parts_of(Artifact.open(self.settings.dataset, "dataset"), judged) | judged
+        given = {name: getattr(self.settings, name) for name in self.given if name != "qrels"}
+        return {name if name in ("corpus", "queries") else f"{name}/{Place.of(path).name}": path for name, path in given.items()} | judged
 
     @cached_property
     def store(self) -> PassageStore:
@@ -95,11 +97,34 @@ class Outlet:
 
     @cached_property
     def queries(self) -> pa.Table:
-        return read_table(self.parts["queries"], "queries")
+        """The queries, without those that only judgements name in whose place others are given: `overlap` removed them, for instance."""
+        table = read_table(self.parts["queries"], "queries")
+        left = self._judged(self._replaced)
+        if not len(left):
+            return table
+        now = self._judged([path for _, path in splits_of(self.parts, "qrels")])
+        gone = pc.and_(pc.is_in(table["query_id"], value_set=left), pc.invert(pc.is_in(table["query_id"], value_set=now)))
+        if count := pc.sum(gone).as_py():
+            say(f"export: leaves out {count:,} queries that only the judgements named in whose place others are given")
+        return table.filter(pc.invert(gone))
 
-    def table(self, kind: str) -> pa.Table:
-        """All rows of given qrels or examples."""
-        return read_table(getattr(self.settings, kind), kind)
+    @property
+    def _replaced(self) -> list[str]:
+        """The folders of the data set's own judgements, where others are given."""
+        own = [Place.of(self.settings.dataset) / f"qrels/{split}" for split in self.settings.splits] if self.settings.dataset else []
+        return [str(place) for place in own if read_manifest(place) is not None]
+
+    def _judged(self, folders: list[str]) -> pa.Array:
+        """The ids of the queries that some judgements name, each once."""
+        ids = [read_table(folder, "qrels", ["query_id"])["query_id"] for folder in folders]
+        return pc.unique(pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string()))
+
+    def qrels(self) -> pa.Table:
+        """All rows of the given qrels; InputError if several are given."""
+        if len(self.settings.qrels) > 1:
+            what = f"format {self.settings.format} writes one file, and {len(self.settings.qrels)} sets of qrels are given"
+            raise InputError(what, "export", "give one of them")
+        return read_table(next(iter(self.settings.splits.values())), "qrels")
 
     def run(self) -> Iterator[pa.Table]:
         """The given run, some thousand rows at a time."""

@@ -62,7 +62,7 @@ def split_of(path: Path) -> str:
 def write(outlet: Outlet) -> None:
     """Write a run or qrels as one file."""
     if outlet.choose("run", "qrels") == "qrels":
-        table = outlet.table("qrels")
+        table = outlet.qrels()
         query, passage = table["query_id"].to_pylist(), table["passage_id"].to_pylist()
         write_columns(outlet.path, [{"q": query, "0": repeat("0", len(query)), "p": passage, "r": table["relevance"].to_pylist()}], " ")
         return

@@ -1,0 +1,280 @@
+"""The client of an OpenAI-compatible endpoint: many requests at once, at a limited rate, repeated where they fail, their tokens counted.
+
+It runs in the driver alone: so the rate and the budget hold exactly, and the API key stays in the process whose environment has it. Waiting
+for answers takes no CPU; one process keeps thousands of requests open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+
+from raydense.errors import EndpointError, InputError
+from raydense.inference.endpoint_settings import EndpointSettings
+from raydense.runtime.progress import duration, say
+
+Body = dict[str, Any]
+
+_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that may succeed when it is sent again
+_SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
+_BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
+_MOST_BYTES = 16 * 2**20  # of a reply
+_SAY_EVERY_S = 30.0
+_KEPT = "what was answered is kept: run the same command again to continue"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A model's reply: its text, its tokens (0, 0 where the endpoint counts none), whether a limit cut it, and the model that it names."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cut: bool = False
+    model: str = ""
+
+    @property
+    def metered(self) -> bool:
+        """Whether the endpoint counted its tokens."""
+        return bool(self.prompt_tokens or self.completion_tokens)
+
+
+class Pace:
+    """The times of requests: at most `per_minute` (0: as many as there are), evenly spaced, and none during a pause."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
+
+    def turn(self) -> float:
+        """The seconds until the next request may be sent; the turn is taken."""
+        now = time.monotonic()
+        at = max(now, self._next)
+        self._next = at + self._gap
+        return at - now
+
+    def pause(self, seconds: float) -> None:
+        """Give no turn for so many seconds."""
+        self._next = max(self._next, time.monotonic() + seconds)
+
+
+class _Stopped(Exception):
+    """Another request has ended the work."""
+
+
+class Endpoint:
+    """An endpoint that a stage asks. `prompt_tokens` and `completion_tokens` are those of all replies, and may begin with earlier ones."""
+
+    def __init__(self, settings: EndpointSettings, stage: str) -> None:
+        self._settings, self._stage = settings, stage
+        self._url = f"{settings.url}/chat/completions"
+        self._key, self._proxy = _key(settings.key_variable), proxy_of(self._url)
+        self._secrets = [secret for secret in (self._key, self._proxy and urlsplit(self._proxy).password) if secret]
+        self._said = float("-inf")
+        self._pace = Pace(settings.requests_per_minute)
+        self.prompt_tokens = self.completion_tokens = 0
+
+    @property
+    def cost(self) -> float:
+        """The dollars of all replies."""
+        return self._settings.cost(self.prompt_tokens, self.completion_tokens)
+
+    def count(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Add tokens to those of all replies."""
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+
+    def ask(self, bodies: Iterable[tuple[int, Body]], got: Callable[[int, Reply], None]) -> None:
+        """Send each body, and call `got` with its number and the reply, in the order of the answers.
+
+        At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint
+        refuses (its key, its model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached.
+        """
+        _run(self._ask(iter(bodies), got))
+
+    async def _ask(self, bodies: Iterator[tuple[int, Body]], got: Callable[[int, Reply], None]) -> None:
+        self._stop = asyncio.Event()
+        failures: list[Exception] = []
+
+        async def work() -> None:
+            for number, body in bodies:
+                try:
+                    reply = await self._reply(session, body)
+                except _Stopped:
+                    return
+                except (InputError, EndpointError) as error:
+                    failures.append(error)
+                    self._stop.set()
+                    return
+                self.count(reply.prompt_tokens, reply.completion_tokens)
+                got(number, reply)
+                if self._settings.max_cost and not reply.metered:
+                    failures.append(
+                        InputError("counts no tokens (usage), so that max_cost cannot be kept", self._url, "leave max_cost out")
+                    )
+                    self._stop.set()
+
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
+            await asyncio.gather(*(work() for _ in range(self._settings.requests_at_once)))
+        if failures:
+            raise failures[0]
+
+    async def _reply(self, session: aiohttp.ClientSession, body: Body) -> Reply:
+        """The reply to one request, sent again after each failure that may pass."""
+        attempt = 0
+        while True:
+            await self._turn()
+            attempt += 1
+            asked_to_wait = 0.0
+            try:
+                # a redirect could carry the key to another host
+                async with session.post(self._url, json=body, allow_redirects=False, proxy=self._proxy) as response:
+                    content = await _content(response)
+                if response.status == 200:
+                    return self._read(content)
+                fault = self._line(response.status, content)
+                if response.status not in _PASSING or _SPENT in fault:
+                    raise self._refusal(response.status, fault)
+                asked_to_wait = retry_after(response.headers.get("Retry-After"))
+            except aiohttp.ClientConnectorCertificateError as error:
+                fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
+                raise InputError(f"has no valid certificate ({self._hidden(str(error))})", self._url, fix) from None
+            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                fault = f"no answer in {duration(self._settings.timeout)}" if isinstance(error, TimeoutError) else self._hidden(str(error))
+                fault = fault or type(error).__name__
+            if attempt >= self._settings.attempts:
+                raise EndpointError(f"{self._url}: failed {attempt} times (the last time: {fault}); {_KEPT}")
+            self._pace.pause(asked_to_wait)
+            self._say(f"{fault}; is asked again{f' in {duration(asked_to_wait)}, as it wants' if asked_to_wait >= 1 else ''}")
+            first, most = _BACKOFF_S
+            await self._sleep(random.uniform(0, min(most, first * 2 ** (attempt - 1))) + asked_to_wait)
+
+    async def _turn(self) -> None:
+        """Wait until the next request may be sent; EndpointError if the replies have cost what they may."""
+        await self._sleep(self._pace.turn())
+        if self._settings.max_cost and self.cost >= self._settings.max_cost:
+            what = f"the replies so far cost ${self.cost:,.4f}, and max_cost is ${self._settings.max_cost:g}"
+            raise EndpointError(f"{self._url}: {what}; what was answered is kept: run the same command with a greater max_cost to continue")
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait; _Stopped as soon as the work is to end."""
+        if seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), seconds)
+        if self._stop.is_set():
+            raise _Stopped
+
+    def _say(self, words: str) -> None:
+        """Report a failure, but not each of many."""
+        now = time.monotonic()
+        if now - self._said >= _SAY_EVERY_S:
+            self._said = now
+            say(f"{self._stage}: {self._url}: {words}")
+
+    def _read(self, content: bytes) -> Reply:
+        """The reply in a body; InputError if it is no chat completion."""
+        try:
+            found = json.loads(content)
+            choice, usage = found["choices"][0], found.get("usage") or {}
+            text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
+            read, written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+            return Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            fault = self._line(200, content)
+            raise InputError(f"does not answer with a chat completion ({fault})", self._url, "check endpoint.url") from None
+
+    def _refusal(self, status: int, fault: str) -> InputError:
+        fixes = {
+            401: f"check the key in {self._settings.key_variable}" if self._key else f"put the key into {self._settings.key_variable}",
+            404: "check endpoint.url and endpoint.model",
+        }
+        fix = "shorten what is asked, or see `prompt` and `endpoint.extra_body`" if status in (400, 413, 422) else "see what it says"
+        return InputError(f"refuses the request ({fault})", self._url, fixes.get(status, f"{fix}; what was answered is kept"))
+
+    def _line(self, status: int, content: bytes) -> str:
+        """A status and what the body says of it, in one line."""
+        text = content.decode("utf-8", "replace")
+        try:
+            found = json.loads(text)
+            error = found.get("error", found)
+            code = error.get("code") if isinstance(error, dict) else None
+            text = str(error.get("message") or error) if isinstance(error, dict) else str(error)
+            text = f"{text} ({code})" if code == _SPENT else text
+        except (ValueError, AttributeError):
+            pass
+        line = next((line for line in text.splitlines() if line.strip()), "")
+        return f"{status} {self._hidden(line)}".rstrip()
+
+    def _hidden(self, text: str) -> str:
+        """A text in printable characters, cut where it is long, without the key and the proxy's password."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = re.sub(r"[^\x20-\x7e\u00a0-\uffff]+", " ", text).strip()
+        return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _key(variable: str) -> str:
+    """The API key in an environment variable, or ""; InputError, which does not repeat it, if it cannot be sent."""
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", key):
+        raise InputError("holds characters that no API key has", variable, "copy the key again")
+    return key
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an address (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), None if there is none.
+
+    aiohttp's own reading of it would also take credentials from ~/.netrc, and refuse those that are sent already.
+    """
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
+def retry_after(value: str | None) -> float:
+    """The seconds that a header Retry-After asks for, which is a number or a date (RFC 9110, section 10.2.3); 0 if there is none."""
+    if not value:
+        return 0.0
+    with suppress(ValueError):
+        seconds = float(value)
+        return seconds if 0 <= seconds < float("inf") else 0.0
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return 0.0
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """The body of a response; InputError if it is larger than any reply is."""
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            raise InputError("answers with more than 16 MiB", response.url, "check endpoint.url")
+    return bytes(content)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end; in a thread of its own where this one runs a loop already, as that of a notebook does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, work).result()

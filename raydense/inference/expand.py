@@ -1,0 +1,227 @@
+"""Queries with generated contexts (GAR, Mao et al. 2021): an answer, a title or a sentence after each query, one set of queries per kind.
+
+A block of queries and a kind is a part of the work: it becomes one file of the kind's queries.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raydense.data.dataset import DatasetDraft
+from raydense.data.tables import commit_table, concat_parts, judged_rows
+from raydense.errors import InputError
+from raydense.inference.drawing import Drawer, Drawing, load_tokenizer
+from raydense.inference.endpoint_settings import EndpointSettings
+from raydense.inference.expand_settings import ExpandSettings
+from raydense.inference.layout import Layout
+from raydense.inference.live_line import live_line
+from raydense.inference.packing import pack, token_columns
+from raydense.inference.pipeline import run
+from raydense.inference.precision import forget_precision, precision_of
+from raydense.inference.reply_text import text_of
+from raydense.inference.sources import QUERIES_A_FILE
+from raydense.inference.tokenising import kept_tokenizer
+from raydense.runtime.progress import say
+from raydense.storage import Artifact, Draft, File, provenance
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of queries, from the row `start` of all that are expanded, and a kind of context."""
+
+    kind: str
+    number: int
+    start: int
+    queries: pa.Table
+
+    @property
+    def folder(self) -> str:
+        """The part of the data set that it belongs to."""
+        return f"queries/{self.kind}"
+
+    @property
+    def file(self) -> str:
+        """The name of its file there."""
+        return f"queries-{self.number:05d}.parquet"
+
+    @property
+    def name(self) -> str:
+        """Its name among all parts."""
+        return f"{self.kind}-{self.number:05d}"
+
+    def prompts(self, template: str) -> list[str]:
+        """What the model is asked for each query."""
+        before, _, after = template.partition("{query}")
+        return [f"{before}{text}{after}" for text in self.queries["text"].to_pylist()]
+
+
+def expand(settings: ExpandSettings) -> Artifact:
+    """Write, for each kind, the queries with a generated context after each text: a `dataset` with the parts `queries/KIND`.
+
+    Ids, answers and order stay. A query whose context is empty stays as it is. The contexts are the same for any number of actors or of
+    requests at once. What an earlier run committed, and replies of an endpoint, are kept. InputError if the model is not a generator, the
+    endpoint refuses, or the output was made from other settings or inputs; EndpointError if the endpoint does not answer.
+    """
+    made_from = provenance("expand", settings)
+    if settings.model:
+        from raydense.models.generator import read_generator_config
+
+        read_generator_config(settings.model, query_length=settings.length)
+    queries = _queries(settings, made_from["inputs"])
+    dataset = DatasetDraft(settings.output, made_from)
+    if dataset.done:
+        return dataset.done
+    blocks = [(start, queries.slice(start, QUERIES_A_FILE)) for start in range(0, len(queries), QUERIES_A_FILE)]
+    parts = [Part(kind, number, start, block) for kind in settings.kinds for number, (start, block) in enumerate(blocks)]
+    files = _Files(dataset)
+    if settings.endpoint:
+        _ask(settings, parts, files)
+    else:
+        _draw(settings, parts, files, made_from["inputs"])
+    found = {kind: files.finish(f"queries/{kind}", kind, settings) for kind in settings.kinds}
+    empty = ", ".join(f"{summary['empty']:,} without {kind}" for kind, summary in found.items())
+    words = f"{len(queries):,} queries, {empty}"
+    if settings.endpoint:
+        from raydense.inference.replies import say_spent, summed
+
+        say_spent("expand", words, summed(found.values()))
+    else:
+        say(f"expand: {words}")
+    return dataset.finish(queries=len(queries), kinds=list(settings.kinds))
+
+
+def _queries(settings: ExpandSettings, prints: dict[str, str]) -> pa.Table:
+    """The queries to expand, in the order of their artifact."""
+    table = concat_parts(Artifact.open(settings.queries, "queries", prints["queries"]).parts(".parquet"), "queries")
+    rows = judged_rows(table, settings.qrels)
+    if not len(rows):
+        raise InputError("no queries", settings.qrels or settings.queries, "give some")
+    return table.take(pa.array(rows)).combine_chunks()
+
+
+class _Files:
+    """The committed files of a data set's parts, each of which is opened when something of it is there, or is to be written."""
+
+    def __init__(self, dataset: DatasetDraft) -> None:
+        self.dataset = dataset
+        self._drafts: dict[str, Draft] = {}
+
+    def _draft(self, folder: str) -> Draft:
+        if folder not in self._drafts:
+            self._drafts[folder] = self.dataset.part(folder, "queries")
+        return self._drafts[folder]
+
+    def committed(self, folder: str) -> dict[str, File]:
+        """The files of a part that are there, by name."""
+        if not (self.dataset.draft.place / folder).exists():
+            return {}
+        draft = self._draft(folder)
+        return {file.path: file for file in draft.done.files} if draft.done else draft.committed()
+
+    def commit(self, part: Part, contexts: list[str], **note: Any) -> None:
+        """Commit the queries of a part with their contexts."""
+        given, texts = pa.array(contexts, pa.string()), part.queries["text"].combine_chunks()
+        joined = pc.if_else(pc.equal(given, ""), texts, pc.binary_join_element_wise(texts, given, " "))
+        table = part.queries.set_column(part.queries.column_names.index("text"), "text", joined)
+        empty = int(pc.sum(pc.equal(given, "")).as_py())
+        commit_table(self._draft(part.folder), part.file, table, empty=empty, **note)
+
+    def finish(self, folder: str, kind: str, settings: ExpandSettings) -> dict[str, Any]:
+        """Finish a part of which all files are committed; its summary."""
+        draft = self._draft(folder)
+        if draft.done is None:
+            files = draft.committed().values()
+            notes, rows = [file.note for file in files], sum(file.rows for file in files)
+            found: dict[str, Any] = {"queries": rows, "kind": kind, "empty": sum(note["empty"] for note in notes)}
+            if settings.endpoint:
+                from raydense.inference.replies import summary_of
+
+                found |= summary_of(settings.endpoint, notes)
+            else:
+                found |= {"model": draft.made_from["inputs"]["model"], "precision": precision_of(files, draft)}
+                found |= {"tokens": sum(note["tokens"] for note in notes), "seconds": round(sum(note["seconds"] for note in notes), 2)}
+            draft.done = draft.finish(rows, **found)
+        self.dataset.keep(folder, draft.done)
+        return draft.done.summary
+
+
+def _ask(settings: ExpandSettings, parts: list[Part], files: _Files) -> None:
+    """Ask the endpoint for the contexts of the parts that are not there."""
+    from raydense.inference.replies import Asker, Journal, note_of
+
+    assert settings.endpoint
+    draft = files.dataset.draft
+    there = {part.name: files.committed(part.folder).get(part.file) for part in parts}
+    asker = Asker(settings.endpoint, "expand", sum(part.queries.num_rows for part in parts), "contexts")
+    for part in parts:
+        asker.count(draft, part.name, there[part.name])
+    sampling = {"max_tokens": settings.length, "temperature": settings.temperature}
+    with asker:
+        for part in parts:
+            if there[part.name]:
+                continue
+            prompts = part.prompts(getattr(settings.prompts, part.kind))
+            body = partial(_body, asker.settings, prompts, settings.seed + part.start, sampling)
+            replies = asker.replies(draft, part.name, len(prompts), body)
+            files.commit(part, [_one_line(text_of(reply.text)) for reply in replies], **note_of(replies))
+            Journal(draft, part.name).delete()
+
+
+def _body(endpoint: EndpointSettings, prompts: list[str], seed: int, sampling: dict[str, Any], at: int) -> dict[str, Any]:
+    return endpoint.body(prompts[at], seed=(seed + at) % 2**31, **sampling)
+
+
+def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: dict[str, str]) -> None:
+    """Draw the contexts of the parts that are not there, by model actors on Ray Data."""
+    committed = {part.name: file for part in parts if (file := files.committed(part.folder).get(part.file))}
+    pending = [part for part in parts if part.name not in committed]
+    draft, total = files.dataset.draft, sum(part.queries.num_rows for part in parts)
+    if not pending:
+        return
+    rows = [
+        {"part": number, "start": part.start, "texts": part.prompts(getattr(settings.prompts, part.kind))}
+        for number, part in enumerate(pending)
+    ]
+    located = settings.located()
+    arguments: dict[str, Any] = {"settings": located, "draft": draft, "print_": prints["model"]}
+    actor = partial(ContextDrawer, begun=precision_of(committed.values(), draft))
+    forget_precision(draft)
+    left = sum(part.queries.num_rows for part in pending)
+    with live_line("expand", draft, "contexts", total, total - left):
+        for record in run("expand", located, rows, tokenise_prompts, actor, **arguments):
+            contexts = [_one_line(text) for text in json.loads(record.pop("contexts"))]
+            files.commit(pending[record.pop("part")], contexts, **record)
+
+
+def tokenise_prompts(table: pa.Table, settings: ExpandSettings, draft: Draft, print_: str) -> pa.Table:
+    """The tokens of the prompts that `table` holds for one part, packed into one row."""
+    row = table.to_pylist()[0]
+    tokenizer = kept_tokenizer(load_tokenizer, str(settings.model), print_, (("query_length", settings.length),))
+    tokens = tokenizer.passages(row["texts"])
+    return pack({"part": [row["part"]], "range": [row["start"], row["start"] + len(row["texts"])], **token_columns(tokens)})
+
+
+class ContextDrawer:
+    """A model actor: takes the tokens of a part, and returns a context for each as JSON, which stays out of its log."""
+
+    def __init__(self, settings: ExpandSettings, draft: Draft, print_: str, layout: Layout, begun: str | None) -> None:
+        likeliest = settings.temperature == 0
+        how = (1.0, 1 if likeliest else 0, settings.temperature or 1.0, settings.seed, settings.precision, settings.token_budget)
+        drawing = Drawing(str(settings.model), 1, *how, {"query_length": settings.length})
+        self._drawer = Drawer(drawing, draft, print_, layout, begun)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Draw the contexts of one part as `tokenise_prompts` packed it."""
+        drawn = self._drawer.draw(table)
+        contexts = json.dumps([texts[0] for texts in drawn.texts]).encode()
+        return pa.Table.from_pylist([{"part": drawn.part, "contexts": contexts, **drawn.note}])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
