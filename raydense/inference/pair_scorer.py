@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
-from raydense.models.model_kind import require_model
 
 Scorer = Callable[[list[str], list[str]], NDArray[np.float32]]
 
@@ -22,6 +21,7 @@ def pair_scorer(model: str) -> Scorer:
     import torch
 
     from raydense.models.cross_encoder import CrossEncoder
+    from raydense.models.model_kind import require_model
 
     require_model(model, scores=True)
     gpus = 1.0 if torch.cuda.is_available() else 0.0

@@ -10,3 +10,9 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_question_to_bm25_imports_no_model():
+    code = "import sys, raydense.serving.retriever; print([m for m in ('torch', 'faiss', 'transformers', 'ray.serve') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
