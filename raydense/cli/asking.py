@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raydense.cli.flags import flags_of, join, read
+from raydense.errors import InputError
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import say, say_error
 from raydense.serving.settings import RetrieverSettings
@@ -36,6 +37,8 @@ class AskSettings(RetrieverSettings):
 def read_search(config: str | None, flags: dict[str, Any]) -> SearchSettings | AskSettings:
     """As `flags.read`, for `search`: the settings of the stage where it has queries or an output, otherwise those of a question."""
     question, given = flags.get("question"), {key: value for key, value in flags.items() if key != "question" and value not in (None, ())}
+    if config and question:
+        raise InputError("a question takes no file of settings", "--config", "leave out the file, or the question")
     if config or (given.keys() & set(_STAGE) and not question):
         return read(SearchSettings, config, given)
     return read(AskSettings, None, given)
@@ -69,13 +72,15 @@ def answer(settings: AskSettings, question: str | None, as_json: bool, address: 
 
 
 def _converse(retriever: Retriever, k: int, show: Callable[[HitList], str]) -> None:
-    from raydense.errors import InputError
-
+    failed = False
     for question in _questions():
         try:
             print(show(retriever.search(question, k)), flush=True)
         except InputError as error:
             say_error(f"raydense: {error}")
+            failed = True
+    if failed and not sys.stdin.isatty():
+        sys.exit(2)
 
 
 def _questions() -> Iterator[str]:

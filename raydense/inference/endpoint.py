@@ -34,6 +34,7 @@ _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
 _BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
 _MOST_BYTES = 16 * 2**20  # of a reply
 _SAY_EVERY_S = 30.0
+_LONGEST_WAIT_S = 600.0  # whatever an endpoint asks for
 _KEPT = "what was answered is kept: run the same command again to continue"
 
 
@@ -248,14 +249,14 @@ def proxy_of(url: str) -> str | None:
 
 
 def retry_after(value: str | None) -> float:
-    """The seconds that a header Retry-After asks for, which is a number or a date (RFC 9110, section 10.2.3); 0 if there is none."""
+    """The seconds that a header Retry-After asks for, which is a number or a date (RFC 9110, section 10.2.3), at most ten minutes; 0 if there is none."""
     if not value:
         return 0.0
     with suppress(ValueError):
         seconds = float(value)
-        return seconds if 0 <= seconds < float("inf") else 0.0
+        return min(seconds, _LONGEST_WAIT_S) if 0 <= seconds < float("inf") else 0.0
     with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        return min(_LONGEST_WAIT_S, max(0.0, parsedate_to_datetime(value).timestamp() - time.time()))
     return 0.0
 
 

@@ -28,7 +28,7 @@ from raydense.models.tokens import Tokens
 from raydense.storage import model_place
 
 _CHUNK = 2_048
-_SPECIAL = 4  # special tokens that a tokenizer adds to a text, at most: a shorter text than the length without them has fewer tokens
+_SPECIAL = 4  # special tokens that a tokenizer adds to a text, at most: a text of fewer bytes than the length without them has fewer tokens
 
 
 class TextTokenizer:
@@ -59,7 +59,8 @@ class TextTokenizer:
 
     def truncates(self, texts: Sequence[str]) -> list[bool]:
         """Whether a query has more than `query_length` tokens."""
-        found = [len(self.config.query_prefix) + len(text) > self.config.query_length - _SPECIAL for text in texts]
+        room = self.config.query_length - _SPECIAL - len(self.config.query_prefix.encode())
+        found = [len(text.encode("utf-8", "replace")) > room for text in texts]  # a token has a byte at least
         long = [at for at, is_long in enumerate(found) if is_long]
         for at, tokens in zip(
             long,

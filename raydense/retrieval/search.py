@@ -120,9 +120,10 @@ def _by_pools(settings: SearchSettings) -> tuple[list[SearchPool], SearchSetting
         if Artifact.open(folder, "index").fingerprint != pool.plan.fingerprint:
             what = f"the pool {pool.name!r} answers from another index, {pool.plan.index}"
             raise InputError(what, folder, f"leave it out, or switch the pool to it with `raydense pool swap --name {pool.name}`")
-    params = list(dict.fromkeys(pool.plan.search_params for pool in pools if pool.plan.search_params))
+    params = list(dict.fromkeys(pool.plan.search_params for pool in pools if pool.index.summary["kind"] != "bm25"))
     if len(params) > 1:
-        raise InputError(f"have different search parameters, {' and '.join(params)}", "pool", "start them with the same")
+        what = f"have different search parameters, {' and '.join(one or 'none' for one in params)}"
+        raise InputError(what, "pool", "start them with the same")
     several = [f"{pool.name}={pool.plan.index}" for pool in pools]
     index = settings.index or (several if len(pools) > 1 else pools[0].plan.index)
     return pools, settings.model_copy(update={"index": index, "search_params": "".join(params)})

@@ -39,6 +39,7 @@ from raydense.serving.token import allows, expected
 _BATCH = 64  # requests whose queries are encoded together
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
+_READY_S = 2.0  # for which a query that was answered shows that the next will be
 _HTML = "text/html; charset=utf-8"
 _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
 _log = logging.getLogger("ray.serve")
@@ -69,7 +70,7 @@ class Search:
         rerank = by_handle(reranker, settings.seconds / 2) if reranker is not None else None
         self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
-        self._metrics = RequestMetrics()
+        self._metrics, self._last_ready = RequestMetrics(), -_READY_S
 
     @api.post("/search", openapi_extra=body_of(Question), **_posts)
     async def search(self, request: Request) -> Response:
@@ -210,11 +211,12 @@ class Search:
 
     async def _ready(self) -> Reply:
         health = await self._health()
-        if health.status == 200:
+        if health.status == 200 and time.monotonic() - self._last_ready > _READY_S:
             try:
                 await asyncio.wait_for(self._found(Question(query="ready", k=1)), _HEALTH_S)
             except TimeoutError:
                 raise Unavailable(f"no query is answered within {_HEALTH_S:g} s") from None
+            self._last_ready = time.monotonic()
         return health
 
     async def _counted(self) -> Reply:

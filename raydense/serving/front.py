@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _MERGED = {"/search", "/retrieve"}
 _WAITING = 512  # requests of an app that may be in a proxy
 _BYTES = 64 * 2**20  # of bodies in a proxy
 _OPEN = {"/health", "/ready"}
+_LEARN_S = 5.0  # in which an app says its limits
 _log = logging.getLogger("ray.serve")
 
 
@@ -48,7 +50,7 @@ class Merging:
         self._send = send
         self._waiting: deque[tuple[Asked, asyncio.Future[Reply]]] = deque()
         self._sending: set[asyncio.Task[None]] = set()
-        self.limits = Limits()
+        self.limits, self.known, self.learning = Limits(), False, asyncio.Lock()
 
     async def ask(self, asked: Asked) -> Reply:
         """The reply of the app."""
@@ -121,6 +123,8 @@ class Front:
         merging = self._apps.get(prefix)
         if merging is None:
             merging = self._apps[prefix] = Merging(lambda asked: self._send_merged(prefix, asked))
+        if path not in _OPEN:
+            await self._learn(prefix, merging)
         seconds = merging.limits.seconds
         room = self._room(scope)
         try:
@@ -132,11 +136,20 @@ class Front:
                 self._requests, self._bytes = self._requests - 1, self._bytes - room
                 self._metrics.waiting.set(self._requests)
         except Exception as error:
+            merging.known &= not isinstance(error, TimeoutError)  # the app may have other limits by now
             found = refusal(error, seconds)
             if found is None:
                 _log.exception("a request to raydense failed")
                 found = Reply.of(500, {"error": "internal error: the server's log has more"})
             return found
+
+    async def _learn(self, prefix: str, merging: Merging) -> None:
+        """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known."""
+        async with merging.learning:
+            if not merging.known:
+                with suppress(Exception):  # the request itself gets the error
+                    async with asyncio.timeout(_LEARN_S):
+                        await self._send_merged(prefix, [])
 
     def _room(self, scope: Scope) -> int:
         """The bytes that the body may need."""
@@ -145,7 +158,7 @@ class Front:
         return min(int(length), LARGEST) if length.isdigit() else LARGEST * chunked
 
     def _enter(self, room: int, path: str) -> None:
-        if path not in _OPEN and (self._requests >= _WAITING or self._bytes + room > _BYTES):
+        if (room or path not in _OPEN) and (self._requests >= _WAITING or self._bytes + room > _BYTES):
             self._requests, self._bytes = self._requests + 1, self._bytes + room  # what leaves is counted out again
             raise Unavailable(f"{_WAITING} requests wait already, or {_BYTES:,} bytes of them; ask again later")
         self._requests, self._bytes = self._requests + 1, self._bytes + room
@@ -163,7 +176,8 @@ class Front:
         return reply
 
     async def _send_merged(self, prefix: str, asked: list[Asked]) -> list[Reply]:
-        self._metrics.batch(len(asked))
+        if asked:
+            self._metrics.batch(len(asked))
         body = pack_requests(asked)
         path = f"{prefix.rstrip('/')}{ROUTE}"
         headers = [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())]
@@ -184,9 +198,11 @@ class Front:
         }
         reply = await self._asked(scope, body)
         if reply.status != 200:
+            if reply.kind != "application/json":  # Serve's own
+                raise Unavailable("the app is being replaced; ask again")
             raise Refused(reply.status, json.loads(reply.body)["error"])
         if LIMITS in reply.headers:
-            self._apps[prefix].limits = Limits(**json.loads(reply.headers[LIMITS]))
+            self._apps[prefix].limits, self._apps[prefix].known = Limits(**json.loads(reply.headers[LIMITS])), True
         return unpack_replies(reply.body)
 
     async def _asked(self, scope: Scope, body: bytes) -> Reply:

@@ -10,7 +10,7 @@ from raydense.errors import InputError
 
 LARGEST = 2**20  # bytes of a body
 RETRY_S = 1
-_PLACE = re.compile(r"(?<![\w/])(?:\w+://|\.{0,2}/)[^\s;,:()'\"]+")
+_PLACE = re.compile(r"(?<![\w/])(?:\w+://|\.{0,2}/).*?(?=: |; |\)|$)")  # to the end of its part of the line: a name may hold blanks
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ray import serve
@@ -13,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from raydense.errors import InputError
 from raydense.models.model_kind import require_model
+from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
@@ -20,6 +23,7 @@ from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.app import application
 from raydense.serving.front import MIDDLEWARES
 from raydense.serving.holding import held_bytes
+from raydense.serving.merged import ROUTE
 from raydense.serving.searching import Source, connected, sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
@@ -60,6 +64,8 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     try:
         serve.run(application(settings, held), name=name, route_prefix=route)
         stays = False
+        if listens is not None:
+            _warn_without_front(f"http://{host}:{port}{route.rstrip('/')}")
         yield f"http://{host}:{port}{route.rstrip('/')}"
     except RayServeException as error:
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
@@ -74,6 +80,19 @@ def _check_together(settings: ServeSettings, indexes: list[Artifact]) -> None:
     check_corpus(settings.corpus, indexes[0])
     if settings.reranker:
         require_model(settings.reranker, scores=True)
+
+
+def _warn_without_front(url: str) -> None:
+    """Say so where the proxies of a Serve that ran already have no front, which alone answers a GET of its route with 404."""
+    with suppress(OSError):  # this machine may not reach it
+        try:
+            urllib.request.urlopen(f"{url}{ROUTE}", timeout=10).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 405:
+                    say(
+                        f"serve: this Ray Serve was started without raydense's front, so bodies have no limit there: set {next(iter(MIDDLEWARES))} for its nodes"
+                    )
 
 
 def _end(places: list[Source], name: str) -> None:

@@ -35,6 +35,8 @@ class RetrieverSettings(BaseSettings):
             self._refuse_given(["index", "search_params"], f"{self.called} by pool")
         elif not self.index:
             raise ValueError(f"{self.called} needs index, or pool")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("two of index or pool have the same name: give each once, or write NAME=folder, each with another name")
         if len(self.pool or self.index) == 1:
             self._refuse_given(["fuse"], f"{self.called} of one index")
         if not self.reranker:

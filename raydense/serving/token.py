@@ -12,10 +12,12 @@ VARIABLE = "RAYDENSE_TOKEN"
 
 
 def expected() -> str:
-    """The SHA-256, in hex, of the token in `RAYDENSE_TOKEN`; "" where it is not set, and nobody is asked. InputError if it is empty."""
+    """The SHA-256, in hex, of the token in `RAYDENSE_TOKEN`; "" where it is not set, and nobody is asked. InputError if it is empty, or not ASCII."""
     token = os.environ.get(VARIABLE)
     if token is not None and not token.strip():
         raise InputError("is empty", VARIABLE, "set it to a long random text, or unset it to ask nobody for a token")
+    if token and not token.isascii():  # a header is no UTF-8 text
+        raise InputError("has other characters than ASCII", VARIABLE, "set it to a long random text of letters and digits")
     return _hash(token.strip()) if token else ""
 
 

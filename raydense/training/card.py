@@ -5,7 +5,7 @@ All of it follows from inputs and settings, so that the same training writes the
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,16 +34,14 @@ def training_section(settings: LoopSettings, made_from: dict[str, Any], result: 
 
 
 def shown_inputs(settings: LoopSettings) -> dict[str, str]:
-    """The inputs as they were named, by key: relative paths as they stand, of others the last part, as no card shows where a user's files lie."""
-    given = {key: settings.value_of(key) for key in settings.inputs()}
-    return {key: _shown(value) for key, value in given.items() if isinstance(value, str)}
+    """The names of the inputs by key: the last part of a path, as neither card nor manifest shows where a user's files lie."""
+    given = {key: (settings.value_of(key), kind) for key, kind in settings.inputs().items()}
+    return {key: _shown(value, kind) for key, (value, kind) in given.items() if isinstance(value, str)}
 
 
-def _shown(path: str) -> str:
-    if path == "tiny" or is_hub_name(path):
-        return path
-    place = PurePosixPath(path)
-    return Place.of(path).name if place.is_absolute() or "://" in path or ".." in place.parts else str(place)
+def _shown(path: str, kind: str) -> str:
+    named = kind == "model" and (path == "tiny" or is_hub_name(path))
+    return path if named else Place.of(path).name
 
 
 def _chosen(result: dict[str, Any], steps: int) -> str:

@@ -146,6 +146,20 @@ def test_judgements_by_keyboard_come_back_as_qrels(world: World, page, tmp_path:
     page.reload()
     page.wait_for_selector("li")
     assert page.locator("#judged").inner_text() == "3 judged, of 2 queries"
+    for name in ("constructor", "__proto__"):  # members of every object
+        ask(page, name)
+        page.keyboard.press("Escape")
+        for key in ("j", "r"):
+            page.keyboard.press(key)
+    page.reload()
+    page.wait_for_selector("li")
+    assert page.locator("#judged").inner_text() == "5 judged, of 4 queries"
+    for name in ("constructor", "__proto__"):
+        ask(page, name)
+        page.keyboard.press("Escape")
+        for key in ("j", "u"):
+            page.keyboard.press(key)
+    ask(page, "lighthouse\tkeeper")
     assert page.locator("li").first.get_by_role("button", name="Relevant", exact=True).get_attribute("aria-pressed") == "true"
     (tmp_path / "judged").mkdir()
     for button in ("qrels", "queries"):

@@ -93,6 +93,7 @@ def test_two_encoders_load_together_and_each(tmp_path):
     for name, side, ours in zip(("query_encoder", "passage_encoder"), ("encode_query", "encode_document"), vectors(model), strict=True):
         theirs = SentenceTransformer(str(folder / name), device="cpu", local_files_only=True)
         np.testing.assert_allclose(getattr(theirs, side)(TEXTS), ours, atol=1e-5)
+        assert "A text becomes a vector" in (folder / name / "README.md").read_text("utf-8")
     both = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     np.testing.assert_allclose(both.encode_query(TEXTS), vectors(model)[0], atol=1e-5)
     np.testing.assert_allclose(both.encode_document(TEXTS), vectors(model)[1], atol=1e-5)

@@ -428,6 +428,8 @@ def test_turns_are_apart_and_after_a_pause(gaps: list[float], per_minute: float,
 def test_retry_after_in_both_forms() -> None:
     assert retry_after("7") == 7
     assert retry_after("0.5") == 0.5
+    assert retry_after("999999") == 600
+    assert retry_after(format_datetime(datetime.now(UTC) + timedelta(days=9), usegmt=True)) == 600
     assert 50 < retry_after(format_datetime(datetime.now(UTC) + timedelta(minutes=1), usegmt=True)) <= 60
     assert [retry_after(value) for value in (None, "", "soon", "-3", "nan", "inf", "Mon, 01 Jan 2001 00:00:00 GMT")] == [0.0] * 7
 

@@ -3,11 +3,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from raydense.errors import InputError
 from raydense.models.cross_encoder import load_pair_tokenizer
-from raydense.models.tokenizer import load_tokenizer
+from raydense.models.encoder_config import EncoderConfig
+from raydense.models.tokenizer import TextTokenizer, load_tokenizer
 
 
 def rows(tokens):
@@ -36,6 +39,15 @@ def test_threads_do_not_race_for_the_truncation(tiny_folder, texts):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: (i % 2, rows((ours.passages if i % 2 else ours.queries)(texts))), range(80)))
     assert all(got == (passages if odd else queries) for odd, got in found)
+
+
+def test_a_query_of_few_characters_and_many_tokens_is_truncated():
+    """A tokenizer of bytes makes three tokens of a Chinese character."""
+    byte_level = Tokenizer(models.BPE({char: number for number, char in enumerate(["<pad>", *ByteLevel.alphabet()])}, []))
+    byte_level.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level, pad_token="<pad>")
+    ours = TextTokenizer(tokenizer, tokenizer, EncoderConfig(query_length=16, passage_length=16))
+    assert ours.truncates(["\u706f" * 10, "\u706f" * 5, "a" * 16, "a" * 17, ""]) == [True, False, False, True, False]
 
 
 def test_a_pickled_tokenizer_gives_the_same_tokens(tiny_folder, texts):

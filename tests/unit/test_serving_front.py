@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
-from raydense.serving.front import Limits, Merging
+from raydense.serving.front import LIMITS, Front, Limits, Merging
 from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
 from raydense.serving.question import Question
 from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
 from raydense.serving.search_r1 import Retrieval
+from raydense.serving.settings import ServeSettings
 from raydense.serving.token import allows, expected
 
 REQUESTS = st.lists(st.builds(Asked, st.sampled_from(["/search", "/retrieve"]), st.text(max_size=9), st.binary(max_size=50)), max_size=9)
@@ -109,6 +110,42 @@ def test_an_app_that_does_not_answer_keeps_nothing() -> None:
     assert sent == [MOST]
 
 
+def test_the_limits_of_an_app_are_known_before_its_first_request() -> None:
+    """A request that takes longer than the limit at first would otherwise end, and the app's own limit would never be read."""
+    merged: list[int] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        asked = unpack_requests((await receive())["body"])
+        merged.append(len(asked))
+        headers = [(LIMITS.encode(), b'{"seconds": 300.0, "at_once": 4}'), (b"content-type", b"application/octet-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def ask() -> tuple[list[Reply], Limits]:
+        front = Front(serve)
+        scope = {"type": "http", "method": "POST", "headers": []}
+        replies = await asyncio.gather(*(front._reply(scope, receive, "/", "/search") for _ in range(5)))
+        return replies, front._apps["/"].limits
+
+    replies, limits = asyncio.run(ask())
+    assert [reply.status for reply in replies] == [200] * 5
+    assert limits == Limits(300.0, 4)
+    assert (merged[0], sum(merged)) == (0, 5)
+
+
+def test_bodies_are_bounded_on_every_route() -> None:
+    for path in ("/health", "/search"):
+        front = Front(None)  # type: ignore[arg-type]
+        for _ in range(64):
+            front._enter(LARGEST, path)
+        with pytest.raises(Unavailable, match="wait already"):
+            front._enter(LARGEST, path)
+        front._enter(0, "/health")
+
+
 def _read(pieces: list[bytes], **headers: bytes) -> bytes:
     async def read() -> bytes:
         waiting = iter(pieces)
@@ -156,10 +193,11 @@ def test_an_error_that_nobody_foresaw_has_no_reply_of_its_own() -> None:
     assert refusal(KeyError("/srv/secret")) is None
 
 
-@given(st.lists(st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=8), min_size=1, max_size=4))
+@given(st.lists(st.text(string.ascii_letters + string.digits + "._- ,", min_size=1, max_size=8), min_size=1, max_size=4))
 def test_no_path_of_the_server_is_in_a_line(parts: list[str]) -> None:
     for path in ("/" + "/".join(parts), "s3://" + "/".join(parts), "./" + "/".join(parts), "../" + "/".join(parts)):
         line = without_places(f"{path}: is no index ({path}); give another than {path!r}")
+        assert line.startswith("(a path of the server): is no index ((a path of the server)); give another than ")
         assert path not in line
     assert without_places("the pools answer from indexes of different corpora") == "the pools answer from indexes of different corpora"
 
@@ -177,6 +215,15 @@ def test_the_token_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("RAYDENSE_TOKEN", " ")
     with pytest.raises(InputError, match="RAYDENSE_TOKEN: is empty"):
         expected()
+    monkeypatch.setenv("RAYDENSE_TOKEN", "pässwort")
+    with pytest.raises(InputError, match="RAYDENSE_TOKEN: has other characters than ASCII"):
+        expected()
+
+
+@pytest.mark.parametrize("given", [{"index": ["x=a", "x=b"]}, {"index": ["a", "a"]}, {"pool": ["p", "p"]}])
+def test_two_indexes_of_one_name_are_refused(given: dict[str, list[str]]) -> None:
+    with pytest.raises(InputError, match="have the same name"):
+        ServeSettings.read(given)
 
 
 def test_what_search_r1_asks_is_a_question_with_texts() -> None:

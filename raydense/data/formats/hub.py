@@ -33,7 +33,8 @@ def write(outlet: Outlet) -> None:
     measured = _measured(report) if report else {}
     outlet.path.mkdir()
     for file in model.files:
-        if PurePosixPath(file.path).suffix in _KEPT:
+        path = PurePosixPath(file.path)
+        if path.suffix in _KEPT or (path.name == _CARD and path.parent.name):  # the card of a part
             target = outlet.path / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.file(file.path), target)
