@@ -73,6 +73,7 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
         (["index", "--output", "o", "--kind", "fais"], "--kind: input should be 'faiss' or 'bm25' (given: 'fais')"),
         (["search", "--output", "o", "--index", "i"], "--queries: missing; give it: the queries"),
         (["train", "--output", "o"], "--objective: missing"),
+        (["search", "a question", "--config", "x.yaml", "--index", "i"], "--config: a question takes no file of settings"),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
         (["serve"], "serving needs index, or pool"),
