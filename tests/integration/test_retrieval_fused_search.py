@@ -114,6 +114,17 @@ def test_running_pools_give_the_same_run_which_needs_them_no_longer(world: World
         world.search("by-no-pools", **pools)
 
 
+def test_pools_with_other_search_parameters_are_refused(world: World) -> None:
+    """Also where one has none: the run names one value for all of its indexes that have any."""
+    of = {"kind": "faiss", "embeddings": str(world.root / "vectors"), "train_sample": len(TEXTS)}
+    lists = index(IndexSettings(factory="IVF4,Flat", output=str(world.root / "lists"), **of))
+    pools = {"pool": ["lists", "dense"], "vectors": str(world.root / "query-vectors")}
+    with SearchPool.start(lists, name="lists", search_params="nprobe=2"), SearchPool.start(world.dense, name="dense"):
+        with pytest.raises(InputError, match="pool: have different search parameters, nprobe=2 and none"):
+            world.search("other-params", **pools)
+    assert not (world.root / "other-params").exists()
+
+
 def test_one_index_is_recorded_as_before(world: World) -> None:
     """Given as a list or as a text: runs of earlier versions stay valid."""
     found = world.search("alone", index=[str(world.words.path)], k=3)
