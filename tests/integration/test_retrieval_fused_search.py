@@ -119,9 +119,9 @@ def test_pools_with_other_search_parameters_are_refused(world: World) -> None:
     of = {"kind": "faiss", "embeddings": str(world.root / "vectors"), "train_sample": len(TEXTS)}
     lists = index(IndexSettings(factory="IVF4,Flat", output=str(world.root / "lists"), **of))
     pools = {"pool": ["lists", "dense"], "vectors": str(world.root / "query-vectors")}
-    with SearchPool.start(lists, name="lists", search_params="nprobe=2"), SearchPool.start(world.dense, name="dense"):
-        with pytest.raises(InputError, match="pool: have different search parameters, nprobe=2 and none"):
-            world.search("other-params", **pools)
+    refused = pytest.raises(InputError, match="pool: have different search parameters, nprobe=2 and none")
+    with SearchPool.start(lists, name="lists", search_params="nprobe=2"), SearchPool.start(world.dense, name="dense"), refused:
+        world.search("other-params", **pools)
     assert not (world.root / "other-params").exists()
 
 
