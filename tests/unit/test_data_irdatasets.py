@@ -121,8 +121,8 @@ def test_what_is_exported_loads_in_the_library_and_comes_back(tmp_path, monkeypa
     rows = np.arange(len(store))
     assert [(d.doc_id, d.text) for d in there.docs_iter()] == list(zip(store.ids(rows).to_pylist(), store.passages(rows), strict=True))
     monkeypatch.setattr(ir_datasets.registry, "_registered", {**ir_datasets.registry._registered})
-    ir_datasets.registry.register("here/test", there)
-    again = rd.import_dataset(rd.ImportSettings(format="ir_datasets", input="here/test", output=tmp_path / "again")).path
+    ir_datasets.registry.register("back/test", there)
+    again = rd.import_dataset(rd.ImportSettings(format="ir_datasets", input="back/test", output=tmp_path / "again")).path
     assert rd.PassageStore(again / "corpus").passages(rows) == store.passages(rows)
     assert rd.PassageStore(again / "corpus").ids(rows) == store.ids(rows)
     for part, kind in (("queries", "queries"), ("qrels/test", "qrels")):
