@@ -38,3 +38,8 @@ def fusion_of_indexes(
             what = f"its run {run!r} is of kind {kind}, and index {number} of kind {here}"
             raise InputError(what, fuse, "give the indexes in the order of the runs, or by their names")
     return fusion
+
+
+def asked_without_model(index: Artifact, of: int) -> bool:
+    """Whether one of `of` indexes is asked by texts, without model, vectors and search parameters, although they are given: they are for the others."""
+    return of > 1 and bool(index.summary["kind"] == "bm25")

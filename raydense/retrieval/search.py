@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from raydense.data.tables import commit_table, judged_rows, query_starts, read_table
 from raydense.errors import InputError
 from raydense.ranges import ranges
-from raydense.retrieval.fused_indexes import fusion_of_indexes
+from raydense.retrieval.fused_indexes import asked_without_model, fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
 from raydense.retrieval.search_params import check_search_params
@@ -94,8 +94,7 @@ class _Asked:
 
 
 def _without_model(settings: SearchSettings, index: Artifact) -> bool:
-    """Whether an index is asked by texts although there is a model, which is for others."""
-    return len(settings.indexes) > 1 and index.summary["kind"] == "bm25"
+    return asked_without_model(index, len(settings.indexes))
 
 
 def _params(settings: SearchSettings, index: Artifact) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from raydense.errors import InputError
 from raydense.inference.query_encoder import QueryEncoder, query_encoder
 from raydense.retrieval.asking import Answer
+from raydense.retrieval.fused_indexes import asked_without_model
 from raydense.retrieval.held import HeldIndex
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
@@ -93,7 +94,7 @@ class Source:
                 close_pool(self.name)
 
     def _without_model(self, index: Artifact) -> bool:
-        return len(self.settings.index or self.settings.pool) > 1 and index.summary["kind"] == "bm25"
+        return asked_without_model(index, len(self.settings.names))
 
     def _params(self, index: Artifact) -> str:
         return "" if self._without_model(index) else self.settings.search_params
