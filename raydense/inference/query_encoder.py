@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
     from raydense.models.tokens import Tokens
 
-_TOKENS = 16_384  # tokens of a batch: queries are short, and need little padding
+# Tokens of a batch. On a CPU few: threads take different batches, and of those of one length little is padding (docs/benchmarks/speed.md).
+_CPU_TOKENS, _GPU_TOKENS = 256, 16_384
 Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
@@ -82,7 +83,7 @@ class _Encoder:
     def __init__(self, model: str, fingerprint: str | None, dimension: int | None, layout: Layout) -> None:
         from raydense.models.dual_encoder import DualEncoder
 
-        self._device = Device(layout, _TOKENS, "fp32")
+        self._device = Device(layout, _GPU_TOKENS if layout.gpus else _CPU_TOKENS, "fp32")
         self._model = DualEncoder.load(model, dimension=dimension).to(self._device.name)
         if fingerprint is not None:
             check_unchanged(model_place(model), fingerprint)
