@@ -36,7 +36,7 @@ class Device:
         self._asked, self._begun, self._cpu_bf16 = precision, begun, cpu_bf16
         self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
-        threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
+        self.threads = threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
         torch.set_num_threads(1)
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads start, which inherit it
@@ -54,17 +54,19 @@ class Device:
                 module.to(self._half)
         return model.to(self.name)
 
-    def run(self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None]) -> tuple[Any, int]:
+    def run(
+        self, tokens: Tokens, pad_id: int, forward: Callable[[dict[str, Any]], Any], count: Callable[[int], None], budget: int = 0
+    ) -> tuple[Any, int]:
         """The output of `forward` for each text, float32 [n, ...] in the texts' order, and the number of tokens computed, with padding.
 
-        `count` is called with the number of texts of each finished batch.
+        `count` is called with the number of texts of each finished batch, of `budget` tokens if not of the device's own number.
         """
         import torch
 
         from raydense.models.tokens import batches_by_token_budget
 
         lengths = tokens.lengths
-        batches = batches_by_token_budget(lengths, self.budget)
+        batches = batches_by_token_budget(lengths, budget or self.budget)
         parts = self.each(batches, lambda batch: forward(tokens.select(batch).pad(pad_id, self.name)).float(), count)
         found = torch.cat(list(parts)).cpu().numpy()
         ordered = np.empty_like(found)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
     from raydense.models.tokens import Tokens
 
-# Tokens of a batch. On a CPU few: threads take different batches, and of those of one length little is padding (docs/benchmarks/speed.md).
-_CPU_TOKENS, _GPU_TOKENS = 256, 16_384
+_GPU_TOKENS = 16_384  # of a batch: queries are short, and need little padding
+_CPU_TOKENS = 64, 256  # of a thread's batch: with fewer a layer's weights are read for too little, with more it is padding (speed.md)
 Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class _Encoder:
     def __init__(self, model: str, fingerprint: str | None, dimension: int | None, layout: Layout) -> None:
         from raydense.models.dual_encoder import DualEncoder
 
-        self._device = Device(layout, _GPU_TOKENS if layout.gpus else _CPU_TOKENS, "fp32")
+        self._device = Device(layout, _GPU_TOKENS, "fp32")
         self._model = DualEncoder.load(model, dimension=dimension).to(self._device.name)
         if fingerprint is not None:
             check_unchanged(model_place(model), fingerprint)
@@ -92,7 +92,8 @@ class _Encoder:
     def vectors(self, tokens: Tokens) -> Vectors:
         """The vectors float32 [n, d] of n queries, in their order."""
         found: Vectors
-        found, _ = self._device.run(tokens, self.tokenizer.pad_id, self._model.encode_queries, lambda n: None)
+        budget = 0 if self._device.name == "cuda" else int(np.clip(tokens.lengths.sum() // self._device.threads, *_CPU_TOKENS))
+        found, _ = self._device.run(tokens, self.tokenizer.pad_id, self._model.encode_queries, lambda n: None, budget)
         return found
 
 
