@@ -1,12 +1,15 @@
-"""Reads the body of a request, and refuses a large one before it is in memory."""
+"""Reads the body of a request, refuses a large one before it is in memory, and sees when the caller has gone."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 from raydense.serving.refusal import LARGEST, Refused, TooLarge
 
+_GONE = "the caller has gone"
+_T = TypeVar("_T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,7 +30,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(499, "the caller has gone")
+            raise Refused(499, _GONE)
         part = message.get("body", b"")
         size += len(part)
         if size > LARGEST:
@@ -35,3 +38,16 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def while_there(receive: Receive, answering: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `answering`, whose body was read; it is cancelled, and `Refused` raised, when the caller closes the connection first."""
+    answer, gone = asyncio.create_task(answering), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Refused(499, _GONE)
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()

@@ -20,7 +20,7 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from raydense.runtime.ray_internals import served_path
-from raydense.serving.body import Receive, Scope, Send, headers_of, read_body
+from raydense.serving.body import Receive, Scope, Send, headers_of, read_body, while_there
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_requests, unpack_replies
 from raydense.serving.refusal import LARGEST, Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
@@ -75,7 +75,7 @@ class Merging:
         size = 0
         while self._waiting and len(batch) < MOST and size + len(self._waiting[0][0].body) <= LARGEST:
             asked, future = self._waiting.popleft()
-            if not future.done():  # otherwise its time is over
+            if not future.done():  # otherwise its time is over, or its caller has gone
                 batch.append((asked, future))
                 size += len(asked.body)
         return batch
@@ -131,7 +131,8 @@ class Front:
             self._enter(room, path)
             try:
                 async with asyncio.timeout(seconds):
-                    return await self._answer(scope, await read_body(scope, receive), merging, path)
+                    body = await read_body(scope, receive)
+                    return await while_there(receive, self._answer(scope, body, merging, path))
             finally:
                 self._requests, self._bytes = self._requests - 1, self._bytes - room
                 self._metrics.waiting.set(self._requests)
@@ -213,7 +214,7 @@ class Front:
         async def receive() -> dict[str, Any]:
             nonlocal given
             if given:
-                await asyncio.Event().wait()  # the caller's connection is not watched: the limit of time ends what it no longer wants
+                await asyncio.Event().wait()  # `while_there` watches the caller's connection
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 

@@ -1,4 +1,7 @@
-"""A Ray that raydense starts by itself: only this machine reaches it, its workers are as nice as the driver, and its logs are not shown unless verbose."""
+"""A Ray that raydense starts by itself: only this machine reaches it, its workers are as nice as the driver, and its logs are not shown unless verbose.
+
+And a Ray Serve that it did not start, which has no front.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,30 @@ lines_of = [" ".join(process.cmdline()) for process in processes]
 print(json.dumps({"found": found, "idle": [line for line in lines_of if "dashboard/dashboard.py" in line or "/monitor.py" in line], "nice": [os.nice(0), nice], "joined": "".join(lines), "code": joined.wait()}))
 """
 
+# A Serve that somebody else started: its proxies stay as they are.
+JOINED = """
+import json, os, ray, sys, urllib.error, urllib.request
+from ray import serve
+from raydense.serving.running import running
+from raydense.serving.settings import ServeSettings
+
+port = int(sys.argv[2])
+ray.init(address="local", log_to_driver=False, logging_level="error")
+os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+
+def asked(path, body):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data=body), timeout=120) as answer:
+            return [answer.status, json.loads(answer.read())]
+    except urllib.error.HTTPError as error:
+        return [error.code, json.loads(error.read())]
+
+with running(ServeSettings(index=sys.argv[1]), "app", "/app", "127.0.0.1", port) as url:
+    question = json.dumps({"query": "bridge", "k": 1}).encode()
+    print(json.dumps([asked("/search", question), asked("/search", b" " * 2**21 + question)]))
+"""
+
 
 def test_nothing_listens_beyond_the_loopback_where_another_process_can_join() -> None:
     command = [sys.executable, "-c", "import os; os.nice(2)" + WORK + LOOK, WORK]
@@ -97,3 +124,17 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     assert logged.endswith("serve: ended\n")
     assert "infinite retries" not in logged
     assert [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_serve_without_the_front_is_named_and_answers(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", ["the red fox", "a stone bridge"])
+    index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
+    command = [sys.executable, "-c", JOINED, str(tmp_path / "words"), str(free_ports(1)[0])]
+    done = forked.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (status, found), (refused, error) = json.loads(done.stdout.splitlines()[0])
+    assert (status, [one["id"] for one in found["results"][0]]) == (200, ["p1"])
+    assert (refused, error) == (413, {"error": "the body is larger than 1,048,576 bytes; send fewer queries at once"})
+    assert (
+        "serve: this Ray Serve was started without raydense's front, so bodies have no limit there: set RAY_SERVE_HTTP_PROXY" in done.stderr
+    )

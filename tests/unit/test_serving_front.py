@@ -110,6 +110,20 @@ def test_an_app_that_does_not_answer_keeps_nothing() -> None:
     assert sent == [MOST]
 
 
+def _caller(body: bytes, stays: bool = True) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """What an ASGI server gives of a connection: the body, then nothing until the caller goes."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        if (message := next(messages, None)) is not None:
+            return message
+        if stays:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
 def test_the_limits_of_an_app_are_known_before_its_first_request() -> None:
     """A request that takes longer than the limit at first would otherwise end, and the app's own limit would never be read."""
     merged: list[int] = []
@@ -121,19 +135,48 @@ def test_the_limits_of_an_app_are_known_before_its_first_request() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
     async def ask() -> tuple[list[Reply], Limits]:
         front = Front(serve)
         scope = {"type": "http", "method": "POST", "headers": []}
-        replies = await asyncio.gather(*(front._reply(scope, receive, "/", "/search") for _ in range(5)))
+        replies = await asyncio.gather(*(front._reply(scope, _caller(b"{}"), "/", "/search") for _ in range(5)))
         return replies, front._apps["/"].limits
 
     replies, limits = asyncio.run(ask())
     assert [reply.status for reply in replies] == [200] * 5
     assert limits == Limits(300.0, 4)
     assert (merged[0], sum(merged)) == (0, 5)
+
+
+def test_what_no_caller_waits_for_is_not_asked() -> None:
+    """Two requests wait until a first one is answered, and the caller of one goes: its place is free, and its query is not encoded."""
+    merged: list[list[bytes]] = []
+
+    async def ask() -> tuple[list[Reply], int]:
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            asked = unpack_requests((await receive())["body"])
+            if asked:
+                merged.append([one.body for one in asked])
+                begun.set()
+                await go.wait()
+            headers = [(LIMITS.encode(), b'{"seconds": 300.0, "at_once": 1}'), (b"content-type", b"application/octet-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
+
+        front = Front(serve)
+        scope = {"type": "http", "method": "POST", "headers": []}
+        first = asyncio.create_task(front._reply(scope, _caller(b"a"), "/", "/search"))
+        await begun.wait()
+        stays = asyncio.create_task(front._reply(scope, _caller(b"c"), "/", "/search"))
+        gone = await front._reply(scope, _caller(b"b", stays=False), "/", "/search")
+        go.set()
+        return [await first, gone, await stays], front._requests
+
+    replies, waiting = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert merged == [[b"a"], [b"c"]]
+    assert [reply.status for reply in replies] == [200, 499, 200]
+    assert waiting == 0
 
 
 def test_bodies_are_bounded_on_every_route() -> None:
