@@ -6,9 +6,8 @@ Independent of HTTP.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -19,52 +18,31 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
-from raydense.retrieval.fused_indexes import fusion_of_indexes
-from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.shard import hits_stand_alone
-from raydense.retrieval.versions import Queries
 from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
-from raydense.serving.settings import RetrieverSettings, ServeSettings
-from raydense.storage import Artifact, fingerprint_of
+from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll
+from raydense.serving.settings import ServeSettings
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
-_OTHER_CORPUS = "the index was made of another corpus than the server has"
-_DIFFERENT = "the pools answer from indexes of different corpora"
 
 
 @dataclass(frozen=True)
-class Found:
-    """The hits of some queries; the fingerprint of the index that they are of and the pool's version, or a list of each; and its ids.
+class _Ranked:
+    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits."""
 
-    Of several indexes `hits` are fused, and `parts` are those of each.
-    """
-
+    found: Found
     hits: Hits
-    index: Any
-    version: Any
-    known: Known
-    parts: tuple[Hits, ...] = ()
-    logits: NDArray[np.float32] | None = None  # those of a re-ranker, of the first hits
+    parts: tuple[Hits, ...]  # those of each index
+    logits: NDArray[np.float32] | None
 
-    def of(self, which: slice) -> Found:
+    def of(self, which: slice) -> _Ranked:
         """Those of some of the queries."""
         hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
-        return replace(self, hits=hits, parts=tuple(parts), logits=None if self.logits is None else self.logits[which])
-
-
-def fusion_of(settings: RetrieverSettings, indexes: list[Artifact]) -> Fusion | None:
-    """How the hits of several indexes are fused; InputError where they are of different corpora, or others than the fused run's."""
-    return fusion_of_indexes(indexes, settings.names, settings.fuse, settings.model, settings.search_params)
-
-
-def check_corpus(corpus: str | None, index: Artifact) -> None:
-    """InputError unless the index is of the corpus whose texts a server has, if it has one."""
-    if corpus and fingerprint_of(corpus) != index.summary["corpus"]:
-        raise InputError(_OTHER_CORPUS, corpus, "give the corpus that the index was made of")
+        return _Ranked(self.found, hits, tuple(parts), None if self.logits is None else self.logits[which])
 
 
 class Answering:
@@ -79,12 +57,10 @@ class Answering:
         self.settings, self.names, self._rerank = settings, settings.names, rerank
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
         places = sources(settings, app, held)
-        self._searching = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
-        self._fusion = fusion_of(settings, [one.index for one in self._searching])
-        self._asking = ThreadPoolExecutor(AT_ONCE * len(places))
+        searched = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
+        self._searching = SearchingAll(settings, searched, AT_ONCE)
         # of a pool the index may change between two questions
-        self._any_k = held and len(places) == 1 and hits_stand_alone(self._searching[0].index)
-        check_corpus(settings.corpus, self._searching[0].index)
+        self._any_k = held and len(places) == 1 and hits_stand_alone(searched[0].index)
         self._closed = threading.Event()
         self._waking = threading.Thread(target=self._keep_awake, daemon=True)
         if not held:
@@ -101,7 +77,7 @@ class Answering:
         self._closed.set()
         if self._waking.is_alive():
             self._waking.join()
-        self._asking.shutdown()
+        self._searching.close()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
         """A reply to each question, in order: all are encoded together, and searched together where they have the same k, or none's hits depend on k.
@@ -110,18 +86,18 @@ class Answering:
         """
         order = sorted(range(len(questions)), key=lambda i: questions[i].k)
         texts = [text for i in order for text in questions[i].asked]
-        queries, truncated = self._encoded(texts), self._truncated(texts)
+        queries, truncated = self._searching.prepare(texts), self._searching.truncated(texts)
         starts = np.cumsum([0, *(len(questions[i].asked) for i in order)]).tolist()
         spans = dict(zip(order, pairwise(starts), strict=True))
         replies: dict[int, Reply | Unavailable] = {}
         for _, group in groupby(order, key=lambda i: 0 if self._any_k else questions[i].k):
             alike = list(group)
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
-            found = self._ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
-            found = self._reranked(texts[first:last], found)
+            found = self._searching.ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
+            ranked = self._reranked(texts[first:last], found)
             for i in alike:
                 start, stop = spans[i]
-                replies[i] = self._reply(questions[i], found.of(slice(start - first, stop - first)), truncated[start:stop])
+                replies[i] = self._reply(questions[i], ranked.of(slice(start - first, stop - first)), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def passage(self, passage_id: str) -> Reply | None:
@@ -134,51 +110,31 @@ class Answering:
     def health(self) -> Reply:
         """Whether questions are answered now, and by which index; else the reason."""
         found, corpora = zip(*[one.health() for one in self._searching], strict=True)
-        if self._fusion is None or not all(one["ready"] for one in found):
+        if len(found) == 1 or not all(one["ready"] for one in found):
             return next((one for one in found if not one["ready"]), found[0])
         at = {key: [one[key] for one in found] for key in ("index", "version")}
-        return {"ready": False, "why": _DIFFERENT, **at} if len(set(corpora)) > 1 else {"ready": True, **at}
-
-    def _encoded(self, texts: list[str]) -> list[Queries]:
-        """The queries in the format of each index."""
-        return [one.prepare(texts) for one in self._searching]
-
-    def _truncated(self, texts: list[str]) -> list[bool]:
-        """Whether an encoder reads only the beginning of a text."""
-        return [any(one) for one in zip(*(searching.truncated(texts) for searching in self._searching), strict=True)]
-
-    def _ask(self, queries: list[Queries], k: int) -> Found:
-        if self._fusion is None:
-            answer, known = self._searching[0].ask(queries[0], k)
-            return Found(answer.hits, answer.index, answer.version, known)
-        depths = [max(k, depth) for depth in self._fusion.depths]
-        answers = list(self._asking.map(Searching.ask, self._searching, queries, depths))
-        known = answers[0][1]
-        if any(other.corpus != known.corpus for _, other in answers):
-            raise Unavailable(_DIFFERENT)
-        parts = tuple(answer.hits for answer, _ in answers)
-        hits = self._fusion.fused(list(parts), known.ids.take, k)
-        return Found(hits, [answer.index for answer, _ in answers], [answer.version for answer, _ in answers], known, parts)
+        return {"ready": False, "why": DIFFERENT, **at} if len(set(corpora)) > 1 else {"ready": True, **at}
 
     def _deep(self, k: int) -> int:
         """How many hits are searched for where a caller wants k."""
         return max(k, self.settings.rerank_depth) if self._rerank else k
 
-    def _reranked(self, texts: list[str], found: Found) -> Found:
+    def _reranked(self, texts: list[str], found: Found) -> _Ranked:
         """With the scores of the re-ranker, if there is one; Unavailable if the corpus that it reads is another."""
-        if self._rerank is None:
-            return found
-        if why := self._without_texts(found.known):
-            raise Unavailable(why)
-        return replace(found, logits=self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth]))
+        logits = None
+        if self._rerank is not None:
+            if why := self._without_texts(found.known):
+                raise Unavailable(why)
+            logits = self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth])
+        return _Ranked(found, found.hits, tuple(answer.hits for answer in found.answers), logits)
 
     def _without_texts(self, known: Known) -> str:
         """Why the texts of an index's passages are not available; "" if they are."""
         if self._corpus is None:
             return "this server has no corpus"
-        return "" if known.corpus == self._corpus.fingerprint else _OTHER_CORPUS
+        return "" if known.corpus == self._corpus.fingerprint else OTHER_CORPUS
 
-    def _best(self, k: int, found: Found) -> tuple[Hits, NDArray[np.bool_]]:
+    def _best(self, k: int, found: _Ranked) -> tuple[Hits, NDArray[np.bool_]]:
         """The hits of queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
         scores, rows = found.hits[0][:, : self._deep(k)], found.hits[1][:, : self._deep(k)]
         if found.logits is None:
@@ -187,15 +143,18 @@ class Answering:
         rows = rows[np.arange(len(rows))[:, None], took]
         return (scores[:, :k], rows[:, :k]), took[:, :k] < found.logits.shape[1]
 
-    def _reply(self, question: Question, found: Found, truncated: list[bool]) -> Reply | Unavailable:
-        if question.texts and (why := self._without_texts(found.known)):
+    def _reply(self, question: Question, ranked: _Ranked, truncated: list[bool]) -> Reply | Unavailable:
+        known, answers = ranked.found.known, ranked.found.answers
+        if question.texts and (why := self._without_texts(known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
-        hits, reranked = self._best(question.k, found)
-        results = self._passages(found.known, hits, question.texts, None if found.logits is None else reranked)
-        reply = {"results": results, "index": found.index, "version": found.version}
-        if question.each and found.parts:
-            alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in found.parts]
-            of_each = (self._passages(found.known, one, question.texts) for one in alone)
+        hits, reranked = self._best(question.k, ranked)
+        results = self._passages(known, hits, question.texts, None if ranked.logits is None else reranked)
+        indexes, versions = [answer.index for answer in answers], [answer.version for answer in answers]
+        several = len(answers) > 1
+        reply: Reply = {"results": results, "index": indexes if several else indexes[0], "version": versions if several else versions[0]}
+        if question.each and several:
+            alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in ranked.parts]
+            of_each = (self._passages(known, one, question.texts) for one in alone)
             reply["each"] = [{"name": name, "results": one} for name, one in zip(self.names, of_each, strict=True)]
         return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
 
@@ -216,6 +175,6 @@ class Answering:
     def _keep_awake(self) -> None:
         while not self._closed.wait(_AWAKE_S):
             with suppress(Exception):  # the next caller gets the error
-                for one, queries in zip(self._searching, self._encoded(["awake"]), strict=True):
+                for one, queries in zip(self._searching, self._searching.prepare(["awake"]), strict=True):
                     with suppress(Unavailable):
                         one.ask(queries, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, overload
 
@@ -17,11 +16,11 @@ from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.memory import plan_memory
 from raydense.runtime.progress import size
-from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.hits import Hit, HitList
 from raydense.serving.passage_scorer import PassageScorer, Rerank
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Searching, Source
+from raydense.serving.searching_all import SearchingAll, fusion_of
 from raydense.serving.settings import RetrieverSettings
 from raydense.storage import named_folders
 
@@ -40,13 +39,9 @@ class Retriever:
         settings = settings.located()
         self.settings = settings
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
-        self._searched = _pools(settings) if settings.pool else _held(settings)
+        self._searching = SearchingAll(settings, _pools(settings) if settings.pool else _held(settings), at_once=1)
         self._names = settings.names
-        indexes = [one.index for one in self._searched]
-        self._fusion = fusion_of(settings, indexes)
-        check_corpus(settings.corpus, indexes[0])
         self._score = PassageScorer(settings.reranker, self._corpus) if settings.reranker and self._corpus else None
-        self._asking = ThreadPoolExecutor(len(indexes))
         self._closed = False
 
     @classmethod
@@ -78,8 +73,8 @@ class Retriever:
     def close(self) -> None:
         """Release what it holds; pools go on."""
         self._closed = True
-        self._asking.shutdown()
-        self._searched, self._corpus, self._score = [], None, None
+        self._searching.close()
+        self._corpus, self._score = None, None
 
     @overload
     def search(self, questions: str, k: int = 10) -> HitList: ...
@@ -111,19 +106,15 @@ class Retriever:
 
     def _found(self, asked: list[str], k: int) -> _Found:
         """The best k of each question, and where each index found them."""
-        depths = [max(k, depth) for depth in self._fusion.depths] if self._fusion else [k]
-        queries = [one.prepare(asked) for one in self._searched]
         try:
-            answers = list(self._asking.map(Searching.ask, self._searched, queries, depths))
+            found = self._searching.ask(self._searching.prepare(asked), k)
         except Unavailable as error:
             raise InputError(str(error), "pool") from error
-        known = answers[0][1]
-        if any(other.corpus != known.corpus for _, other in answers) or (self._corpus and known.corpus != self._corpus.fingerprint):
+        if self._corpus and found.known.corpus != self._corpus.fingerprint:
             raise InputError("answers from an index of another corpus now", "pool", "load the retriever again")
-        hits = [answer.hits for answer, _ in answers]
-        scores, rows = self._fusion.fused(hits, known.ids.take, k) if self._fusion else hits[0]
-        places = np.stack([_places(rows, of_index) for _, of_index in hits])
-        return _Found(known, scores, rows, places, np.zeros(rows.shape, np.bool_))
+        scores, rows = found.hits
+        places = np.stack([_places(rows, answer.hits[1]) for answer in found.answers])
+        return _Found(found.known, scores, rows, places, np.zeros(rows.shape, np.bool_))
 
     def _reranked(self, asked: list[str], found: _Found, score: Rerank) -> _Found:
         """The first passages in the order of the re-ranker, which scores those of all questions together; the others below them."""

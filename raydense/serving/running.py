@@ -19,12 +19,12 @@ from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
-from raydense.serving.answering import check_corpus, fusion_of
 from raydense.serving.app import application
 from raydense.serving.front import MIDDLEWARES
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import ROUTE
 from raydense.serving.searching import Source, connected, sources
+from raydense.serving.searching_all import check_corpus, fusion_of
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
 

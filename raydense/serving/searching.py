@@ -8,13 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.inference.query_encoder import QueryEncoder, query_encoder
 from raydense.retrieval.asking import Answer
 from raydense.retrieval.fused_indexes import asked_without_model
 from raydense.retrieval.held import HeldIndex
@@ -56,11 +54,9 @@ class Source:
         """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
         check_model(None if self._without_model(index) else self.settings.model, index)
 
-    def encoder(self, index: Artifact) -> Callable[[list[str]], Queries]:
-        """What makes queries for the index of texts."""
-        if not self.settings.model or self._without_model(index):
-            return list
-        return query_encoder(self.settings.model, index.summary["model"], index.summary["dimension"])
+    def dimension(self, index: Artifact) -> int:
+        """The dimension of the vectors that the index is asked by; 0 if it is asked by texts."""
+        return 0 if not self.settings.model or self._without_model(index) else int(index.summary["dimension"])
 
     def check_own(self) -> Artifact | None:
         """The index of the app's own pool; InputError unless model, search parameters and index fit."""
@@ -136,10 +132,10 @@ class Searching:
         self._connecting = threading.Lock()
         self.index = pool.index
         self.known = self._check(self.index)
-        self.prepare = source.encoder(self.index)
+        self.dimension = source.dimension(self.index)
 
     def ask(self, queries: Queries, k: int) -> tuple[Answer, Known]:
-        """The hits of queries as `prepare` makes them. Unavailable if there is no pool, or it has another model."""
+        """The hits of queries: texts, or vectors of `dimension`. Unavailable if there is no pool, or it has another model."""
         try:
             while True:
                 pool = self._pool
@@ -175,10 +171,6 @@ class Searching:
         at = {"index": status["fingerprint"], "version": status["version"]}
         away = [shard for shard, there in states.items() if not there]
         return {"ready": False, "why": f"no actor of shard {away[0]} answers", **at} if away else {"ready": True, **at}, known.corpus
-
-    def truncated(self, texts: list[str]) -> list[bool]:
-        """Whether the end of a text is not searched for."""
-        return self.prepare.truncated(texts) if isinstance(self.prepare, QueryEncoder) else [False] * len(texts)
 
     def _reconnected(self, pool: SearchPool | HeldIndex) -> SearchPool | HeldIndex:
         with self._connecting:

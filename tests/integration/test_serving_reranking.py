@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) for i in range(150)]
 ASKED = TEXTS[20:32]
 DEPTH = 4
+BF16 = 2e-2  # what a score may differ by in another batch, where the processor gains by bf16
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,15 @@ def test_answers_are_those_of_a_retriever_whatever_callers_come_together(world: 
         assert status == 200, reply
         wanted = world.wanted["retriever"].search(body["queries"], k=max(body["k"], DEPTH))
         for hits, expected in zip(reply["results"], wanted, strict=True):
-            cut = expected[: body["k"]]
-            assert [hit["id"] for hit in hits] == [hit.id for hit in cut]
-            assert [hit["reranked"] for hit in hits] == [hit.reranked for hit in cut] == [place < DEPTH for place in range(len(cut))]
-            np.testing.assert_allclose([hit["score"] for hit in hits], [hit.score for hit in cut], atol=1e-4)
-            assert [hit["text"] for hit in hits] == [hit.text for hit in cut]
+            scores = [hit["score"] for hit in hits]
+            assert len(hits) == min(body["k"], len(expected)) and scores == sorted(scores, reverse=True)
+            assert [hit["reranked"] for hit in hits] == [place < DEPTH for place in range(len(hits))]
+            for hit in hits:
+                same = next(one for one in expected if one.id == hit["id"])
+                assert (hit["reranked"], hit["text"]) == (same.reranked, same.text)
+                np.testing.assert_allclose(hit["score"], same.score, atol=BF16)
+            others = [one.score for one in expected if one.id not in {hit["id"] for hit in hits}]
+            assert max(others, default=-np.inf) <= min(scores, default=np.inf) + 2 * BF16
 
 
 def test_a_scorer_gives_each_pair_its_score_in_any_batch(world: World) -> None:
@@ -96,7 +101,7 @@ def test_a_scorer_gives_each_pair_its_score_in_any_batch(world: World) -> None:
         assert (np.isnan(scores) == (rows < 0)).all()
         for at, place in zip(*np.nonzero(rows >= 0), strict=True):
             alone = scorer([questions[at]], rows[at : at + 1, place : place + 1])
-            np.testing.assert_allclose(scores[at, place], alone[0, 0], atol=2e-2)  # bf16 where the processor gains by it
+            np.testing.assert_allclose(scores[at, place], alone[0, 0], atol=BF16)
 
 
 def test_a_re_ranker_that_does_not_answer_is_503_and_one_that_was_killed_is_replaced(world: World) -> None:
