@@ -82,7 +82,8 @@ def test_answers_are_those_of_a_retriever_whatever_callers_come_together(world: 
         wanted = world.wanted["retriever"].search(body["queries"], k=max(body["k"], DEPTH))
         for hits, expected in zip(reply["results"], wanted, strict=True):
             scores = [hit["score"] for hit in hits]
-            assert len(hits) == min(body["k"], len(expected)) and scores == sorted(scores, reverse=True)
+            assert len(hits) == min(body["k"], len(expected))
+            assert scores == sorted(scores, reverse=True)
             assert [hit["reranked"] for hit in hits] == [place < DEPTH for place in range(len(hits))]
             for hit in hits:
                 same = next(one for one in expected if one.id == hit["id"])
