@@ -121,7 +121,9 @@ def test_the_hubs_own_parser_reads_the_card(tmp_path, capfd):
     infos = {info["config_name"]: info for info in card.dataset_info}
     assert list(infos) == [config["config_name"] for config in card.configs] == ["corpus", "queries", "qrels"]
     for (config, split), rows in as_the_card_says(folder).items():
-        assert {"name": split, "num_examples": len(rows)} in infos[config]["splits"]
+        (said,) = [one for one in infos[config]["splits"] if one["name"] == split]
+        assert said["num_examples"] == len(rows)
+        assert 0 < said["num_bytes"] <= infos[config]["dataset_size"]
         assert [column["name"] for column in infos[config]["features"]] == list(rows[0])
     types = {column["name"]: column.get("dtype") or [column["sequence"]] for info in infos.values() for column in info["features"]}
     strings = dict.fromkeys(("_id", "title", "text", "query-id", "corpus-id"), "string")
@@ -144,7 +146,7 @@ def test_no_value_breaks_the_table_of_the_card(value):
     assert [line.split(" | ")[0] for line in lines] == ["| stage", "| fingerprint", "| setting key"]
 
 
-def test_the_library_loads_it(tmp_path, monkeypatch):
+def test_the_library_loads_it(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     folder = exported("huggingface", tmp_path / "hub", dataset=imported("beir", beir(tmp_path / "in"), tmp_path / "first"))
@@ -152,6 +154,7 @@ def test_the_library_loads_it(tmp_path, monkeypatch):
     for (config, split), rows in as_the_card_says(folder).items():
         loaded = datasets.load_dataset(str(folder), config, split=split, cache_dir=str(tmp_path / "cache"))
         assert loaded.to_list() == rows
+    assert "dataset card" not in caplog.text, "nothing of the card is ignored"
 
 
 def test_a_large_corpus_is_several_files(tmp_path, monkeypatch):

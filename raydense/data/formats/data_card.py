@@ -47,20 +47,23 @@ def front_matter(card: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split of a configuration as it was written: its files (a pattern), their rows and bytes, and their columns."""
+    """A split of a configuration as it was written: its files (a pattern), their rows, bytes and bytes before compression, and their columns."""
 
     config: str
     name: str
     pattern: str
     rows: int
     bytes: int
+    plain_bytes: int
     columns: pa.Schema
 
     @classmethod
     def of(cls, folder: Path, config: str, name: str, pattern: str) -> _Split:
         files = sorted(folder.glob(pattern))
-        rows = sum(pq.read_metadata(file).num_rows for file in files)
-        return cls(config, name, pattern, rows, sum(file.stat().st_size for file in files), pq.read_schema(files[0]))
+        heads = [pq.read_metadata(file) for file in files]
+        plain = sum(head.row_group(group).total_byte_size for head in heads for group in range(head.num_row_groups))
+        size = sum(file.stat().st_size for file in files)
+        return cls(config, name, pattern, sum(head.num_rows for head in heads), size, plain, pq.read_schema(files[0]))
 
     @property
     def features(self) -> list[dict[str, str]]:
@@ -112,8 +115,9 @@ def _info(splits: list[_Split], config: str) -> dict[str, Any]:
     return {
         "config_name": config,
         "features": own[0].features,
-        "splits": [{"name": split.name, "num_examples": split.rows} for split in own],
+        "splits": [{"name": split.name, "num_bytes": split.plain_bytes, "num_examples": split.rows} for split in own],
         "download_size": sum(split.bytes for split in own),
+        "dataset_size": sum(split.plain_bytes for split in own),
     }
 
 
