@@ -29,7 +29,8 @@ def main() -> None:
     from sentence_transformers import SentenceTransformer
 
     data = rd.import_dataset(rd.ImportSettings(format="beir", input=given.input, strict=False, output=given.output / "data"))
-    rd.export(rd.ExportSettings(format="huggingface", dataset=data.path, output=given.output / "hub"))
+    if not (given.output / "hub").exists():
+        rd.export(rd.ExportSettings(format="huggingface", dataset=data.path, output=given.output / "hub"))
     print(f"{'':>24}{'seconds':>10}" + "".join(f"{name:>15}" for name in _SHOWN))
     ours = rd.MtebSearch(given.model, given.output / "mteb", encode={"precision": given.precision, "dtype": "float32"})
     for name, model in {"raydense": ours, "sentence-transformers": SentenceTransformer(str(given.model), device="cpu")}.items():
