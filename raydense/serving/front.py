@@ -27,12 +27,14 @@ from raydense.serving.request_metrics import TEXT, RequestMetrics
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 LIMITS = "raydense-limits"  # the header by which an app says its limits
+TOGETHER = 16 * 2**10  # bytes of the bodies of requests that are merged: a larger one, of many queries, goes alone
 _MERGED = {"/search", "/retrieve"}
 _WAITING = 512  # requests of an app that may be in a proxy
 _BYTES = 64 * 2**20  # of bodies in a proxy
 _OPEN = {"/health", "/ready"}
 _LEARN_S = 5.0  # in which an app says its limits
 _log = logging.getLogger("ray.serve")
+_Waiting = tuple[Asked, asyncio.Future[Reply]]
 
 
 @dataclass(frozen=True)
@@ -44,43 +46,53 @@ class Limits:
 
 
 class Merging:
-    """The requests of one app: they wait while as many are in progress as the app handles at once, and those that wait go together."""
+    """The requests of one app: they wait while as many are in progress as the app handles at once, and those that wait go together.
+
+    Large ones go one by one, and leave a place to the others: who asks one question does not wait for those who ask thousands.
+    """
 
     def __init__(self, send: Callable[[list[Asked]], Awaitable[list[Reply]]]) -> None:
         self._send = send
-        self._waiting: deque[tuple[Asked, asyncio.Future[Reply]]] = deque()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._small: deque[_Waiting] = deque()
+        self._large: deque[_Waiting] = deque()
+        self._sending: dict[asyncio.Task[None], bool] = {}  # whether it is a large one
         self.limits, self.known, self.learning = Limits(), False, asyncio.Lock()
 
     async def ask(self, asked: Asked) -> Reply:
         """The reply of the app."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        self._waiting.append((asked, future))
+        (self._large if len(asked.body) > TOGETHER else self._small).append((asked, future))
         loop.call_soon(self._start)  # those that come with it go with it
         return await future
 
     def _start(self) -> None:
         while len(self._sending) < self.limits.at_once and (batch := self._next()):
             task = asyncio.get_running_loop().create_task(self._answer(batch))
-            self._sending.add(task)
+            self._sending[task] = len(batch[0][0].body) > TOGETHER
             task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
+        del self._sending[task]
         self._start()
 
-    def _next(self) -> list[tuple[Asked, asyncio.Future[Reply]]]:
-        batch: list[tuple[Asked, asyncio.Future[Reply]]] = []
+    def _next(self) -> list[_Waiting]:
+        """A large request, or small ones; none where no caller waits for one."""
+        for waiting in (self._large, self._small):
+            while waiting and waiting[0][1].done():  # its time is over, or its caller has gone
+                waiting.popleft()
+        if self._large and sum(self._sending.values()) < max(1, self.limits.at_once - 1):
+            return [self._large.popleft()]
+        batch: list[_Waiting] = []
         size = 0
-        while self._waiting and len(batch) < MOST and size + len(self._waiting[0][0].body) <= LARGEST:
-            asked, future = self._waiting.popleft()
-            if not future.done():  # otherwise its time is over, or its caller has gone
+        while self._small and len(batch) < MOST and size + len(self._small[0][0].body) <= TOGETHER:
+            asked, future = self._small.popleft()
+            if not future.done():
                 batch.append((asked, future))
                 size += len(asked.body)
         return batch
 
-    async def _answer(self, batch: list[tuple[Asked, asyncio.Future[Reply]]]) -> None:
+    async def _answer(self, batch: list[_Waiting]) -> None:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 replies = await self._send([asked for asked, _ in batch])
@@ -160,7 +172,6 @@ class Front:
 
     def _enter(self, room: int, path: str) -> None:
         if (room or path not in _OPEN) and (self._requests >= _WAITING or self._bytes + room > _BYTES):
-            self._requests, self._bytes = self._requests + 1, self._bytes + room  # what leaves is counted out again
             raise Unavailable(f"{_WAITING} requests wait already, or {_BYTES:,} bytes of them; ask again later")
         self._requests, self._bytes = self._requests + 1, self._bytes + room
         self._metrics.waiting.set(self._requests)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
-from raydense.serving.front import LIMITS, Front, Limits, Merging
+from raydense.serving.front import LIMITS, TOGETHER, Front, Limits, Merging
 from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
 from raydense.serving.question import Question
 from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
@@ -70,8 +70,35 @@ def test_each_request_gets_its_own_reply(sizes: list[int], at_once: int) -> None
 
     requests = _asked(*sizes)
     assert [one.body for one in _merge(requests, send, Limits(at_once=at_once))] == [one.body for one in requests]
-    assert [one for batch in batches for one in batch] == requests
-    assert all(len(batch) <= MOST and sum(len(one.body) for one in batch) <= LARGEST for batch in batches)
+    sent = [one for batch in batches for one in batch]
+    for large in (False, True):
+        assert [one for one in sent if (len(one.body) > TOGETHER) is large] == [one for one in requests if (len(one.body) > TOGETHER) is large]
+    assert all(len(batch) == 1 or (len(batch) <= MOST and sum(len(one.body) for one in batch) <= TOGETHER) for batch in batches)
+
+
+def test_large_requests_leave_a_place_to_small_ones() -> None:
+    """A large one goes alone, and large ones never have all places: a small one waits for small ones."""
+    order: list[int] = []
+
+    async def ask() -> None:
+        go = asyncio.Event()
+
+        async def send(batch: list[Asked]) -> list[Reply]:
+            order.extend(len(one.body) for one in batch)
+            if len(batch[0].body) > TOGETHER:
+                await go.wait()
+            return [Reply(200, b"")] * len(batch)
+
+        merging = Merging(send)
+        merging.limits = Limits(at_once=2)
+        large = [asyncio.create_task(merging.ask(one)) for one in _asked(TOGETHER + 1, TOGETHER + 2, TOGETHER + 3)]
+        await asyncio.gather(*(merging.ask(one) for one in _asked(1, 2, 3)))
+        assert order == [TOGETHER + 1, 1, 2, 3]
+        go.set()
+        await asyncio.gather(*large)
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
+    assert order == [TOGETHER + 1, 1, 2, 3, TOGETHER + 2, TOGETHER + 3]
 
 
 def test_those_that_wait_go_together() -> None:
@@ -177,6 +204,35 @@ def test_what_no_caller_waits_for_is_not_asked() -> None:
     assert merged == [[b"a"], [b"c"]]
     assert [reply.status for reply in replies] == [200, 499, 200]
     assert waiting == 0
+
+
+def test_what_was_refused_leaves_no_trace() -> None:
+    """However many were refused because others wait: once these have gone, requests are answered again."""
+
+    async def ask() -> tuple[list[int], int, int]:
+        go, many = asyncio.Event(), 64  # bodies of a mebibyte are all that may wait
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            asked = unpack_requests((await receive())["body"])
+            if asked:
+                await go.wait()
+            headers = [(LIMITS.encode(), b'{"seconds": 300.0, "at_once": 2}'), (b"content-type", b"application/octet-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
+
+        front = Front(serve)
+        scope = {"type": "http", "method": "POST", "headers": [(b"transfer-encoding", b"chunked")]}
+        waiting = [asyncio.create_task(front._reply(scope, _caller(b"a"), "/", "/search")) for _ in range(many)]
+        await asyncio.sleep(0)
+        refused = [(await front._reply(scope, _caller(b"a"), "/", "/search")).status for _ in range(3 * many)]
+        go.set()
+        assert [reply.status for reply in await asyncio.gather(*waiting)] == [200] * many
+        last = await front._reply(scope, _caller(b"a"), "/", "/search")
+        return [*refused, last.status], front._requests, front._bytes
+
+    statuses, requests, held = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert statuses == [503] * 192 + [200]
+    assert (requests, held) == (0, 0)
 
 
 def test_bodies_are_bounded_on_every_route() -> None:
