@@ -24,7 +24,7 @@ from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
-from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll
+from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll, ranks_in
 from raydense.serving.settings import ServeSettings
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
@@ -148,22 +148,28 @@ class Answering:
         if question.texts and (why := self._without_texts(known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
         hits, reranked = self._best(question.k, ranked)
-        results = self._passages(known, hits, question.texts, None if ranked.logits is None else reranked)
-        indexes, versions = [answer.index for answer in answers], [answer.version for answer in answers]
         several = len(answers) > 1
+        parts = ranked.parts if several else ()
+        results = self._passages(known, hits, question.texts, parts, None if ranked.logits is None else reranked)
+        indexes, versions = [answer.index for answer in answers], [answer.version for answer in answers]
         reply: Reply = {"results": results, "index": indexes if several else indexes[0], "version": versions if several else versions[0]}
         if question.each and several:
             alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in ranked.parts]
-            of_each = (self._passages(known, one, question.texts) for one in alone)
+            of_each = (self._passages(known, one, question.texts, parts) for one in alone)
             reply["each"] = [{"name": name, "results": one} for name, one in zip(self.names, of_each, strict=True)]
         return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
 
-    def _passages(self, known: Known, hits: Hits, texts: bool, reranked: NDArray[np.bool_] | None = None) -> list[list[dict[str, Any]]]:
-        """The passages of each query; each says whether it is `reranked` [n, k], if that is given."""
+    def _passages(
+        self, known: Known, hits: Hits, texts: bool, parts: tuple[Hits, ...], reranked: NDArray[np.bool_] | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """The passages of each query; each says at which rank the indexes of `parts` found it, and whether it is `reranked` [n, k], if that is given."""
         scores, rows = hits
         there = rows >= 0
         flat = rows[there]
         columns = {"id": known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
+        if parts:
+            ranks = np.stack([ranks_in(rows, of_index)[there] for _, of_index in parts], axis=1).tolist()
+            columns["found"] = [{name: rank for name, rank in zip(self.names, one, strict=True) if rank} for one in ranks]
         if reranked is not None:
             columns["reranked"] = reranked[there].tolist()
         if texts and self._corpus is not None:

@@ -20,7 +20,7 @@ from raydense.serving.hits import Hit, HitList
 from raydense.serving.passage_scorer import PassageScorer, Rerank
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Searching, Source
-from raydense.serving.searching_all import SearchingAll, fusion_of
+from raydense.serving.searching_all import SearchingAll, fusion_of, ranks_in
 from raydense.serving.settings import RetrieverSettings
 from raydense.storage import named_folders
 
@@ -113,7 +113,7 @@ class Retriever:
         if self._corpus and found.known.corpus != self._corpus.fingerprint:
             raise InputError("answers from an index of another corpus now", "pool", "load the retriever again")
         scores, rows = found.hits
-        places = np.stack([_places(rows, answer.hits[1]) for answer in found.answers])
+        places = np.stack([ranks_in(rows, answer.hits[1]) for answer in found.answers])
         return _Found(found.known, scores, rows, places, np.zeros(rows.shape, np.bool_))
 
     def _reranked(self, asked: list[str], found: _Found, score: Rerank) -> _Found:
@@ -175,16 +175,3 @@ def _held(settings: RetrieverSettings) -> list[Searching]:
 
 def _several(given: Where | Sequence[Where]) -> list[Where]:
     return [given] if isinstance(given, str | os.PathLike) else list(given)
-
-
-def _places(rows: Rows, found: Rows) -> Rows:
-    """The rank, from 1, at which `found` int64 [n, m] has each of `rows` int64 [n, k]; 0 where it has not."""
-    width = 1 + max(rows.max(initial=0), found.max(initial=0))
-    query = np.arange(len(rows))[:, None] * width
-    there, wanted = np.where(found >= 0, query + found, -1).ravel(), (query + rows).ravel()
-    order = np.argsort(there, kind="stable")
-    at = np.minimum(np.searchsorted(there[order], wanted), max(0, len(there) - 1))
-    if not len(there):
-        return np.zeros(rows.shape, np.int64)
-    hit = (there[order[at]] == wanted) & (rows.ravel() >= 0)
-    return np.where(hit, order[at] % found.shape[1] + 1, 0).reshape(rows.shape)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydense.errors import InputError
 from raydense.inference.query_encoder import query_encoder
 from raydense.retrieval.asking import Answer
@@ -18,7 +21,8 @@ from raydense.serving.searching import Known, Searching
 from raydense.serving.settings import RetrieverSettings
 from raydense.storage import Artifact, fingerprint_of
 
-OTHER_CORPUS = "the index was made of another corpus than the server has"
+OTHER_CORPUS = "the index was made of another corpus"
+Rows = NDArray[np.int64]
 DIFFERENT = "the pools answer from indexes of different corpora"
 
 
@@ -84,3 +88,16 @@ class SearchingAll:
         found = tuple(answer for answer, _ in answers)
         hits = self._fusion.fused([one.hits for one in found], known.ids.take, k) if self._fusion else found[0].hits
         return Found(hits, found, known)
+
+
+def ranks_in(rows: Rows, found: Rows) -> Rows:
+    """The rank, from 1, at which `found` int64 [n, m] has each of `rows` int64 [n, k]; 0 where it has not."""
+    width = 1 + max(rows.max(initial=0), found.max(initial=0))
+    query = np.arange(len(rows))[:, None] * width
+    there, wanted = np.where(found >= 0, query + found, -1).ravel(), (query + rows).ravel()
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there[order], wanted), max(0, len(there) - 1))
+    if not len(there):
+        return np.zeros(rows.shape, np.int64)
+    hit = (there[order[at]] == wanted) & (rows.ravel() >= 0)
+    return np.where(hit, order[at] % found.shape[1] + 1, 0).reshape(rows.shape)

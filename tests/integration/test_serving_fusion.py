@@ -36,6 +36,7 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.serving.answering import Answering
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
+from raydense.serving.retriever import Retriever
 from raydense.serving.running import running
 from raydense.serving.searching import connected, sources
 from raydense.serving.settings import ServeSettings
@@ -285,3 +286,16 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
             pass
     with pytest.raises(InputError, match="serving of one index does not use fuse"):
         ServeSettings(index=turned[0], fuse=fused)
+
+
+def test_each_hit_says_at_which_ranks_the_indexes_found_it(world: World) -> None:
+    """Of all hits that were fused, also where only the first few are wanted; and those of each index alone."""
+    with Answering(ServeSettings(**world.served), "ranks", held=True) as answering, Retriever.load(**world.served) as retriever:
+        (reply,) = answering.answer([Question(queries=ASKED, k=3, each=True)])
+        assert isinstance(reply, dict)
+        wanted = retriever.search(ASKED, 3)
+        assert [[hit["found"] for hit in hits] for hits in reply["results"]] == [[hit.found for hit in hits] for hits in wanted]
+        assert any(max(hit["found"].values()) > 3 for hits in reply["results"] for hit in hits)
+        for one in reply["each"]:
+            for hits in one["results"]:
+                assert [hit["found"][one["name"]] for hit in hits] == [*range(1, len(hits) + 1)]

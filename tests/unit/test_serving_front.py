@@ -72,7 +72,9 @@ def test_each_request_gets_its_own_reply(sizes: list[int], at_once: int) -> None
     assert [one.body for one in _merge(requests, send, Limits(at_once=at_once))] == [one.body for one in requests]
     sent = [one for batch in batches for one in batch]
     for large in (False, True):
-        assert [one for one in sent if (len(one.body) > TOGETHER) is large] == [one for one in requests if (len(one.body) > TOGETHER) is large]
+        assert [one for one in sent if (len(one.body) > TOGETHER) is large] == [
+            one for one in requests if (len(one.body) > TOGETHER) is large
+        ]
     assert all(len(batch) == 1 or (len(batch) <= MOST and sum(len(one.body) for one in batch) <= TOGETHER) for batch in batches)
 
 
