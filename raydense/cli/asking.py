@@ -39,6 +39,8 @@ def read_search(config: str | None, flags: dict[str, Any]) -> SearchSettings | A
     question, given = flags.get("question"), {key: value for key, value in flags.items() if key != "question" and value not in (None, ())}
     if config and question:
         raise InputError("a question takes no file of settings", "--config", "leave out the file, or the question")
+    if question and (stage := next((key for key in _STAGE if key in given), None)):
+        raise InputError("is for many queries", f"--{stage}", "leave it out, or leave out the question")
     if config or (given.keys() & set(_STAGE) and not question):
         return read(SearchSettings, config, given)
     return read(AskSettings, None, given)

@@ -13,6 +13,7 @@ import click
 from raydense.cli.flags import Command, Flag, join, read
 from raydense.runtime.progress import say
 from raydense.serving.settings import ServeSettings
+from raydense.serving.token import VARIABLE, expected
 
 
 def serve_command() -> click.Command:
@@ -38,7 +39,8 @@ def _serve(name: str, route: str, host: str, port: int, address: str | None, **f
         with running(settings, name, route, host, port) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has one of its own, which would end with an error
             print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
-            print(f"curl {url}/search -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
+            token = f' -H "Authorization: Bearer ${VARIABLE}"' if expected() else ""
+            print(f"curl {url}/search{token} -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
             threading.Event().wait()
     except KeyboardInterrupt:
         say("serve: ended")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table, query_starts, read_table
-from raydense.errors import InputError
+from raydense.errors import InputError, did_you_mean
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.index import index
@@ -34,7 +34,7 @@ class MtebSearch:
 
     `encode`, `index` and `search` are further settings of these stages, as `index={"factory": "SQfp16"}`. What the stages make of a
     task lies below `folder`, and is continued or used again by the next call; on a cluster all nodes must see it. Without a folder it is
-    temporary, and removed when the next corpus comes. InputError if the folder holds no model.
+    temporary, and removed when the next corpus comes. InputError if the folder holds no model, or a stage has no such setting.
     """
 
     def __init__(
@@ -49,6 +49,14 @@ class MtebSearch:
         self.model, self.folder = os.fspath(model), folder
         self.fingerprint = fingerprint_of(model_place(self.model))
         self._encode, self._index, self._search = encode or {}, index or {}, search or {}
+        for stage, given, known in (
+            ("encode", encode, EncodeSettings),
+            ("index", index, IndexSettings),
+            ("search", search, SearchSettings),
+        ):
+            for key in given or {}:
+                if key not in known.all_fields():
+                    raise InputError("unknown key", f"{stage}.{key}", did_you_mean(key, known.all_fields()))
         self._temporary: TemporaryDirectory[str] | None = None
         self._work = Path()
 

@@ -77,6 +77,10 @@ class _Stopped(Exception):
     """Another request has ended the work."""
 
 
+class _NoReply(Exception):
+    """A body of status 200 that is no chat completion."""
+
+
 class Endpoint:
     """An endpoint that a stage asks. `prompt_tokens` and `completion_tokens` are those of all replies, and may begin with earlier ones."""
 
@@ -85,7 +89,7 @@ class Endpoint:
         self._url = f"{settings.url}/chat/completions"
         self._key, self._proxy = _key(settings.key_variable), proxy_of(self._url)
         self._secrets = [secret for secret in (self._key, self._proxy and urlsplit(self._proxy).password) if secret]
-        self._said = float("-inf")
+        self._said, self._answers = float("-inf"), False
         self._pace = Pace(settings.requests_per_minute)
         self.prompt_tokens = self.completion_tokens = 0
 
@@ -149,11 +153,17 @@ class Endpoint:
                 async with session.post(self._url, json=body, allow_redirects=False, proxy=self._proxy) as response:
                     content = await _content(response)
                 if response.status == 200:
-                    return self._read(content)
+                    reply = self._read(content)
+                    self._answers = True
+                    return reply
                 fault = self._line(response.status, content)
                 if response.status not in _PASSING or _SPENT in fault:
                     raise self._refusal(response.status, fault)
                 asked_to_wait = retry_after(response.headers.get("Retry-After"))
+            except _NoReply:
+                fault = f"does not answer with a chat completion ({self._line(200, content)})"
+                if not self._answers:
+                    raise InputError(fault, self._url, "check endpoint.url") from None
             except aiohttp.ClientConnectorCertificateError as error:
                 fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
                 raise InputError(f"has no valid certificate ({self._hidden(str(error))})", self._url, fix) from None
@@ -190,7 +200,7 @@ class Endpoint:
             say(f"{self._stage}: {self._url}: {words}")
 
     def _read(self, content: bytes) -> Reply:
-        """The reply in a body; InputError if it is no chat completion."""
+        """The reply in a body; _NoReply if it is no chat completion."""
         try:
             found = json.loads(content)
             choice, usage = found["choices"][0], found.get("usage") or {}
@@ -198,8 +208,7 @@ class Endpoint:
             read, written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
             return Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
         except (ValueError, LookupError, TypeError, AttributeError):
-            fault = self._line(200, content)
-            raise InputError(f"does not answer with a chat completion ({fault})", self._url, "check endpoint.url") from None
+            raise _NoReply from None
 
     def _refusal(self, status: int, fault: str) -> InputError:
         fixes = {

@@ -22,7 +22,7 @@ from raydense.runtime.ray_internals import keep_serve_port_inside, most_replicas
 from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering
 from raydense.serving.body import read_body
-from raydense.serving.docs_page import STATUSES, body_of, docs_page
+from raydense.serving.docs_page import body_of, docs_page, responses
 from raydense.serving.front import LIMITS, Limits
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
@@ -45,7 +45,7 @@ _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or 
 _log = logging.getLogger("ray.serve")
 
 api = FastAPI(title="raydense", description=str(ServeSettings.__doc__), docs_url=None, redoc_url=None, openapi_url=None)
-_posts: dict[str, Any] = {"responses": {status: {"description": meaning} for status, meaning in STATUSES.items()}}
+_REFUSED = 401, 413, 422, 503, 504
 
 
 def _response(reply: Reply) -> Response:
@@ -72,12 +72,12 @@ class Search:
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._metrics, self._last_ready = RequestMetrics(), -_READY_S
 
-    @api.post("/search", openapi_extra=body_of(Question), **_posts)
+    @api.post("/search", openapi_extra=body_of(Question), responses=responses("/search", *_REFUSED))
     async def search(self, request: Request) -> Response:
         """The best passages of each query, all of one version of the index; `truncated` names the queries whose ends were not read."""
         return await self._posted(request)
 
-    @api.post("/retrieve", openapi_extra=body_of(Retrieval), **_posts)
+    @api.post("/retrieve", openapi_extra=body_of(Retrieval), responses=responses("/retrieve", *_REFUSED))
     async def retrieve(self, request: Request) -> Response:
         """The same, as the retrieval server of Search-R1 is asked and answers. Needs a corpus."""
         return await self._posted(request)
@@ -87,22 +87,22 @@ class Search:
         """The page on which people search."""
         return await self._given(request, self._searched, closed=False)
 
-    @api.get("/passages/{passage_id:path}")
+    @api.get("/passages/{passage_id:path}", responses=responses("/passages", 401, 404, 422, 503, 504))
     async def passage(self, request: Request, passage_id: str) -> Response:
         """The title and text of a passage; 404 if there is none of that id."""
         return await self._given(request, lambda: self._passage(passage_id))
 
-    @api.get("/health")
+    @api.get("/health", responses=responses("/health", 503))
     async def health(self, request: Request) -> Response:
         """Whether the index is there, and which."""
         return await self._given(request, self._health, closed=False)
 
-    @api.get("/ready")
+    @api.get("/ready", responses=responses("/health", 503))
     async def ready(self, request: Request) -> Response:
         """200 if a query is answered now, else 503: a readiness probe."""
         return await self._given(request, self._ready, closed=False)
 
-    @api.get("/metrics")
+    @api.get("/metrics", responses=responses("", 401, 503))
     async def metrics(self, request: Request) -> Response:
         """Requests by route and status, their seconds, batches and what waits, for Prometheus."""
         return await self._given(request, self._counted)

@@ -19,19 +19,46 @@ td,th{text-align:left;vertical-align:top;padding:.2em 1em .2em 0}h2{margin-top:2
 <h2><code>{{ method | upper }} {{ path }}</code></h2><p>{{ route.description }}</p>
 {% if route.requestBody %}<table><tr><th>field<th>meaning<th>default</tr>
 {% for name, field in route.requestBody.content["application/json"].schema.properties.items() %}
-<tr><td><code>{{ name }}</code><td>{{ field.description }}<td>{{ field.default | tojson if "default" in field else "required" }}</tr>
+<tr><td><code>{{ name }}</code><td>{{ field.description }}<td>{{ "required" if name in route.requestBody.content["application/json"].schema.required else field.default | default(none) | tojson }}</tr>
 {% endfor %}</table>{% endif %}
+{% for answer in [(route.responses.get("200") or {}).get("content", {}).get("application/json", {}).get("example")] if answer %}<p>Answers</p><pre>{{ answer | tojson(indent=1) }}</pre>{% endfor %}
 {% if route.responses %}<p>Statuses: {% for status, one in route.responses.items() %}{{ status }} {{ one.description }}{{ ", " if not loop.last }}{% endfor %}</p>{% endif %}
 {% endfor %}{% endfor %}</html>""",
     autoescape=True,
 )
-STATUSES = {
+_STATUSES = {
     401: "no token, or a wrong one",
+    404: "there is none",
     413: "the body is too large",
     422: "the request is not one",
     503: "cannot be answered now: ask again after Retry-After seconds",
     504: "took too long",
 }
+_HIT = {"id": "p7", "score": 0.73, "title": "of texts", "text": "of texts", "found": {"bm25": 2, "dense": 1}, "reranked": True}
+ANSWERS: dict[str, Any] = {
+    "/search": {
+        "results": [[_HIT]],
+        "index": "fingerprint, or a list",
+        "version": 1,
+        "each": [{"name": "bm25", "results": [[]]}],
+        "truncated": [0],
+    },
+    "/retrieve": {"result": [[{"document": {"id": "p7", "contents": '"title"\ntext'}, "score": 0.73}]]},
+    "/passages": {"id": "p7", "title": "a title", "text": "a text"},
+    "/health": {"ready": True, "index": "fingerprint", "version": 1},
+}
+
+
+def responses(answer: str = "", *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route answers, in OpenAPI: an example of `ANSWERS`, and the statuses other than 200 with their error."""
+    error = {"content": {"application/json": {"example": {"error": "what, where, and how to fix it"}}}}
+    found: dict[int | str, dict[str, Any]] = {status: {"description": _STATUSES[status], **error} for status in statuses}
+    if answer:
+        found[200] = {
+            "description": "the answer; what is not asked for is left out",
+            "content": {"application/json": {"example": ANSWERS[answer]}},
+        }
+    return found
 
 
 def body_of(settings: type[BaseSettings]) -> dict[str, Any]:

@@ -35,8 +35,10 @@ class Question(BaseSettings):
         return self.queries or [str(self.query)]
 
     def check(self, most_queries: int, most_hits: int) -> None:
-        """InputError where it has more queries, or asks for more passages of all of them, than a request may."""
+        """InputError where a query is blank, or it has more queries, or asks for more passages of all of them, than a request may."""
         queries = len(self.asked)
+        if any(not query.strip() for query in self.asked):
+            raise InputError("a query is blank", "queries", "write some words")
         if queries > most_queries:
             raise InputError(f"{queries:,} queries, and a request may have {most_queries:,}", "queries", "send several requests")
         if queries * self.k > most_hits:

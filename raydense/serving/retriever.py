@@ -89,9 +89,11 @@ class Retriever:
         asked = [questions] if isinstance(questions, str) else list(questions)
         if self._closed:
             raise InputError("is closed", "Retriever", "load it again")
-        if k < 1:
-            raise InputError(f"k is {k}", "k", "give at least 1")
+        if not isinstance(k, int) or k < 1:
+            raise InputError(f"k is {k!r}", "k", "give a whole number, at least 1")
         for number, question in enumerate(asked, 1):
+            if not isinstance(question, str) or not _encodes(question):
+                raise InputError(f"is no text ({ascii(question)[:40]})", f"question {number}", "give a str")
             if not question.strip():
                 raise InputError("is empty", f"question {number}", "write some words")
         parts = (asked[at : at + _AT_ONCE] for at in range(0, len(asked), _AT_ONCE))
@@ -171,6 +173,11 @@ def _held(settings: RetrieverSettings) -> list[Searching]:
         what = f"needs {size(needed)} of memory, and this machine has {size(there)}"
         raise InputError(what, "index", "start a pool of it on a cluster (`raydense pool start`), and give --pool")
     return [Searching(source, source.connect()) for source in sources]
+
+
+def _encodes(question: str) -> bool:
+    """Whether it has no half of a surrogate pair, which is no text."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in question)
 
 
 def _several(given: Where | Sequence[Where]) -> list[Where]:

@@ -144,6 +144,8 @@ def test_long_queries_are_named(world: World) -> None:
         ("/search", b"\xff\xfe", 422, "body: no JSON"),
         ("/search", {"queries": TEXTS[:9]}, 422, "queries: 9 queries, and a request may have 8; send several requests"),
         ("/search", {"queries": TEXTS[:8], "k": 126}, 422, "k: 8 queries of 126 passages, and a request may ask for 1,000 passages"),
+        ("/search", {"query": " \t"}, 422, "queries: a query is blank; write some words"),
+        ("/retrieve", {"queries": ["a", "\u3000"]}, 422, "queries: a query is blank"),
         ("/search", {"query": "a" * 10_001}, 422, "query: string should have at most 10000 characters"),
         ("/retrieve", {"queries": "a"}, 422, "queries: input should be a valid list"),
         ("/retrieve", {"query": ["a"]}, 422, "query: unknown key; did you mean 'queries'?"),

@@ -161,6 +161,15 @@ def test_what_does_not_fit_is_one_line(world: World) -> None:
         for asked, k, words in (("  ", 1, "question 1: is empty"), (["fever", ""], 1, "question 2: is empty"), ("fever", 0, "k is 0")):
             with pytest.raises(InputError, match=words):
                 retriever.search(asked, k)
+        for wrong, k, words in (
+            (["fever", None], 1, r"question 2: is no text \(None\)"),
+            (b"fever", 1, "question 1: is no text"),
+            ("a\ud800b", 1, "question 1: is no text"),
+            ("fever", "3", "k is '3'"),
+            ("fever", 2.5, "k is 2.5"),
+        ):
+            with pytest.raises(InputError, match=words):
+                retriever.search(wrong, k)  # type: ignore[call-overload]
         assert retriever.search([]) == []
     with pytest.raises(InputError, match="is closed"):
         retriever.search("fever")
@@ -168,6 +177,7 @@ def test_what_does_not_fit_is_one_line(world: World) -> None:
         ({}, "a search needs index, or pool"),
         ({"index": world.dense}, "model: missing"),
         ({"index": world.dense, "model": root / "other-model"}, "is not the model of this index"),
+        ({"index": world.dense, "model": world.words}, "words: no config.json; give a model folder"),
         ({"index": world.words, "model": root / "model"}, "a BM25 index needs no model"),
         ({"index": world.words, "corpus": root / "other"}, "made of another corpus"),
         ({"index": world.words, "fuse": root / "x"}, "a search of one index does not use fuse"),

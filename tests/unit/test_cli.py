@@ -74,6 +74,10 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
         (["search", "--output", "o", "--index", "i"], "--queries: missing; give it: the queries"),
         (["train", "--output", "o"], "--objective: missing"),
         (["search", "a question", "--config", "x.yaml", "--index", "i"], "--config: a question takes no file of settings"),
+        (
+            ["search", "a question", "--queries", "q", "--index", "i"],
+            "--queries: is for many queries; leave it out, or leave out the question",
+        ),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
         (["serve"], "serving needs index, or pool"),
