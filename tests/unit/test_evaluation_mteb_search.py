@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
         model.search(none, task_metadata=TASK, top_k=10, top_ranked={"q": ["a"]})
     with pytest.raises(InputError, match="no such file or folder"):
         MtebSearch(tmp_path / "absent")
-    with pytest.raises(InputError, match="index.factry: unknown key; did you mean 'factory'"):
+    with pytest.raises(InputError, match=r"index\.factry: unknown key; did you mean 'factory'"):
         MtebSearch(tmp_path / "model", index={"factry": "Flat"})
 
 
