@@ -74,10 +74,11 @@ def answer(settings: AskSettings, question: str | None, as_json: bool, address: 
 
 
 def _converse(retriever: Retriever, k: int, show: Callable[[HitList], str]) -> None:
-    failed = False
+    failed, named = False, show is _as_table and not sys.stdin.isatty()  # at a terminal the question stands above its hits
     for question in _questions():
         try:
-            print(show(retriever.search(question, k)), flush=True)
+            found = show(retriever.search(question, k))
+            print(f"{question}\n{found}\n" if named else found, flush=True)
         except InputError as error:
             say_error(f"raydense: {error}")
             failed = True

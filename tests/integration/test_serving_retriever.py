@@ -224,6 +224,8 @@ def test_questions_of_a_pipe_and_of_a_terminal(world: World) -> None:
     lines = "fever\n\nred fox\n"
     done = subprocess.run(words, input=lines, capture_output=True, text=True, env=environment(), check=True)
     assert [json.loads(line)["question"] for line in done.stdout.splitlines()] == ["fever", "red fox"]
+    table = subprocess.run(words[:-1], input=lines, capture_output=True, text=True, env=environment(), check=True).stdout
+    assert [part.split("\n")[0] for part in table.rstrip().split("\n\n")] == ["fever", "red fox"]
     parent, child = pty.openpty()
     with subprocess.Popen(words[:-1], stdin=child, stdout=child, stderr=child, env={**environment(), "TERM": "dumb"}) as running:
         os.close(child)
