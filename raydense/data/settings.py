@@ -35,6 +35,12 @@ def _languages(codes: list[str]) -> list[str]:
     return codes
 
 
+def _license(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", name):
+        raise ValueError(f"{name!r} is no name of a licence on the Hub: give one such as apache-2.0, cc-by-4.0 or other")
+    return name
+
+
 class SampleSettings(Settings):
     """Make a sample data set of any size: an invented world with similar entities, paraphrases and queries with several positives."""
 
@@ -237,7 +243,9 @@ class ExportSettings(Settings):
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
     tag: str = setting("raydense", "the name in the last column of a TREC run")
-    license: str = setting("unknown", "the licence in the card of huggingface and hub, by the Hub's name for it, such as apache-2.0")
+    license: Annotated[str, AfterValidator(_license)] = setting(
+        "unknown", "the licence in the card of huggingface and hub, by the Hub's name for it, such as apache-2.0"
+    )
     language: Annotated[Words, AfterValidator(_languages)] = setting(
         [], "the languages in the card of huggingface and hub, by their ISO 639 codes: zh, or en,fr"
     )

@@ -135,6 +135,8 @@ def test_the_hubs_own_parser_reads_the_card(tmp_path, capfd):
     assert DatasetCard.load(bare / "README.md").data.language is None
     with pytest.raises(InputError, match="'English' is no code of a language: give one such as zh, en or pt-BR"):
         exported("huggingface", tmp_path / "none", **given, language="English")
+    with pytest.raises(InputError, match="'Apache 2' is no name of a licence on the Hub: give one such as apache-2.0"):
+        exported("huggingface", tmp_path / "none", **given, license="Apache 2")
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
