@@ -165,7 +165,7 @@ def _pools(settings: RetrieverSettings) -> list[Searching]:
 
 def _held(settings: RetrieverSettings) -> list[Searching]:
     """The indexes of the settings, opened; InputError where they do not fit the model, or into the memory of this machine."""
-    sources = [Source(settings, name, folder, held=True) for name, folder in named_folders(settings.index)]
+    sources = [Source(settings, name, folder, held=True, at_once=1) for name, folder in named_folders(settings.index)]
     opened = [index for source in sources if (index := source.check_own())]
     fusion_of(settings, opened)
     needed, there = sum(plan_memory(index, 1).total for index in opened), psutil.virtual_memory().total

@@ -49,6 +49,7 @@ class Source:
     index: str = ""  # of the app's own pool
     held: bool = False  # by each process of the app
     copies: int = 1  # actors of each shard of the app's own pool
+    at_once: int = AT_ONCE  # searches that share the cores, of a process that holds it
 
     def check(self, index: Artifact) -> None:
         """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
@@ -72,7 +73,7 @@ class Source:
         if self.held:
             index = Artifact.open(self.index, "index")
             self.check(index)
-            return HeldIndex(index, max(1, physical_cpus() // AT_ONCE), self._params(index))
+            return HeldIndex(index, max(1, physical_cpus() // self.at_once), self._params(index))
         if self.index and self.name not in pools():
             index = Artifact.open(self.index, "index")
             self.check(index)
