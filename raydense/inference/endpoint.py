@@ -78,7 +78,10 @@ class _Stopped(Exception):
 
 
 class _NoReply(Exception):
-    """A body of status 200 that is no chat completion."""
+    """A body of status 200 that is no chat completion, and the tokens that it may have cost all the same."""
+
+    def __init__(self, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
+        self.tokens = prompt_tokens, completion_tokens
 
 
 class Endpoint:
@@ -89,7 +92,7 @@ class Endpoint:
         self._url = f"{settings.url}/chat/completions"
         self._key, self._proxy = _key(settings.key_variable), proxy_of(self._url)
         self._secrets = [secret for secret in (self._key, self._proxy and urlsplit(self._proxy).password) if secret]
-        self._said, self._answers = float("-inf"), False
+        self._said, self._answered = float("-inf"), False
         self._pace = Pace(settings.requests_per_minute)
         self.prompt_tokens = self.completion_tokens = 0
 
@@ -154,15 +157,16 @@ class Endpoint:
                     content = await _content(response)
                 if response.status == 200:
                     reply = self._read(content)
-                    self._answers = True
+                    self._answered = True
                     return reply
                 fault = self._line(response.status, content)
                 if response.status not in _PASSING or _SPENT in fault:
                     raise self._refusal(response.status, fault)
                 asked_to_wait = retry_after(response.headers.get("Retry-After"))
-            except _NoReply:
+            except _NoReply as broken:
+                self.count(*broken.tokens)
                 fault = f"does not answer with a chat completion ({self._line(200, content)})"
-                if not self._answers:
+                if not self._answered and not self.prompt_tokens:  # nor an earlier command's requests
                     raise InputError(fault, self._url, "check endpoint.url") from None
             except aiohttp.ClientConnectorCertificateError as error:
                 fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
@@ -201,14 +205,16 @@ class Endpoint:
 
     def _read(self, content: bytes) -> Reply:
         """The reply in a body; _NoReply if it is no chat completion."""
+        read = written = 0
         try:
             found = json.loads(content)
-            choice, usage = found["choices"][0], found.get("usage") or {}
-            text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
+            usage = found.get("usage") or {}
             read, written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+            choice = found["choices"][0]
+            text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
             return Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise _NoReply from None
+            raise _NoReply(read, written) from None
 
     def _refusal(self, status: int, fault: str) -> InputError:
         fixes = {

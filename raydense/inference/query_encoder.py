@@ -46,7 +46,7 @@ class QueryEncoder:
         self._encoder = encoder
 
     def __call__(self, texts: list[str]) -> Vectors:
-        return self._encoder.vectors(self._encoder.tokenizer.queries(texts))
+        return self._encoder.vectors(self._encoder.tokenizer.queries(texts), self._encoder.threads)
 
     def truncated(self, texts: list[str]) -> list[bool]:
         """Whether a text has more tokens than the retriever reads: its vector is of the first `query_length` of them."""
@@ -84,15 +84,19 @@ class _Encoder:
         from raydense.models.dual_encoder import DualEncoder
 
         self._device = Device(layout, _GPU_TOKENS, "fp32")
+        self.threads = self._device.threads
         self._model = DualEncoder.load(model, dimension=dimension).to(self._device.name)
         if fingerprint is not None:
             check_unchanged(model_place(model), fingerprint)
         self.tokenizer = self._model.tokenizer
 
-    def vectors(self, tokens: Tokens) -> Vectors:
-        """The vectors float32 [n, d] of n queries, in their order."""
+    def vectors(self, tokens: Tokens, share: int = 1) -> Vectors:
+        """The vectors float32 [n, d] of n queries, in their order; a few of them are shared among so many threads.
+
+        Their last bits depend on who shares a batch: what is written down is shared in one way, whatever the number of threads.
+        """
         found: Vectors
-        budget = 0 if self._device.name == "cuda" else int(np.clip(tokens.lengths.sum() // self._device.threads, *_CPU_TOKENS))
+        budget = 0 if self._device.name == "cuda" else int(np.clip(tokens.lengths.sum() // share, *_CPU_TOKENS))
         found, _ = self._device.run(tokens, self.tokenizer.pad_id, self._model.encode_queries, lambda n: None, budget)
         return found
 

@@ -27,7 +27,8 @@ from raydense.serving.request_metrics import TEXT, RequestMetrics
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 LIMITS = "raydense-limits"  # the header by which an app says its limits
-TOGETHER = 16 * 2**10  # bytes of the bodies of requests that are merged: a larger one, of many queries, goes alone
+LARGE = 2 * 2**10  # bytes of a body, with some thirty queries: a larger one goes alone
+TOGETHER = 16 * 2**10  # bytes of the bodies that are merged
 _MERGED = {"/search", "/retrieve"}
 _WAITING = 512  # requests of an app that may be in a proxy
 _BYTES = 64 * 2**20  # of bodies in a proxy
@@ -56,20 +57,28 @@ class Merging:
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
         self._sending: dict[asyncio.Task[None], bool] = {}  # whether it is a large one
-        self.limits, self.known, self.learning = Limits(), False, asyncio.Lock()
+        self._large_last = False
+        self.limits, self.known = Limits(), False
+        self.learning: asyncio.Task[None] | None = None
 
     async def ask(self, asked: Asked) -> Reply:
         """The reply of the app."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        (self._large if len(asked.body) > TOGETHER else self._small).append((asked, future))
+        waiting, entry = self._large if len(asked.body) > LARGE else self._small, (asked, future)
+        waiting.append(entry)
         loop.call_soon(self._start)  # those that come with it go with it
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:  # its time is over, or its caller has gone: its body goes, too
+            with suppress(ValueError):
+                waiting.remove(entry)
+            raise
 
     def _start(self) -> None:
         while len(self._sending) < self.limits.at_once and (batch := self._next()):
             task = asyncio.get_running_loop().create_task(self._answer(batch))
-            self._sending[task] = len(batch[0][0].body) > TOGETHER
+            self._sending[task] = self._large_last = len(batch[0][0].body) > LARGE
             task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
@@ -79,9 +88,10 @@ class Merging:
     def _next(self) -> list[_Waiting]:
         """A large request, or small ones; none where no caller waits for one."""
         for waiting in (self._large, self._small):
-            while waiting and waiting[0][1].done():  # its time is over, or its caller has gone
+            while waiting and waiting[0][1].done():  # it is about to leave
                 waiting.popleft()
-        if self._large and sum(self._sending.values()) < max(1, self.limits.at_once - 1):
+        places = self.limits.at_once - 1
+        if self._large and (sum(self._sending.values()) < places or (not places and not (self._large_last and self._small))):
             return [self._large.popleft()]
         batch: list[_Waiting] = []
         size = 0
@@ -135,34 +145,39 @@ class Front:
         merging = self._apps.get(prefix)
         if merging is None:
             merging = self._apps[prefix] = Merging(lambda asked: self._send_merged(prefix, asked))
-        if path not in _OPEN:
-            await self._learn(prefix, merging)
-        seconds = merging.limits.seconds
         room = self._room(scope)
         try:
             self._enter(room, path)
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(merging.limits.seconds):
                     body = await read_body(scope, receive)
-                    return await while_there(receive, self._answer(scope, body, merging, path))
+                return await while_there(receive, self._answer(scope, body, prefix, path))
             finally:
                 self._requests, self._bytes = self._requests - 1, self._bytes - room
                 self._metrics.waiting.set(self._requests)
         except Exception as error:
             merging.known &= not isinstance(error, TimeoutError)  # the app may have other limits by now
-            found = refusal(error, seconds)
+            found = refusal(error, merging.limits.seconds)
             if found is None:
                 _log.exception("a request to raydense failed")
                 found = Reply.of(500, {"error": "internal error: the server's log has more"})
             return found
 
     async def _learn(self, prefix: str, merging: Merging) -> None:
-        """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known."""
-        async with merging.learning:
-            if not merging.known:
-                with suppress(Exception):  # the request itself gets the error
-                    async with asyncio.timeout(_LEARN_S):
-                        await self._send_merged(prefix, [])
+        """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known.
+
+        Those that come meanwhile wait for the same answer, and go on without one after `_LEARN_S`.
+        """
+
+        async def ask() -> None:
+            with suppress(Exception):  # the request itself gets the error
+                async with asyncio.timeout(_LEARN_S):
+                    await self._send_merged(prefix, [])
+
+        if not merging.known:
+            if merging.learning is None or merging.learning.done():
+                merging.learning = asyncio.create_task(ask())
+            await asyncio.shield(merging.learning)
 
     def _room(self, scope: Scope) -> int:
         """The bytes that the body may need."""
@@ -176,9 +191,16 @@ class Front:
         self._requests, self._bytes = self._requests + 1, self._bytes + room
         self._metrics.waiting.set(self._requests)
 
-    async def _answer(self, scope: Scope, body: bytes, merging: Merging, path: str) -> Reply:
+    async def _answer(self, scope: Scope, body: bytes, prefix: str, path: str) -> Reply:
         if path == ROUTE:
             raise Refused(404, "no such route")
+        merging = self._apps[prefix]
+        if path not in _OPEN:
+            await self._learn(prefix, merging)
+        async with asyncio.timeout(merging.limits.seconds):
+            return await self._asked_of(scope, body, merging, path)
+
+    async def _asked_of(self, scope: Scope, body: bytes, merging: Merging, path: str) -> Reply:
         if scope["method"] == "POST" and path in _MERGED:
             authorization = headers_of(scope).get(b"authorization", b"").decode("latin-1")
             return await merging.ask(Asked(path, authorization, body))

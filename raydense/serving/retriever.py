@@ -89,7 +89,7 @@ class Retriever:
         asked = [questions] if isinstance(questions, str) else list(questions)
         if self._closed:
             raise InputError("is closed", "Retriever", "load it again")
-        if not isinstance(k, int) or k < 1:
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
             raise InputError(f"k is {k!r}", "k", "give a whole number, at least 1")
         for number, question in enumerate(asked, 1):
             if not isinstance(question, str) or not _encodes(question):
@@ -97,22 +97,23 @@ class Retriever:
             if not question.strip():
                 raise InputError("is empty", f"question {number}", "write some words")
         parts = (asked[at : at + _AT_ONCE] for at in range(0, len(asked), _AT_ONCE))
-        found = [hits for part in parts for hits in self._answered(part, k)]
+        corpus, score = self._corpus, self._score  # whatever `close` does meanwhile
+        found = [hits for part in parts for hits in self._answered(part, int(k), corpus, score)]
         return found[0] if isinstance(questions, str) else found
 
-    def _answered(self, asked: list[str], k: int) -> Iterator[HitList]:
-        found = self._found(asked, max(k, self.settings.rerank_depth) if self._score else k)
-        if self._score:
-            found = self._reranked(asked, found, self._score)
-        return self._lists(asked, found.cut(k))
+    def _answered(self, asked: list[str], k: int, corpus: PassageStore | None, score: Rerank | None) -> Iterator[HitList]:
+        found = self._found(asked, max(k, self.settings.rerank_depth) if score else k, corpus)
+        if score:
+            found = self._reranked(asked, found, score)
+        return self._lists(asked, found.cut(k), corpus)
 
-    def _found(self, asked: list[str], k: int) -> _Found:
+    def _found(self, asked: list[str], k: int, corpus: PassageStore | None) -> _Found:
         """The best k of each question, and where each index found them."""
         try:
             found = self._searching.ask(self._searching.prepare(asked), k)
         except Unavailable as error:
             raise InputError(str(error), "pool") from error
-        if self._corpus and found.known.corpus != self._corpus.fingerprint:
+        if corpus and found.known.corpus != corpus.fingerprint:
             raise InputError("answers from an index of another corpus now", "pool", "load the retriever again")
         scores, rows = found.hits
         places = np.stack([ranks_in(rows, answer.hits[1]) for answer in found.answers])
@@ -126,13 +127,11 @@ class Retriever:
         places = np.take_along_axis(found.places, took[None], axis=2)
         return _Found(found.known, scores, rows, places, took < depth)
 
-    def _lists(self, asked: list[str], found: _Found) -> Iterator[HitList]:
+    def _lists(self, asked: list[str], found: _Found, corpus: PassageStore | None) -> Iterator[HitList]:
         there = found.rows >= 0
         rows = found.rows[there]
         ids = found.known.ids.take(rows).to_pylist()
-        texts = (
-            self._corpus.take(rows, ["title", "text"]).to_pydict() if self._corpus else dict.fromkeys(("title", "text"), [""] * len(ids))
-        )
+        texts = corpus.take(rows, ["title", "text"]).to_pydict() if corpus else dict.fromkeys(("title", "text"), [""] * len(ids))
         places, reranked = found.places[:, there].T.tolist(), found.reranked[there].tolist()
         hits = zip(ids, found.scores[there].tolist(), texts["title"], texts["text"], places, reranked, strict=True)
         for question, count in zip(asked, there.sum(axis=1).tolist(), strict=True):

@@ -132,8 +132,8 @@ class Searching:
         self._known: dict[str, Known | InputError] = {}
         self._connecting = threading.Lock()
         self.index = pool.index
-        self.known = self._check(self.index)
         self.dimension = source.dimension(self.index)
+        self.known = self._check(self.index)
 
     def ask(self, queries: Queries, k: int) -> tuple[Answer, Known]:
         """The hits of queries: texts, or vectors of `dimension`. Unavailable if there is no pool, or it has another model."""
@@ -184,6 +184,8 @@ class Searching:
         known: Known | InputError
         try:
             self._source.check(index)
+            if self._source.dimension(index) != self.dimension:
+                raise InputError("the pool has switched to vectors of another dimension", index.place, "start the app again")
             known = Known(PassageIds(index), index.summary["corpus"])
         except InputError as error:
             known = error

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.errors import InputError
-from raydense.inference.query_encoder import query_encoder
+from raydense.inference.query_encoder import QueryEncoder, query_encoder
 from raydense.retrieval.asking import Answer
 from raydense.retrieval.fused_indexes import fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
@@ -53,35 +53,47 @@ class SearchingAll:
     """
 
     def __init__(self, settings: RetrieverSettings, searched: list[Searching], at_once: int) -> None:
-        self._searched = searched
         self._fusion = fusion_of(settings, [one.index for one in searched])
         check_corpus(settings.corpus, searched[0].index)
         # several indexes of the model's vectors are asked by one encoding
         wanted = {one.dimension: one.index.summary["model"] for one in searched if one.dimension}
-        self._encoders = {dimension: query_encoder(settings.model or "", model, dimension) for dimension, model in wanted.items()}
+        encoders = {dimension: query_encoder(settings.model or "", model, dimension) for dimension, model in wanted.items()}
+        self._parts: tuple[list[Searching], dict[int, QueryEncoder]] = searched, encoders
         self._asking = ThreadPoolExecutor(at_once * len(searched))
 
     def __iter__(self) -> Iterator[Searching]:
-        return iter(self._searched)
+        return iter(self._parts[0])
+
+    @property
+    def _open(self) -> tuple[list[Searching], dict[int, QueryEncoder]]:
+        searched, encoders = self._parts
+        if not searched:
+            raise Unavailable("it was closed")
+        return searched, encoders
 
     def close(self) -> None:
         """End its threads, and forget the indexes."""
         self._asking.shutdown()
-        self._searched, self._encoders = [], {}
+        self._parts = [], {}
 
     def prepare(self, texts: list[str]) -> list[Queries]:
-        """The queries in the format of each index."""
-        vectors = {dimension: encode(texts) for dimension, encode in self._encoders.items()}
-        return [vectors[one.dimension] if one.dimension else texts for one in self._searched]
+        """The queries in the format of each index. Unavailable if it was closed."""
+        searched, encoders = self._open
+        vectors = {dimension: encode(texts) for dimension, encode in encoders.items()}
+        return [vectors[one.dimension] if one.dimension else texts for one in searched]
 
     def truncated(self, texts: list[str]) -> list[bool]:
         """Whether an encoder reads only the beginning of a text."""
-        return next((encode.truncated(texts) for encode in self._encoders.values()), [False] * len(texts))
+        return next((encode.truncated(texts) for encode in self._open[1].values()), [False] * len(texts))
 
     def ask(self, queries: list[Queries], k: int) -> Found:
         """The best k of queries as `prepare` makes them. Unavailable if an index does not answer, or they are of different corpora by now."""
         depths = [max(k, depth) for depth in self._fusion.depths] if self._fusion else [k]
-        answers = list(self._asking.map(Searching.ask, self._searched, queries, depths))
+        searched, _ = self._open
+        try:
+            answers = list(self._asking.map(Searching.ask, searched, queries, depths))
+        except RuntimeError as error:  # its threads have ended
+            raise Unavailable("it was closed") from error
         known = answers[0][1]
         if any(other.corpus != known.corpus for _, other in answers):
             raise Unavailable(DIFFERENT)

@@ -177,9 +177,10 @@ def test_a_line_that_a_kill_left_incomplete_is_asked_again(corpus: Path, tmp_pat
 
 def test_a_reply_that_came_broken_is_asked_again(corpus: Path, tmp_path: Path) -> None:
     """As a router sends one now and then. Of an endpoint that has not answered yet it is a fault of the address (below)."""
-    broken = {3: b'{"choices": [', 5: b'{"choices": []}', 8: b"<html>busy</html>"}
+    billed = b'{"choices": [], "usage": {"prompt_tokens": 1000, "completion_tokens": 100}}'
+    broken = {3: b'{"choices": [', 5: billed, 8: b"<html>busy</html>"}
     with chat_server(three_lines, fault=lambda number: (200, {}, broken[number]) if number in broken else None) as server:
-        made = generate(settings(corpus, tmp_path / "out", server))
+        made = generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 1}))
         assert len(server.asked) == PASSAGES + len(broken)
     assert lists(made) == [[f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
-from raydense.serving.front import LIMITS, TOGETHER, Front, Limits, Merging
+from raydense.serving.front import LARGE, LIMITS, TOGETHER, Front, Limits, Merging
 from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
 from raydense.serving.question import Question
 from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
@@ -72,9 +72,7 @@ def test_each_request_gets_its_own_reply(sizes: list[int], at_once: int) -> None
     assert [one.body for one in _merge(requests, send, Limits(at_once=at_once))] == [one.body for one in requests]
     sent = [one for batch in batches for one in batch]
     for large in (False, True):
-        assert [one for one in sent if (len(one.body) > TOGETHER) is large] == [
-            one for one in requests if (len(one.body) > TOGETHER) is large
-        ]
+        assert [one for one in sent if (len(one.body) > LARGE) is large] == [one for one in requests if (len(one.body) > LARGE) is large]
     assert all(len(batch) == 1 or (len(batch) <= MOST and sum(len(one.body) for one in batch) <= TOGETHER) for batch in batches)
 
 
@@ -235,6 +233,64 @@ def test_what_was_refused_leaves_no_trace() -> None:
     statuses, requests, held = asyncio.run(asyncio.wait_for(ask(), 60))
     assert statuses == [503] * 192 + [200]
     assert (requests, held) == (0, 0)
+
+
+def test_who_has_gone_leaves_nothing_in_the_queue() -> None:
+    """Behind a large request that is in progress: the bodies of others go with their callers."""
+
+    async def ask() -> tuple[list[Any], list[int]]:
+        async def send(batch: list[Asked]) -> list[Reply]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        merging = Merging(send)
+        waiting = [asyncio.create_task(merging.ask(one)) for one in _asked(*[LARGE + 1, 1] * 50)]
+        await asyncio.sleep(0.01)
+        for one in waiting:
+            one.cancel()
+        gone = await asyncio.gather(*waiting, return_exceptions=True)
+        return gone, [len(merging._large), len(merging._small)]
+
+    gone, left = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert {type(one) for one in gone} == {asyncio.CancelledError}
+    assert left == [0, 0]
+
+
+def test_one_place_is_shared_in_turn() -> None:
+    order: list[int] = []
+
+    async def send(batch: list[Asked]) -> list[Reply]:
+        order.append(len(batch[0].body))
+        await asyncio.sleep(0)
+        return [Reply(200, b"")] * len(batch)
+
+    _merge(_asked(LARGE + 1, LARGE + 2, LARGE + 3, *[1] * (2 * MOST)), send, Limits(at_once=1))
+    assert order == [LARGE + 1, 1, LARGE + 2, 1, LARGE + 3]
+
+
+def test_all_wait_for_one_answer_about_the_limits() -> None:
+    """Of an app that does not answer: each caller is counted, and none waits for the time of those before it."""
+    asked = 0
+
+    async def ask() -> int:
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal asked
+            asked += 1
+            await asyncio.Event().wait()
+
+        front = Front(serve)
+        scope = {"type": "http", "method": "POST", "headers": []}
+        waiting = [asyncio.create_task(front._reply(scope, _caller(b"{}"), "/", "/search")) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        counted = front._requests
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert front._requests == 0
+        return counted
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == 100
+    assert asked == 1
 
 
 def test_bodies_are_bounded_on_every_route() -> None:
