@@ -1,0 +1,71 @@
+"""Queries are encoded in the same batches wherever a stage runs, and shared among the threads where somebody waits for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from inference_world import WORDS
+
+from raydense.inference.device import Device
+from raydense.inference.layout import Layout
+from raydense.inference.packing import pack, token_columns
+from raydense.inference.query_encoder import QueryEncoder, _BlockEncoder, _Encoder
+from raydense.models.tiny import make_tiny_encoder
+
+TEXTS = [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(1 + i % 12)) for i in range(150)]
+
+
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that each call of a device gave a batch."""
+    seen: list[int] = []
+    run = Device.run
+
+    def watched(self: Device, *args: Any) -> Any:
+        seen.append(args[-1])
+        return run(self, *args)
+
+    monkeypatch.setattr(Device, "run", watched)
+    return seen
+
+
+def test_what_a_stage_writes_does_not_depend_on_the_cores(tmp_path: Path, budgets: list[int]) -> None:
+    make_tiny_encoder(TEXTS, tmp_path / "model", seed=1)
+    model = str(tmp_path / "model")
+    made = []
+    for threads in (1, 3, 16):
+        layout = Layout(fewest=1, first=1, most=1, gpus=0.0, cpus=1.0, per_node=1, threads=threads)
+        encoder = _Encoder(model, None, None, layout)
+        packed = pack(token_columns(encoder.tokenizer.queries(TEXTS)))
+        block = _BlockEncoder(model, None, None, None, layout)  # type: ignore[arg-type]
+        made.append(block(packed)["vectors"][0].as_py())
+    assert made[0] == made[1] == made[2]
+    assert len(set(budgets)) == 1
+
+
+def test_questions_that_wait_are_shared_among_the_threads(tmp_path: Path, budgets: list[int]) -> None:
+    make_tiny_encoder(TEXTS, tmp_path / "model", seed=1)
+    found = []
+    for threads in (1, 4, 100):
+        layout = Layout(fewest=1, first=1, most=1, gpus=0.0, cpus=1.0, per_node=1, threads=threads)
+        found.append(QueryEncoder(_Encoder(str(tmp_path / "model"), None, None, layout))(TEXTS[:60]))
+    tokens = sum(len(text.split()) + 2 for text in TEXTS[:60])
+    assert budgets[0] == 256
+    assert budgets[1] == pytest.approx(tokens / 4, rel=0.3)
+    assert budgets[2] == 64
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_is_a_table_of_its_vectors(tmp_path: Path) -> None:
+    make_tiny_encoder(TEXTS, tmp_path / "model", seed=1)
+    layout = Layout(fewest=1, first=1, most=1, gpus=0.0, cpus=1.0, per_node=1, threads=2)
+    encoder = _Encoder(str(tmp_path / "model"), None, None, layout)
+    block = _BlockEncoder(str(tmp_path / "model"), None, None, None, layout)  # type: ignore[arg-type]
+    table: pa.Table = block(pack(token_columns(encoder.tokenizer.queries(TEXTS[:5]))))
+    vectors = np.frombuffer(table["vectors"][0].as_py(), np.float32).reshape(5, -1)
+    np.testing.assert_allclose(vectors, QueryEncoder(encoder)(TEXTS[:5]), rtol=1e-5, atol=1e-6)
