@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from raydense.errors import InputError
 from raydense.inference.query_encoder import encode_blocks
 from raydense.inference.sources import QUERIES_A_FILE
-from raydense.models.model_kind import require_model
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.ray_internals import free_by_node
@@ -34,6 +33,8 @@ def check_model(model: str | None, index: Artifact) -> None:
         raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
     here, wanted = fingerprint_of(model_place(model)), index.summary["model"]
     if here != wanted:
+        from raydense.models.model_kind import require_model  # only here: importing torch takes seconds
+
         require_model(model, scores=False)
         what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
         raise InputError(what, model, "give that model, or encode and index with this one")

@@ -21,7 +21,7 @@ from raydense.inference.rerank import rerank
 from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.storage import Artifact
-from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
+from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, score_error, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -32,7 +32,7 @@ QUERIES, DEPTH, KEEP, PASSAGES = 7, 6, 4, 60
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("annotate")
     for seed, name in ((3, "one"), (4, "two")):
-        make_reranker(root / name, make_retriever(root / f"encoder-{name}", seed))
+        make_reranker(root / name, make_retriever(root / f"encoder-{name}", seed), steep=True)
     make_corpus(root / "corpus", PASSAGES, shard_rows=25)
     make_queries(root / "queries", QUERIES)
     rng = np.random.default_rng(3)
@@ -72,10 +72,12 @@ def test_the_first_of_the_pool_by_mean_probability_are_judged(world: Path) -> No
         for run in ("words", "vectors"):
             pool |= {r["passage_id"] for r in read_table(world / run, "run").to_pylist() if r["query_id"] == query and r["rank"] <= DEPTH}
         mean = {p: float(np.mean([probability(model, asked[query], texts[p]) for model in models])) for p in pool}
+        error = score_error() * max(p * (1 - p) for p in mean.values())  # of a probability
+        assert max(mean.values()) - min(mean.values()) > 5 * error, "the scores tell passages apart"
         rows = [row for row in found if row["query_id"] == query]
-        assert [row["score"] for row in rows] == pytest.approx([mean[row["passage_id"]] for row in rows], abs=1e-5)
+        assert [row["score"] for row in rows] == pytest.approx([mean[row["passage_id"]] for row in rows], abs=error)
         assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
-        assert min(mean[row["passage_id"]] for row in rows) >= max(mean[p] for p in pool - {row["passage_id"] for row in rows}) - 1e-5
+        assert min(mean[row["passage_id"]] for row in rows) >= max(mean[p] for p in pool - {row["passage_id"] for row in rows}) - 2 * error
         assert sum(row["same_text_as"] is None for row in rows) == KEEP
     assert made.summary["scores"] == "probability"
     assert list(made.summary["models"]) == ["one", "two"]

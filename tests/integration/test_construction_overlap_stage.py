@@ -23,7 +23,7 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Artifact
-from tests.inference_world import WORDS, file_bytes, make_reranker, make_retriever, write_table
+from tests.inference_world import WORDS, file_bytes, make_reranker, make_retriever, score_error, write_table
 from tests.killing import kill_once_committed
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -45,7 +45,7 @@ overlap(OverlapSettings(output=output, against=qrels, threshold=float(threshold)
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dev queries 0 to 3 are training queries in capitals, 4 to 7 have one more word; two training queries have one text."""
     root = tmp_path_factory.mktemp("overlap")
-    make_reranker(root / "reranker", make_retriever(root / "encoder"))
+    make_reranker(root / "reranker", make_retriever(root / "encoder"), steep=True)
     rng = np.random.default_rng(4)
     texts = {f"t{i}": " ".join(rng.choice(WORDS, 7)) for i in range(TRAIN)}
     texts["t1"] = f" {texts['t0'].title()}"
@@ -155,10 +155,14 @@ def test_a_reranker_scores_the_candidates(world: Path, encoder: bool) -> None:
             for name, text in {**other, **train}.items()
         }
         probability = {(q, t): value for (q, t), value in probability.items() if words[q] & words[t] or (q, t) in exact}
+    error = score_error() * max(value * (1 - value) for value in probability.values())  # of a probability
     expected = {pair for pair, value in probability.items() if value > threshold} | exact
+    sure = {pair for pair, value in probability.items() if abs(value - threshold) > error} | exact
     assert len(expected) > len(exact)
-    assert set(found) == expected
-    assert all(found[pair] == pytest.approx(1.0 if pair in exact else probability[pair], abs=1e-5) for pair in expected)
+    assert len(sure - expected) > len(expected), "most pairs are decided, whatever the processor rounds"
+    assert set(found) & sure == expected & sure
+    assert set(found) <= probability.keys() | exact
+    assert all(found[pair] == pytest.approx(1.0 if pair in exact else probability[pair], abs=error) for pair in found)
 
 
 def test_a_killed_overlap_continues_and_equals_an_undisturbed_one(world: Path, middle: float, joining: dict[str, str]) -> None:
