@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from raydense.data.store import CorpusWriter
 from raydense.data.tables import commit_table, query_starts, read_table
-from raydense.errors import InputError, did_you_mean
+from raydense.errors import InputError
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.index import index
@@ -55,8 +55,7 @@ class MtebSearch:
             ("search", search, SearchSettings),
         ):
             for key in given or {}:
-                if key not in known.all_fields():
-                    raise InputError("unknown key", f"{stage}.{key}", did_you_mean(key, known.all_fields()))
+                known.refuse_unknown(key, f"{stage}.")
         self._temporary: TemporaryDirectory[str] | None = None
         self._work = Path()
 
