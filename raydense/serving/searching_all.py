@@ -91,9 +91,10 @@ class SearchingAll:
         depths = [max(k, depth) for depth in self._fusion.depths] if self._fusion else [k]
         searched, _ = self._open
         try:
-            answers = list(self._asking.map(Searching.ask, searched, queries, depths))
-        except RuntimeError as error:  # its threads have ended
+            asking = self._asking.map(Searching.ask, searched, queries, depths)
+        except RuntimeError as error:  # its threads have ended; what a search raises comes below
             raise Unavailable("it was closed") from error
+        answers = list(asking)
         known = answers[0][1]
         if any(other.corpus != known.corpus for _, other in answers):
             raise Unavailable(DIFFERENT)
