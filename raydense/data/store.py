@@ -258,7 +258,7 @@ class CorpusWriter:
         def write(path: Path) -> None:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 for start in range(0, table.num_rows, _BATCH_ROWS):
-                    writer.write_table(table.slice(start, _BATCH_ROWS).combine_chunks())
+                    writer.write_table(_copied(table.slice(start, _BATCH_ROWS)))
 
         self.draft.commit(f"corpus-{self._shard:05d}.arrow", write, table.num_rows)
         self._shard += 1
@@ -298,6 +298,11 @@ class CorpusWriter:
         columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
         ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return (ids[row].as_py() for row in rows.tolist())
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    # Arrow pads the strings of a slice with the bytes of the rows that follow it: what a file has would depend on how the rows arrived
+    return pa.table([pa.concat_arrays(column.chunks) for column in table.columns], schema=table.schema)
 
 
 def _save_array(array: NDArray[Any], path: Path) -> None:

@@ -49,6 +49,22 @@ def test_slice_equals_a_list(store: PassageStore, ends: tuple[int, int]) -> None
         assert store.slice(start, stop, ["text"])["text"].to_pylist() == [p[2] for p in PASSAGES[start:stop]]
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    texts=st.lists(st.text("ab \u00fc\u6587", min_size=1, max_size=9).map(lambda t: t + "."), min_size=1, max_size=40),
+    step=st.integers(1, 40),
+    rows=st.integers(1, 12),
+)
+def test_the_same_passages_give_the_same_files_in_any_blocks(tmp_path: Path, texts: list[str], step: int, rows: int) -> None:
+    passages = [(f"p{row}", text[::-1], text) for row, text in enumerate(texts)]
+    files = []
+    for name, size in (("one", 1), ("other", step)):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        write(tmp_path / name, passages, rows, size)
+        files.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.arrow"))])
+    assert files[0] == files[1]
+
+
 def test_only_the_files_that_are_read_are_mapped(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: list[str] = []
     memory_map = pa.memory_map
