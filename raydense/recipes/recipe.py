@@ -29,12 +29,12 @@ from raydense.recipes.inputs import wrong_input
 from raydense.recipes.planning import Measured, Prices, estimate_of, forecasts_of
 from raydense.recipes.rates import Rates, stored_rates
 from raydense.recipes.stage import Stage
+from raydense.recipes.unfinished import left, progress
 from raydense.runtime.progress import duration, say
 from raydense.storage import (
     Artifact,
     Place,
     begun_from,
-    commits_in,
     differences,
     provenance_of,
     read_manifest,
@@ -100,7 +100,7 @@ def state(stage: Stage) -> tuple[str, str]:
         other = differences(there, made_from)
         if other:
             return "changed", f"begun from something else ({other}); delete {folder} to start over"
-        return "begun", f"{commits_in(folder)} files committed"
+        return "begun", progress(stage)
     return "ready", ""
 
 
@@ -167,6 +167,7 @@ def plan(recipe: Recipe, measured: Measured | None = None, prices: Prices | None
             "note": words,
         }
         row |= {"needs": "" if status == "done" else forecast.needs, "seconds": took.get(stage.name)}
+        forecast = left(stage, forecast) if status == "begun" else forecast
         rows.append(row | {"estimate": {} if status == "done" else estimate_of(forecast, measured.rates, stage.name, prices or Prices())})
     return rows
 

@@ -15,6 +15,9 @@ import pytest
 from training_data import TrainingData, make_training_data
 
 from raydense.cli.work import verb_work
+from raydense.forecast import Forecast
+from raydense.recipes.stage import Stage
+from raydense.recipes.unfinished import left, progress
 from raydense.refresh.train import train
 from raydense.storage import Artifact, Place
 from raydense.training.history import Follower, read_history
@@ -84,6 +87,9 @@ def test_no_step_is_lost(
     assert done == list(range(1, int(step) + 1)), "no step was done after the one that it continues from"
     assert 20 <= int(step) < STEPS
     assert not (tmp_path / "ended/manifest.json").exists()
+    stage = Stage("retriever", "train", wanted, ())
+    assert progress(stage) == f"step {step} is saved"
+    assert left(stage, Forecast(work={"steps": float(STEPS)})).work == {"steps": pytest.approx(STEPS - int(step))}
 
     capfd.readouterr()
     again = train(wanted)

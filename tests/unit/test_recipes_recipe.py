@@ -229,7 +229,7 @@ def test_state_follows_the_folder(recipe, tmp_path):
     draft = Draft.open(data.settings.output, "dataset", provenance("sample", data.settings))
     assert state(data) == ("ready", "")
     draft.commit("one", lambda path: path.write_text("one"), 0)
-    assert state(data) == ("begun", "1 files committed")
+    assert state(data) == ("begun", "1 file committed")
     draft.finish(0)
     assert state(data)[0] == "done"
     changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
