@@ -33,7 +33,7 @@ from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import ensure_ray
-from raydense.runtime.tasks import run_tasks
+from raydense.runtime.tasks import refuse_small_nodes, run_tasks
 from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
 
 Mask = NDArray[np.bool_]
@@ -58,9 +58,10 @@ def construct(settings: ConstructSettings) -> Artifact:
         if next(_questions(there), None) is None:
             raise InputError("holds no question", settings.input, "give one question a line")
         rules = _rules(settings, there)
-    missing = [number for number in range(len(there)) if dataset.draft.kept(names_of(number)[0]) is None]
+    missing = [number for number in range(len(there)) if any(dataset.draft.kept(name) is None for name in names_of(number))]
     if missing:
         ensure_ray()
+        refuse_small_nodes("construct", TASK_BYTES)
     with _gone_if_faulty(dataset.draft):
         files = _labelled(settings, dataset, there, missing, rules)
         check_unchanged(settings.input, made_from["inputs"]["input"])

@@ -119,7 +119,7 @@ def places(rows: Rows, own: Rows, text_hash: NDArray[np.uint64]) -> Rows:
 
 def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, generated: Generated, store: PassageStore) -> None:
     done = draft.committed()
-    pending = {name: rows for name, rows in generated.ranges.items() if name not in done}
+    pending = {name: rows for name, rows in generated.ranges.items() if name not in done or draft.kept(_sample(name)) is None}
     counts = generated.counts()
     left = sum(int(counts[start:stop].sum()) for start, stop in pending.values())
     if not counts.sum():

@@ -43,7 +43,7 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     parts = parts_of(store, generated, ranges)
     pairs = sampled_pairs(store, generated, words)
     check_disk(draft, pairs)
-    uncounted = [part for part in parts if draft.kept(part.counts) is None]
+    uncounted = [part for part in parts if draft.kept(part.words) is None or draft.kept(part.counts) is None]
     with Progress("index: words", len(store), "passages", len(store) - sum(part.rows for part in uncounted)) as progress:
         calls = [(draft, inputs, words, part) for part in uncounted]
         for rows in run_tasks("index", count, calls, settings.concurrency, _counting_memory(store, generated)):

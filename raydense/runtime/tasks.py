@@ -33,8 +33,7 @@ def run_tasks(
     has so much memory, and the cluster adds none.
     """
     if calls and memory:
-        nodes = [int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]]
-        check_task_memory(stage, memory, nodes, autoscales)
+        refuse_small_nodes(stage, memory)
     limit = submitted_at_once(len(calls), at_once, joins_cluster(), int(ray.cluster_resources().get("CPU", 0)))
     task = ray.remote(num_cpus=cpus)(_begin).options(name=function.__name__, memory=memory or None)
     begun = f"raydense-begun-{uuid4().hex}"
@@ -62,9 +61,15 @@ def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
     return at_once or max(1, calls if joined else cpus)
 
 
+def refuse_small_nodes(stage: str, memory: int) -> None:
+    """InputError if a task that reserves `memory` bytes fits on no node of the cluster, and it adds none."""
+    nodes = [int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]]
+    check_task_memory(stage, memory, nodes, autoscales)
+
+
 def check_task_memory(stage: str, needed: int, node_bytes: list[int], grows: Callable[[], bool]) -> None:
     """InputError if a task that reserves `needed` bytes fits on none of the nodes, and the cluster does not grow: it would wait for ever."""
     largest = max(node_bytes, default=0)
     if needed > largest and not grows():
         what = f"a task needs {size(needed)} of memory, and the largest node has {size(largest)} for tasks"
-        raise InputError(what, stage, "give more shards, or a larger machine")
+        raise InputError(what, stage, "give more shards, or a larger machine" if stage == "index" else "give a larger machine")

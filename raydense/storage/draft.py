@@ -23,7 +23,7 @@ from raydense.errors import InputError
 from raydense.storage.artifact import FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
 from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
-from raydense.storage.files import follow_umask
+from raydense.storage.files import follow_umask, sha256_of
 from raydense.storage.lease import WRITER
 from raydense.storage.local_place import LOCK
 from raydense.storage.place import Hold, Place
@@ -185,16 +185,23 @@ class Draft:
         """Write one file of the work folder, for a later step of the stage; it appears under its name only when it is complete."""
         with self._aside() as aside:
             write(aside / name)
-            follow_umask(aside / name)
+            digest = _settled(aside / name)
             os.replace(aside / name, self.work / name)
         (self.place / WORK / name).publish(self.work / name)
+        self._kept_record(name).write_text(digest)
 
     def kept(self, name: str) -> Path | None:
-        """The path on this machine of what `keep` wrote on any machine, or None if it was not written."""
-        found, here = (self.place / WORK / name).stat(), self.work / name
-        if found is None:
+        """The path on this machine of what `keep` wrote on any machine, or None if it was not written, or is damaged."""
+        digest, here = self._kept_record(name).read_text(), self.work / name
+        if digest is None:
             return None
-        return here if here.is_file() and here.stat().st_size == found.size else (self.place / WORK / name).fetch()
+        if here.is_file() and sha256_of(here) == digest:
+            return here
+        there = self.place / WORK / name
+        return there.fetch(sha256=digest) if there.durable and there.stat() is not None else None
+
+    def _kept_record(self, name: str) -> Place:
+        return self.place / WORK / f"{name}.sha256"
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
@@ -206,10 +213,7 @@ class Draft:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _place(self, aside: Path, path: str, rows: int, note: dict[str, Any]) -> File:
-        follow_umask(aside)
-        with open(aside, "rb") as stream:
-            os.fsync(stream.fileno())
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = _settled(aside)
         file = File(path, rows, aside.stat().st_size, digest, note)
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -250,6 +254,14 @@ class Draft:
             "files": files,
             "versions": versions(),
         }
+
+
+def _settled(file: Path) -> str:
+    """Let a new file reach the disk, with the permissions that the umask asks for; its sha256."""
+    follow_umask(file)
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -139,6 +139,33 @@ def test_the_pairs_of_a_corpus_are_estimated_from_a_sample(tmp_path: Path) -> No
     assert bm25_counts.sampled_pairs(store, None, WORDS) == 15_000
 
 
+@pytest.mark.parametrize("damaged", ["counts-*", "words-*"])
+def test_what_a_crash_damaged_of_pass_1_is_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
+    corpus_of(tmp_path / "corpus", [f"river w{i % 5} land" for i in range(30)])
+    monkeypatch.setattr(bm25_counts, "PART_BYTES", 200)
+
+    def tasks(stage: str, function: Callable[..., int], calls: list[tuple[object, ...]], *rest: int) -> Iterator[int]:
+        for call in calls:
+            if function is score and stop:
+                raise KeyboardInterrupt
+            yield function(*call)
+
+    monkeypatch.setattr(bm25_build, "run_tasks", tasks)
+    built, stop = [], True
+    for name in ("damaged", "clean"):
+        given = IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), shards=2, output=str(tmp_path / name))
+        made_from = provenance("index", given)
+        if name == "damaged":
+            with pytest.raises(KeyboardInterrupt):
+                bm25_build.build_bm25(Draft.open(tmp_path / name, "index", made_from), given)
+            for file in (tmp_path / name / ".work").glob(damaged):
+                if file.suffix != ".sha256":
+                    file.write_bytes(bytes(file.stat().st_size))
+        stop = False
+        built.append(bm25_build.build_bm25(Draft.open(tmp_path / name, "index", made_from), given))
+    assert [(file.path, file.sha256) for file in built[0].files] == [(file.path, file.sha256) for file in built[1].files]
+
+
 def test_a_second_run_counts_only_the_parts_that_a_stopped_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus_of(tmp_path / "corpus", [f"river w{i % 5} land" for i in range(30)])
     monkeypatch.setattr(bm25_counts, "PART_BYTES", 200)

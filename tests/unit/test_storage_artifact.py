@@ -364,6 +364,20 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path: Path, umask: 
         os.umask(before)
 
 
+@pytest.mark.parametrize("damage", [b"", b"0123456", b"01234567X9", b"0123456789more"], ids=["empty", "cut", "changed", "longer"])
+def test_a_kept_file_that_a_crash_damaged_is_not_there(tmp_path: Path, damage: bytes) -> None:
+    draft = Draft.open(tmp_path / "out", "run", {})
+    draft.keep("counts", lambda path: path.write_bytes(b"0123456789"))
+    kept = draft.kept("counts")
+    assert kept is not None
+    kept.write_bytes(damage)
+    assert draft.kept("counts") is None
+    draft.keep("counts", lambda path: path.write_bytes(b"0123456789"))
+    assert draft.kept("counts") == kept
+    (draft.work / "counts.sha256").unlink()
+    assert draft.kept("counts") is None, "a kill came before its record"
+
+
 def test_a_file_that_is_not_whole_has_no_name(tmp_path: Path) -> None:
     place = Place.of(tmp_path)
     (place / "whole").write(b"")
