@@ -18,10 +18,10 @@ from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun, Places
-from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, SimilaritySettings
+from raydense.evaluation.settings import EvaluateSettings, SimilaritySettings
 from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
-from raydense.evaluation.truncation import cut_to, deeper_than
+from raydense.evaluation.truncation import cut_deeper_than, cut_to, deeper_than, most_held
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, Place, named_folders, provenance
 
@@ -83,7 +83,7 @@ def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
 def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
     metrics = Measuring(asked.judgements, folder) if asked.judgements else None
-    answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, settings.answers)
+    answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, folder)
     places = Places(asked.lookup, artifact)
     with Progress("evaluate", artifact.rows, "hits") as progress:
         for block in places.blocks(progress):
@@ -106,7 +106,11 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
         say(
             f"evaluate: {name}: left out {', '.join(left_out)}: it holds the first {depth:,} passages of each query alone, which were re-ranked"
         )
-    return MeasuredRun(name, artifact, measured, summary, places, depth, left_out)
+    most = most_held(places.count)
+    short = cut_deeper_than(most, measured.means) if most else []
+    if short:
+        say(f"evaluate: {name}: {', '.join(short)} count at most {most:,} passages of each query, as the run holds no more")
+    return MeasuredRun(name, artifact, measured, summary, places, depth, left_out, most if short else None)
 
 
 def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | None) -> tuple[dict[str, Any] | None, Measured]:
@@ -120,10 +124,11 @@ def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | Non
     return summary, metrics.result().beside(accuracy, asked.lookup.positions(answers.query_ids))
 
 
-def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, wanted: AnswerSettings) -> AnswerSearch:
+def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, run: str) -> AnswerSearch:
     """For those of the queries asked that have answers."""
+    assert settings.answers is not None
     answered = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
-    return AnswerSearch(wanted, answered, PassageStore(str(settings.corpus)), settings.run[0], settings.queries)
+    return AnswerSearch(settings.answers, answered, PassageStore(str(settings.corpus)), run, settings.queries)
 
 
 def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:

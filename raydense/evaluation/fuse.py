@@ -133,7 +133,9 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     """The rule, and what the summary says of how its weights were found."""
     equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
     if settings.weights_of:
-        return Rule.of(settings.weights_of, names), {}
+        rule = Rule.of(settings.weights_of, names)
+        _refuse_other_kinds(settings.weights_of, dict(zip(names, places, strict=True)))
+        return rule, {}
     rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
     if not settings.qrels:
         return rule, {}
@@ -149,7 +151,18 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     alone = dict(zip(names, values["alone"], strict=True))
     measured = ", ".join(f"{name} {value:.4f}" for name, value in alone.items())
     say(f"fuse: {settings.metric} on {len(numbers):,} dev queries: {measured}, fused {values['fused']:.4f}")
-    return Rule(rule.method, rule.scale, weights), {"dev": {"metric": settings.metric, **alone, "fused": values["fused"]}}
+    return Rule(rule.method, rule.scale, weights), {"dev": {"metric": settings.metric, "runs": alone, "fused": values["fused"]}}
+
+
+def _refuse_other_kinds(weights_of: str, places: dict[str, Places]) -> None:
+    """InputError where the weight of a run of one kind (of an index, or of the stage that made it) would be given to one of another."""
+    about = Artifact.open(weights_of, "run").summary.get("runs", {})
+    of_run = [about[name] for name in places] if set(about) == set(places) else about.values()
+    for (name, each), one in zip(places.items(), of_run, strict=False):
+        here = _about(each)["kind"]
+        if here and one["kind"] and here != one["kind"]:
+            what = f"weighs a run of kind {one['kind']} where {name} is of kind {here}"
+            raise InputError(what, weights_of, "give the runs in the order of that one's, or by their names")
 
 
 def _spreads(places: list[Places], query_ids: pa.Array, pieces: list[Rows]) -> list[float]:

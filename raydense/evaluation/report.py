@@ -38,6 +38,7 @@ def write_report(
         "judged": asked.judgements is not None,
         "metrics": metrics_in(measured.values()),
         "left_out": {run.name: run.depth for run in runs if run.left_out},
+        "held": {run.name: run.most for run in runs if run.most},
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
         "significance": result.get("significance"),

@@ -93,7 +93,8 @@ class Places:
 class MeasuredRun:
     """One run under its name: what was measured, and where the hits of each query are, which are read when they are wanted.
 
-    Of a re-ranked run `depth` is what it was cut to, and `left_out` are the metrics that look deeper; None and empty otherwise.
+    Of a re-ranked run `depth` is what it was cut to, and `left_out` are the metrics that look deeper; None and empty otherwise. `most` is how
+    many passages of a query the run holds, where that is fewer than one of its metrics looks at.
     """
 
     name: str
@@ -103,6 +104,7 @@ class MeasuredRun:
     places: Places
     depth: int | None
     left_out: list[str]
+    most: int | None = None
 
     def hits(self, query: int) -> pa.Table:
         """The hits of query number `query`, in trec_eval's order."""

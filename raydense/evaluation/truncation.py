@@ -1,4 +1,4 @@
-"""Metrics that look deeper than a re-ranked run of an earlier version, which has the first candidates of each query alone: the rest was cut off."""
+"""Metrics that look deeper than a run: a re-ranked one of an earlier version, whose other candidates were cut off, or one that was searched with a smaller k."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ def cut_to(run: Artifact, hits: Rows) -> int | None:
     """
     depth = None if "kept" in run.summary else scored_depth(run)
     return depth if depth is not None and (hits >= depth).any() else None
+
+
+def most_held(hits: Rows) -> int | None:
+    """How many passages of a query a run holds at most, where that is a limit: half of its queries have as many; None otherwise.
+
+    `hits` has the number of hits of each query, int64 [queries].
+    """
+    there = hits[hits > 0]
+    most = int(there.max(initial=0))
+    return most if len(there) and 2 * (there == most).sum() >= len(there) else None
+
+
+def cut_deeper_than(depth: int, metrics: Iterable[str]) -> list[str]:
+    """Those of `metrics` whose own cutoff is greater than `depth`: they count no more than `depth` passages."""
+    return [metric for metric in deeper_than(depth, metrics) if math.isfinite(_cutoff(metric))]
 
 
 def deeper_than(depth: int, metrics: Iterable[str]) -> list[str]:

@@ -32,12 +32,12 @@ class Rule:
     def of(cls, folder: str, names: Sequence[str]) -> Rule:
         """That of a fused run, its weights for runs of these names if they are its own, else in its order.
 
-        InputError unless it is a fused run, of as many runs.
+        InputError unless it is a fused run, of as many runs, and where its order would give a run's weight to one of another's name.
         """
         summary = Artifact.open(folder, "run").summary
         if summary.get("kind") != "fused":
             raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
-        weights = list(_in_order(summary["weights"], names).values())
+        weights = list(_in_order(summary["weights"], names, folder).values())
         if len(weights) != len(names):
             raise InputError(f"fuses {len(weights)} runs, not {len(names)}", folder, "give as many, in the same order")
         return cls(summary["method"], summary["scale"], weights)
@@ -73,7 +73,7 @@ class Fusion:
         about = Artifact.open(folder, "run").summary.get("runs")
         if about is None:
             raise InputError("was made by a version that did not keep how many hits it fused", folder, "fuse again")
-        about = _in_order(about, names)
+        about = _in_order(about, names, folder)
         return cls(rule, [one["depth"] for one in about.values()], {name: one["kind"] for name, one in about.items()})
 
     def fused(self, hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array], k: int) -> PoolHits:
@@ -92,9 +92,14 @@ class Fusion:
         return best
 
 
-def _in_order(of_run: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _in_order(of_run: dict[str, Any], names: Sequence[str], folder: str) -> dict[str, Any]:
     """What the manifest of a fused run has of each of its runs: in the order of `names` if these are its own, else in its order."""
-    return {name: of_run[name] for name in names} if set(names) == set(of_run) else of_run
+    if set(names) == set(of_run):
+        return {name: of_run[name] for name in names}
+    if any(one != name and name in of_run for one, name in zip(of_run, names, strict=False)):
+        what = f"fuses {', '.join(of_run)} in this order, which is not that of {', '.join(names)}"
+        raise InputError(what, folder, "write NAME=folder with its names, or give its order")
+    return of_run
 
 
 def _as_runs(hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array]) -> tuple[Rows, list[Hits]]:

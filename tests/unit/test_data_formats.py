@@ -305,7 +305,7 @@ def msmarco(folder: Path) -> Path:
     return folder
 
 
-def test_msmarco(tmp_path: Path) -> None:
+def test_msmarco(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = imported("msmarco", msmarco(tmp_path / "in"), tmp_path / "out")
     assert passages(out / "corpus")[0] == ("1", "", 'a "quoted passage')
     assert [q["query_id"] for q in table(out / "queries", "queries")] == ["11", "10"]
@@ -315,6 +315,7 @@ def test_msmarco(tmp_path: Path) -> None:
         {"query_id": "11", "positives": [1], "negatives": [0]},
     ]
     assert [(r["passage_id"], r["rank"], r["score"]) for r in table(out / "run", "run")] == [("3", 1, 1.0), ("2", 2, 0.5)]
+    assert "top1000.dev.tsv: its candidates have no ranking; re-rank all of them" in capsys.readouterr().err
 
 
 def test_msmarco_text_triples(tmp_path: Path) -> None:

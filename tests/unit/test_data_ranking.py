@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -52,6 +53,19 @@ def test_lines_of_a_query_that_are_not_adjacent_are_ranked_together(tmp_path: Pa
     assert [row["score"] for row in rows] == [2.0, 2.0, 0.5, 0.5, -1.0] * 3
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5] * 3
     assert "are not adjacent: the file is ranked as a whole, in memory" in capsys.readouterr().err
+
+
+def test_columns_that_a_run_does_not_have_are_not_held(tmp_path: Path) -> None:
+    ids = {"query_id": ["q1", "q2"], "passage_id": ["p1", "p2"]}
+    tables = [pa.table({**ids, "passage": ["text", "text"]}), pa.table({**ids, "passage_id": ["p3", "p4"], "passage": [1, 2]})]
+    assert ranking.write_run(tmp_path / "run.parquet", "run", lambda: iter(tables), str) == 4
+    rows = pq.read_table(tmp_path / "run.parquet").to_pylist()
+    assert [(row["query_id"], row["passage_id"], row["rank"]) for row in rows] == [
+        ("q1", "p1", 1),
+        ("q1", "p3", 2),
+        ("q2", "p2", 1),
+        ("q2", "p4", 2),
+    ]
 
 
 @pytest.mark.parametrize("at", [6, 14])

@@ -108,6 +108,25 @@ def test_several_runs_against_the_first(world: Path):
     assert len(set(map(len, lines))) == 1
 
 
+def test_metrics_that_look_deeper_than_a_run_say_so(world: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [f"good={world / 'good'}", f"bad={world / 'bad'}"]  # two hits of three queries; two and three hits
+    page = (evaluate_world(world, "deep", runs, metrics="R@1 R@2 R@100").path / "report.html").read_text()
+    said = capsys.readouterr().err
+    assert "evaluate: good: R@100 count at most 2 passages of each query, as the run holds no more\n" in said
+    assert "evaluate: bad: R@100 count at most 3 passages" in said
+    assert "counts no more than the run holds: good at most 2 passages of each query; bad at most 3 passages" in page
+    text = (evaluate_world(world, "first", runs, metrics="R@1 R@2 AP").path / "report.html").read_text()
+    assert "count at most" not in capsys.readouterr().err
+    assert "holds" not in text
+
+
+def test_an_answer_error_names_its_own_run(world: Path):
+    write_table(world / "foreign", "run", run_table({"q0": [0, 77]}))
+    texts = {"queries": str(world / "queries"), "corpus": str(world / "corpus")}
+    with pytest.raises(InputError, match=r"/foreign: names passage 'p77'"):
+        evaluate_world(world, "x", [f"a={world / 'good'}", f"b={world / 'foreign'}"], answers={"match": "token"}, **texts)
+
+
 def test_answer_accuracy(world: Path):
     texts = {
         "queries": str(world / "queries"),

@@ -152,10 +152,22 @@ def test_weights_of_a_fused_run_follow_the_names_where_they_are_its_own(world: t
     tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), run=[f"words={first}", f"dense={second}"], method="sum", weights=[0.7, 0.3]))
     for runs, weights in (
         ([f"dense={second}", f"words={first}"], {"dense": 0.3, "words": 0.7}),
-        ([f"dev={first}", f"words={second}"], {"dev": 0.7, "words": 0.3}),  # other names: in order
+        ([f"dev={first}", f"other={second}"], {"dev": 0.7, "other": 0.3}),  # other names: in order
     ):
         again = fuse(FuseSettings(output=str(tmp_path / runs[0][:3]), run=runs, weights_of=str(tuned.path)))
         assert again.summary["weights"] == weights
+    with pytest.raises(InputError, match="fuses words, dense in this order, which is not that of dense, other"):
+        fuse(FuseSettings(output=str(tmp_path / "torn"), run=[f"dense={second}", f"other={first}"], weights_of=str(tuned.path)))
+
+
+def test_a_weight_is_not_given_to_a_run_of_another_kind(tmp_path: Path):
+    words, dense = (write_run(tmp_path / kind, {"q1": [("p1", 2.0), ("p2", 1.0)]}, kind=kind) for kind in ("bm25", "faiss"))
+    tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), run=[f"a={words}", f"b={dense}"], method="sum", weights=[0.7, 0.3]))
+    with pytest.raises(InputError, match="weighs a run of kind bm25 where c is of kind faiss"):
+        fuse(FuseSettings(output=str(tmp_path / "torn"), run=[f"c={dense}", f"d={words}"], weights_of=str(tuned.path)))
+    for runs in ([f"c={words}", f"d={dense}"], [f"b={dense}", f"a={words}"]):
+        again = fuse(FuseSettings(output=str(tmp_path / runs[0][0]), run=runs, weights_of=str(tuned.path)))
+        assert sorted(again.summary["weights"].values()) == [0.3, 0.7]
 
 
 @pytest.mark.parametrize("metric", ["nDCG@10 R@100", "nDGC@10"])
@@ -184,7 +196,7 @@ def test_lambda_is_the_best_of_a_grid_around_the_ratio_of_what_the_scores_span(w
     one, weight = tuned.summary["weights"].values()
     assert (one, tuned.summary["method"], tuned.summary["scale"]) == (1.0, "sum", False)
     assert values[weight] == max(values.values()) == pytest.approx(tuned.summary["dev"]["fused"])
-    assert max(values.values()) > max(tuned.summary["dev"][name] for name in "ab")
+    assert max(values.values()) > max(tuned.summary["dev"]["runs"].values())
 
 
 def test_lambda_where_a_run_has_one_hit_for_each_query():
@@ -200,7 +212,7 @@ def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
     write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["p3"], "relevance": pa.array([1], pa.int32())})])
     for metric in ("RR", "RR@10"):
         tuned = fuse(FuseSettings(output=str(tmp_path / metric), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, k=1))
-        assert tuned.summary["dev"] == {"metric": metric, "a": 1 / 3, "b": 1 / 2, "fused": 0.0}
+        assert tuned.summary["dev"] == {"metric": metric, "runs": {"a": 1 / 3, "b": 1 / 2}, "fused": 0.0}
         assert list(tuned.summary["weights"].values()) == [0.5, 0.5]
 
 
@@ -218,7 +230,7 @@ def test_each_run_alone_has_the_metric_that_evaluate_gives_it(scale: bool, metri
     for name, run in zip("ab", runs, strict=True):
         made = evaluate(EvaluateSettings(output=str(tmp_path / f"r{name}"), run=[run], qrels=str(tmp_path / "qrels"), metrics=[metric]))
         expected[name] = made.summary["result"]["metrics"][metric]
-    assert {name: tuned.summary["dev"][name] for name in "ab"} == expected
+    assert tuned.summary["dev"]["runs"] == expected
     assert expected["a"] == 0
 
 

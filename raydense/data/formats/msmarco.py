@@ -24,6 +24,7 @@ from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
+from raydense.runtime.progress import say
 
 COLLECTION = [Field("passage_id", "id", "pid"), Field("text", "text", "passage")]
 QUERIES = [Field("query_id", "id", "qid"), Field("text", "text", "query")]
@@ -66,6 +67,8 @@ def read(source: Path, intake: Intake) -> None:
     if of["triples"]:
         _read_text_triples(of["triples"], intake)
     runs = [(p, RUN) for p in of["run"]] + [(p, TOP1000) for p in of["top1000"]]
+    for path, _ in runs[len(of["run"]) :]:
+        say(f"import: {path.name}: its candidates have no ranking; re-rank all of them: rerank --depth 1000")
     for path, fields in runs:
         intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", partial(columns, path, fields), where(path))
 

@@ -29,15 +29,20 @@ class _Torn(Exception):
 def write_run(path: Path, name: str, tables: Tables, at: Where) -> int:
     """Write the lines of `tables()`, called again to read them again, as the Parquet file of a run; returns its rows.
 
-    Queries keep the order of their first lines. InputError where a passage is named twice for one query.
+    Queries keep the order of their first lines; columns that a run does not have, such as texts, are left out. InputError where a passage is
+    named twice for one query.
     """
     try:
-        return _write(path, name, _ranked_blocks(tables(), at))
+        return _write(path, name, _ranked_blocks(_lean(tables()), at))
     except _Torn as torn:
         say(f"import {name}: the lines of query {torn.args[0]!r} are not adjacent: the file is ranked as a whole, in memory")
-        whole = pa.concat_tables(tables())
+        whole = pa.concat_tables(_lean(tables()))
         _refuse_twice(whole, at, 0)
         return _write(path, name, iter([_ranked(whole)]))
+
+
+def _lean(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    return (table.select([name for name in table.column_names if name in SCHEMAS["run"].names]) for table in tables)
 
 
 def _ranked_blocks(tables: Iterable[pa.Table], at: Where) -> Iterator[pa.Table]:
