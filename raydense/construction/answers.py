@@ -12,6 +12,8 @@ from raydense.errors import InputError
 from raydense.storage import Place
 
 UNSURE = -1
+_DOWNLOADED = "give the file as it was downloaded"
+_DISPUTED = "give lines as disputed.jsonl has them"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def read_final(path: str) -> dict[tuple[str, str], tuple[int, str]]:
     """
     decided: dict[tuple[str, str], tuple[int, str]] = {}
     for file in _files([path]):
-        for where, line in _lines(file):
-            pair, relevance = _pair(line, where), _relevance(line, where)
+        for where, line in _lines(file, _DISPUTED):
+            pair, relevance = _pair(line, where, _DISPUTED), _relevance(line, where)
             if pair in decided:
                 raise InputError(f"decides {pair[0]!r} and {pair[1]!r} again (first at {decided[pair][1]})", where, "keep one")
             if relevance != UNSURE:
@@ -85,29 +87,31 @@ def _answers(path: Path, packages: dict[str, str], others: dict[str, str]) -> It
         count += 1
         annotator = line.get("annotator")
         if not isinstance(annotator, str) or not annotator:
-            raise InputError("has no annotator", where, "give the file as it was downloaded")
+            raise InputError("has no annotator", where, _DOWNLOADED)
         yield Answer(packages[fingerprint], _pair(line, where), _relevance(line, where), annotator, where)
     if head.get("answers", count) != count:
-        raise InputError(f"says that it has {head['answers']} answers, and has {count}", path, "give the file as it was downloaded")
+        raise InputError(f"says that it has {head['answers']} answers, and has {count}", path, _DOWNLOADED)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open(encoding="utf-8", errors="replace") as stream:
+def _lines(path: Path, fix: str = _DOWNLOADED) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:  # people edit these files
         for number, text in enumerate(stream, 1):
+            if not text.strip():
+                continue
             where = f"{path}:{number}"
             try:
                 line = json.loads(text)
             except ValueError:
-                raise InputError("is not a line of JSON", where, "give the file as it was downloaded") from None
+                raise InputError("is not a line of JSON", where, fix) from None
             if not isinstance(line, dict):
-                raise InputError("is not an object of JSON", where, "give the file as it was downloaded")
+                raise InputError("is not an object of JSON", where, fix)
             yield where, line
 
 
-def _pair(line: dict[str, Any], where: str) -> tuple[str, str]:
+def _pair(line: dict[str, Any], where: str, fix: str = _DOWNLOADED) -> tuple[str, str]:
     query, passage = line.get("query_id"), line.get("passage_id")
     if not isinstance(query, str) or not isinstance(passage, str):
-        raise InputError("names no query_id and passage_id", where, "give the file as it was downloaded")
+        raise InputError("names no query_id and passage_id", where, fix)
     return query, passage
 
 

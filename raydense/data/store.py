@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from raydense.errors import InputError
 from raydense.storage import Artifact, Draft, Place
 
+_MOST_FILES = 100_000  # their order is that of their names
 _BATCH_ROWS = 8_192
 Rows = NDArray[np.int64]
 
@@ -251,6 +252,8 @@ class CorpusWriter:
             self._flush(self.shard_rows)
 
     def _flush(self, count: int) -> None:
+        if self._shard == _MOST_FILES:
+            raise InputError(f"more than {_MOST_FILES:,} files of {self.shard_rows:,} passages", "shard_rows", "give a greater one")
         held = pa.concat_tables(self._held)
         table = held.slice(0, count)
         self._held, self._held_rows = [held.slice(count)], held.num_rows - table.num_rows

@@ -142,7 +142,8 @@ def test_a_pair_without_a_majority_changes_nothing_until_somebody_decides(annota
         ("p3", "iron", {"ann": 0, "bo": None}, None),
     ]
     final = tmp_path / "final.jsonl"
-    final.write_text("".join(json.dumps({**line, "relevance": {"p1": 1}.get(line["passage_id"])}) + "\n" for line in lines))
+    edited = "".join(json.dumps({**line, "relevance": {"p1": 1}.get(line["passage_id"])}) + "\n\n" for line in lines)
+    final.write_text(f"\ufeff{edited}", encoding="utf-8")  # as editors leave it
     flags = [f"--{name}={tmp_path / path}" for name, path in {"qrels": "run0/qrels", "judgements": "judged", "output": "x"}.items()]
     with pytest.raises(SystemExit) as ended:
         main(["adjudicate", f"--annotation={annotation.place}", *flags, f"--final={made.file('disputed.jsonl')}"])

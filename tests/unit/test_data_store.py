@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raydense.data import store as data_store
 from raydense.data.store import CorpusWriter, PassageStore, hash_strings, store_of
 from raydense.errors import InputError
 from raydense.storage import Draft
@@ -63,6 +64,13 @@ def test_the_same_passages_give_the_same_files_in_any_blocks(tmp_path: Path, tex
         write(tmp_path / name, passages, rows, size)
         files.append([path.read_bytes() for path in sorted((tmp_path / name).glob("*.arrow"))])
     assert files[0] == files[1]
+
+
+def test_more_files_than_their_names_can_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_store, "_MOST_FILES", 3)
+    write(tmp_path / "three", PASSAGES[:6], shard_rows=2, step=6)
+    with pytest.raises(InputError, match="shard_rows: more than 3 files of 2 passages; give a greater one"):
+        write(tmp_path / "four", PASSAGES[:7], shard_rows=2, step=7)
 
 
 def test_only_the_files_that_are_read_are_mapped(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:
