@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError, did_you_mean
-from raydense.storage import Artifact, Draft, Place, provenance
+from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
 
 
 def import_dataset(settings: ImportSettings) -> Artifact:
@@ -22,7 +23,8 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     InputError names the file and line of a fault; the output is then removed.
     """
     _check_there(settings)
-    dataset = DatasetDraft(settings.output, provenance("import", settings))
+    made_from = provenance("import", settings)
+    dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:
         return dataset.done
     intake = Intake(dataset, settings)
@@ -30,6 +32,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
+        _refuse_changed(settings, made_from)
         return intake.finish()
 
 
@@ -44,9 +47,12 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     values = {"format": format, "input": str(input), "output": str(output), "shard_rows": shard_rows}
     settings = ImportSettings.read(values)
     _check_there(settings)
-    draft = Draft.open(output, "corpus", provenance("import_corpus", settings))
+    made_from = provenance("import_corpus", settings)
+    draft = Draft.open(output, "corpus", made_from)
     with _gone_if_refused(draft):
-        return write_corpus(draft, load_format(format).passages(_source(settings)), shard_rows)
+        made = write_corpus(draft, load_format(format).passages(_source(settings)), shard_rows)
+        _refuse_changed(settings, made_from)
+        return made
 
 
 def _check_there(settings: ImportSettings) -> None:
@@ -56,6 +62,13 @@ def _check_there(settings: ImportSettings) -> None:
 
 def _source(settings: ImportSettings) -> Path:
     return Path(settings.input) if settings.by_name else Place.of(settings.input).local()
+
+
+def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None:
+    """InputError where files changed while they were read, as by a download that still runs."""
+    within = Path(Place.of(settings.output).located).is_relative_to(Place.of(settings.input).located)
+    if not settings.by_name and not within:
+        check_unchanged(settings.input, made_from["inputs"]["input"])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydense.data.exporting import export
-from raydense.data.formats import json_maps
+from raydense.data.formats import lines
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
@@ -340,7 +340,7 @@ MAPS = st.dictionaries(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(found=MAPS, indent=st.sampled_from([None, 1, "\t"]), size=st.integers(40, 200), escaped=st.booleans())
 def test_a_map_in_pieces_is_the_map(found, indent, size, escaped, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(json_maps, "PIECE_BYTES", size)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", size)
     path = put(tmp_path_factory.mktemp("map") / "m.json", json.dumps(found, indent=indent, ensure_ascii=escaped))
     read = [(key, value, at(i)) for pairs, at in json_pairs(path) for i, (key, value) in enumerate(pairs)]
     assert [(key, value) for key, value, _ in read] == list(found.items())
@@ -357,7 +357,7 @@ def test_a_map_in_pieces_is_the_map(found, indent, size, escaped, tmp_path_facto
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(found=MAPS.filter(bool), cut=st.integers(1, 300), size=st.integers(40, 200))
 def test_a_map_that_is_cut_short_is_refused(found, cut, size, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(json_maps, "PIECE_BYTES", size)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", size)
     text = json.dumps(found, indent=1)
     path = put(tmp_path_factory.mktemp("map") / "m.json", text[: -min(cut, len(text) - 1)])
     with pytest.raises(InputError, match=r"m\.json(:\d+)?: not (JSON|a JSON object)"):

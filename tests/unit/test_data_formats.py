@@ -3,7 +3,10 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raydense.data import formats
+from raydense.data import formats, importing
 from raydense.data.exporting import export
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
@@ -134,6 +137,36 @@ def test_a_malformed_object_is_refused_before_the_rest_of_the_file_is_read(tmp_p
     assert next(objects)[1] == {"a": 1}
     with pytest.raises(InputError, match=r"train\.json:2: not JSON"):
         next(objects)
+
+
+def test_a_list_in_one_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
+    rows = [{"text": f"long 文本 {number} " * 10} for number in range(500)]
+    path = tmp_path / "train.json"
+    path.write_text("\ufeff" + json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    size = path.stat().st_size
+    objects, read = lines.json_objects(path), []
+    monkeypatch.setattr(lines, "opened", _counting(lines.opened, read))
+    assert next(objects)[1] == rows[0]
+    assert sum(read) < size / 10
+    assert [value for _, value in objects] == rows[1:]
+
+
+def _counting(opened: Callable[..., Any], read: list[int]) -> Callable[..., Any]:
+    @contextmanager
+    def counted(path: Path) -> Iterator[Any]:
+        with opened(path) as stream:
+            yield SimpleNamespace(read=lambda size: read.append(size) or stream.read(size))
+
+    return counted
+
+
+def test_a_line_that_does_not_end_is_refused_before_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(lines, "LONGEST_LINE", 1 << 20)
+    path = put(tmp_path / "collection.tsv", "1\tone", "2\t" + "long " * (1 << 19), "3\tthree")
+    with pytest.raises(InputError, match=r"collection\.tsv:2: a line of more than 1 MiB"):
+        imported("msmarco", path, tmp_path / "out")
 
 
 def test_windows_lines_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -290,6 +323,27 @@ def test_real_folders(tmp_path: Path, name: str) -> None:
     assert sum(len(table(p, "qrels")) for p in (out / "qrels").iterdir()) == judged
     written = exported("beir", tmp_path / "again", qrels=out / "qrels/train")
     assert (written / "qrels/train.tsv").read_text().splitlines() == (SHARED / name / "qrels/train.tsv").read_text().splitlines()
+
+
+@pytest.mark.parametrize("corpus_alone", [False, True])
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus_alone: bool) -> None:
+    source = msmarco(tmp_path / "in")
+    format = importing.load_format("msmarco")
+
+    def grows(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*given: Any) -> Any:
+            found = read(*given)
+            with open(source / "collection.tsv", "a") as stream:
+                stream.write("4\ta download goes on\n")
+            return found
+
+        return reading
+
+    monkeypatch.setattr(format, "passages" if corpus_alone else "read", grows(format.passages if corpus_alone else format.read))
+    begin = import_corpus if corpus_alone else imported
+    with pytest.raises(InputError, match="was replaced while a stage was reading it"):
+        begin("msmarco", source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # --- MS MARCO ---

@@ -5,7 +5,6 @@ A piece is cut after a value and parsed as an object of its own. Where that fail
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raydense.data.formats.files import not_text, opened
+from raydense.data.formats import lines
 from raydense.data.formats.ranking import Where
 from raydense.errors import InputError
 
-PIECE_BYTES = 16 << 20
-_MOST_PIECES = 4  # of one value: a file of another kind is neither read to its end nor held
 _OPENING, _BETWEEN, _COLON = re.compile(r"\ufeff?\s*\{"), re.compile(r"[\s,]*"), re.compile(r"\s*:\s*")
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)
 _FIX = "give one JSON object"
@@ -32,7 +29,7 @@ def json_pairs(path: Path) -> Iterator[tuple[Pairs, Where]]:
     is no JSON object, or is cut short.
     """
     text, line, opening = "", 1, True
-    for piece, last in _pieces(path):
+    for piece, last in lines.pieces(path):
         text += piece
         if opening:
             found = _OPENING.match(text)
@@ -45,24 +42,8 @@ def json_pairs(path: Path) -> Iterator[tuple[Pairs, Where]]:
         if pairs:
             yield pairs, partial(_line_of, text[:used], line, path)
         text, line = text[used:], line + text.count("\n", 0, used)
-        if text.strip() != "}" if last else len(text) > _MOST_PIECES * PIECE_BYTES:
+        if text.strip() != "}" if last else len(text) > lines.MOST_BLOCKS * lines.BLOCK_BYTES:
             raise InputError(f"not JSON ({_fault(text)})", f"{path}:{line}", _FIX)
-
-
-def _pieces(path: Path) -> Iterator[tuple[str, bool]]:
-    """The text of a file in pieces, and whether each is the last; InputError on bytes that are not UTF-8."""
-    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
-    with opened(path) as stream:
-        while True:
-            data = stream.read(PIECE_BYTES)
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise not_text(path, line + error.object.count(b"\n", 0, error.start), error.object[error.start]) from None
-            yield text, not data
-            if not data:
-                return
-            line += data.count(b"\n")
 
 
 def _parsed(text: str, last: bool) -> tuple[Pairs, int]:

@@ -6,6 +6,7 @@ succeeds (an id that is a number becomes a string) or names the file, the line a
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -25,7 +26,8 @@ from raydense.data.formats.files import not_text, opened
 from raydense.errors import InputError
 
 BLOCK_BYTES = 16 << 20
-_MOST_BLOCKS = 4
+MOST_BLOCKS = 4  # of one object: a file of another kind is neither read to its end nor held
+LONGEST_LINE = 64 << 20
 _ARROW = {"id": pa.string(), "text": pa.string(), "texts": pa.list_(pa.string()), "int": pa.int32(), "float": pa.float32()}
 _JSON_TYPES = {"id": (str, int), "text": (str,), "texts": (list,)}
 _EXPECTED = {
@@ -61,7 +63,11 @@ def blocks(path: Path, skip: int = 0) -> Iterator[tuple[int, bytes]]:
         for number in range(1, skip + 1):
             _check_text(path, number, stream.readline())
         while block := stream.read(BLOCK_BYTES):
-            block += stream.readline()
+            rest = stream.readline(LONGEST_LINE)
+            block += rest
+            if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+                last = line + block.count(b"\n")
+                raise InputError(f"a line of more than {LONGEST_LINE >> 20} MiB", f"{path}:{last}", "write one record a line")
             _check_text(path, line, block)
             found = found or bool(block.strip())
             yield line, block
@@ -75,6 +81,22 @@ def _check_text(path: Path, line: int, block: bytes) -> None:
         block.decode("utf-8")
     except UnicodeDecodeError as error:
         raise not_text(path, line + block.count(b"\n", 0, error.start), block[error.start]) from None
+
+
+def pieces(path: Path) -> Iterator[tuple[str, bool]]:
+    """The text of a file in pieces, and whether each is the last; InputError on bytes that are not UTF-8."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    with opened(path) as stream:
+        while True:
+            data = stream.read(BLOCK_BYTES)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise not_text(path, line + error.object.count(b"\n", 0, error.start), error.object[error.start]) from None
+            yield text, not data
+            if not data:
+                return
+            line += data.count(b"\n")
 
 
 def first_line(path: Path) -> str:
@@ -249,11 +271,11 @@ def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) ->
 def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON list or of JSON lines, streamed, each with the `path:line` where it begins.
 
-    An object that spans several blocks counts as malformed, so that the rest of the file is neither read nor held.
+    An object that spans several pieces counts as malformed, so that the rest of the file is neither read nor held.
     """
     decoder, text, at, line = json.JSONDecoder(), "", 0, 1
-    source, between = blocks(path), re.compile(r"[\s,]*")
-    opening: re.Pattern[str] | None = re.compile(r"\s*\[?\s*")
+    source, between = pieces(path), re.compile(r"[\s,]*")
+    opening: re.Pattern[str] | None = re.compile(r"\ufeff?\s*\[?\s*")
     while True:
         skipped = (opening or between).match(text, at)
         stop = skipped.end() if skipped else at
@@ -262,11 +284,13 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value, stop = decoder.raw_decode(text, at)
         except (json.JSONDecodeError, RecursionError) as error:
-            more = next(source, None) if len(text) - at < _MOST_BLOCKS * BLOCK_BYTES else None
+            more = next(source, None) if len(text) - at < MOST_BLOCKS * BLOCK_BYTES else None
             if more is not None:
-                text, at = text[at:] + more[1].decode("utf-8"), 0
+                text, at = text[at:] + more[0], 0
                 continue
             if text[at:].strip() in ("", "]"):
+                if opening and not text.strip("\ufeff \t\r\n"):
+                    raise InputError("empty file", path, "give one with lines") from None
                 if opening:
                     raise InputError("holds no object", path, "give a non-empty list, or one object per line") from None
                 return
