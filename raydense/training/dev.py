@@ -25,6 +25,7 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tokens import Tokens
+from raydense.runtime.progress import say
 from raydense.training.engine import Engine
 from raydense.training.settings import DevSettings
 from raydense.training.tensors import pad
@@ -73,8 +74,23 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
     at = query_positions(qrels["query_id"], queries, dev.qrels)
     rows = store.known_rows(qrels["passage_id"], dev.qrels)
     run = _first_of_run(dev, queries, store) if dev.run else None
+    if run is not None:
+        _refuse_another(run[0], at, dev)
     sets = {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
+    for one in sets.values():
+        if one.absent is not None and not one.relevant.any():
+            raise InputError(f"has no relevant passage among the first {_DEPTH} of a dev query", dev.run, "give better candidates")
     return {name: replace(one, sources=_of_sources(one.query, queries)) for name, one in sets.items()}
+
+
+def _refuse_another(of_run: Ints, judged: Ints, dev: DevSettings) -> None:
+    """InputError where the run has none of the dev queries; where it lacks some, it is said."""
+    asked = np.unique(judged)
+    lacking = int((~np.isin(asked, of_run)).sum())
+    if lacking == len(asked):
+        raise InputError(f"has no query that is judged in {dev.qrels}", dev.run, "give candidates of the dev queries")
+    if lacking:
+        say(f"train: {lacking:,} of {len(asked):,} dev queries are not in {dev.run}: as candidates they have none")
 
 
 def _of_sources(query: Ints, queries: pa.Table) -> dict[str, NDArray[np.bool_]]:
@@ -98,7 +114,8 @@ def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> t
 def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:
     """Queries over a small set of passages: their positives, the first hits of the run, and passages drawn at random.
 
-    Where their positives alone are more than half of the passages, as many of the queries are drawn as leave half for others.
+    Where their positives alone are more than half of the passages, as many of the queries are drawn as leave half for others. There are no
+    more queries than passages.
     """
     at, rows = _drawn(at, rows, most // 2, rng)
     kept = np.unique(rows)
@@ -118,13 +135,15 @@ def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: n
 
 
 def _drawn(at: Ints, rows: Ints, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """The judgements of as many queries, drawn at random, as have at most `most` of them; of all where they fit."""
-    if len(np.unique(rows)) <= most:
-        return at, rows
+    """The judgements of at most `2 * most` queries, drawn at random, that have at most `most` of them, or name at most `most` passages."""
     query, of_query = np.unique(at, return_inverse=True)
+    fits = len(np.unique(rows)) <= most
+    if fits and len(query) <= 2 * most:
+        return at, rows
     order = rng.permutation(len(query))
     held = np.cumsum(np.bincount(of_query)[order])
-    taken = np.isin(of_query, order[: max(1, int(np.searchsorted(held, most, side="right")))])
+    count = 2 * most if fits else max(1, int(np.searchsorted(held, most, side="right")))
+    taken = np.isin(of_query, order[:count])
     return at[taken], rows[taken]
 
 

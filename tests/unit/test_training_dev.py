@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydense.data.store import CorpusWriter, PassageStore
-from raydense.data.tables import commit_table, read_table
+from raydense.data.tables import SCHEMAS, commit_table, read_table
+from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
-from raydense.training.dev import METRIC, METRICS, Dev, of_queries, read_dev_sets, retriever_set
+from raydense.training.dev import METRIC, METRICS, Dev, of_queries, read_dev_sets, reranker_set, retriever_set
 from raydense.training.engine import TorchEngine
 from raydense.training.settings import DevSettings, TrainSettings
 from raydense.training.texts import Texts
@@ -72,7 +73,7 @@ def test_a_dev_set_always_has_hard_and_random_passages(queries: int, most: int, 
         (q, r) for q, r in zip(at, rows, strict=True) if q in dev.query
     }
     if len(set(rows.tolist())) <= most // 2:
-        assert len(dev.query) == queries
+        assert len(dev.query) == min(queries, 2 * (most // 2))
 
 
 def test_one_query_with_more_positives_than_passages_leaves_no_room_for_others() -> None:
@@ -81,8 +82,8 @@ def test_one_query_with_more_positives_than_passages_leaves_no_room_for_others()
     assert dev.rows.tolist() == list(range(40))
 
 
-def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path: Path) -> None:
-    """The means of the sources, by the numbers of their queries, are the mean of all; each is that of its own queries alone."""
+def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The means of the sources, by the numbers of their queries, are the mean of all; each is that of its own queries alone. Other runs are refused."""
     model = DualEncoder.load(tiny_folder)
     texts = ["a red fox", "old bridges of stone", "fever in winter", "rivers freeze", "no one home", "causes"]
     ids = [f"{'ab'[n > 2]}:{n}" for n in range(6)]
@@ -98,6 +99,20 @@ def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path
         draft = Draft.open(tmp_path / name, kind, {})
         commit_table(draft, f"{name}.parquet", pa.table(table))
         draft.finish(6)
+
+    wrong = {"query_id": ids[:1], "passage_id": ids[1:2], "rank": pa.array([1], pa.int32()), "score": pa.array([1.0], pa.float32())}
+    for name, table in (("run", wrong), ("none", {key: values[:0] for key, values in wrong.items()})):
+        draft = Draft.open(tmp_path / name, "run", {})
+        commit_table(draft, "run.parquet", pa.table(table, schema=SCHEMAS["run"]))
+        draft.finish(1)
+    for name, made, fault in (
+        ("none", retriever_set, "has no query that is judged in"),
+        ("run", reranker_set, "has no relevant passage among the first 20"),
+    ):
+        dev = DevSettings(qrels=str(tmp_path / "qrels"), run=str(tmp_path / name), passages=12)
+        with pytest.raises(InputError, match=f"{name}: {fault}"):
+            read_dev_sets(SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1), store, {METRIC: made})
+    assert "train: 5 of 6 dev queries are not in" in capsys.readouterr().err
 
     settings = SimpleNamespace(dev=DevSettings(qrels=str(tmp_path / "qrels"), passages=12), queries=str(tmp_path / "queries"), seed=1)
     whole = read_dev_sets(settings, store, {METRIC: retriever_set})[METRIC]
