@@ -74,6 +74,20 @@ def gathered(*parts: nn.Module | nn.Parameter) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def together() -> Iterator[None]:
+    """An InputError in the block on one of the workers, if there are several, is raised on all of them, at its end; nothing in it may wait for other workers."""
+    fault = None
+    try:
+        yield
+    except InputError as error:
+        fault = error
+    if dist.is_initialized():
+        raise_together(fault)
+    elif fault:
+        raise fault
+
+
 def raise_together(error: InputError | None) -> None:
     """Raise the first error that a worker has, on all of them: one that stopped alone would leave the others waiting for its weights."""
     errors: list[Any] = [None] * dist.get_world_size()

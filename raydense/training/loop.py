@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
+from raydense.models.sharded import together
 from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import Checkpoints
@@ -82,10 +83,12 @@ class Loop:
         threads = share_cores(worker.device, int(s.cpus_per_worker), worker.on_machine, job.generations.behind)
         self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(worker.device)
         method = method_of(s)
-        examples, texts = method.read(s, PassageStore(s.corpus))
+        with together():  # a path may be missing on one machine alone
+            examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
         model = load_start(s, job.start, worker.device)
-        refuse_replaced(s, job.inputs)
+        with together():
+            refuse_replaced(s, job.inputs)
         if s.activation_checkpointing:
             checkpoint_activations(model)
             if worker.device.type == "cpu":
@@ -111,7 +114,8 @@ class Loop:
         The steps that are done may be of this run: Ray starts workers again, perhaps on nodes of another kind.
         """
         done = newest_state(self.job.shared)
-        mine = precision_for(self.settings, self.worker.device, model, done.precision if done else None)
+        with together():
+            mine = precision_for(self.settings, self.worker.device, model, done.precision if done else None)
         if self.worker.workers == 1 or self.settings.precision != "auto":
             return mine
         found = [mine] * self.worker.workers

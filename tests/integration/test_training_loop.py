@@ -138,6 +138,30 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         Loop(job, Worker(0, 1, 1, CPU))
 
 
+def begin_without(rank: int, lacking: str, given: dict[str, Any], folder: str) -> None:
+    """A worker of two; the second is on a machine that does not have one of the inputs."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    asked = TrainSettings(**(given | ({lacking: f"{folder}/not here"} if rank else {})))
+    shared = Place.of(f"{folder}/shared")
+    try:
+        Loop(Job(asked, asked.model, shared, 1, {}, Generations(shared, steps=1, every=1), 1, {}), Worker(rank, 2, 2, CPU))
+    except InputError as error:
+        Path(folder, f"refused-{rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("lacking", ["model", "examples", "corpus"])
+def test_what_one_machine_lacks_is_refused_by_all_workers(tmp_path: Path, lacking: str) -> None:
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), workers=2, batch_size=4, precision="auto")
+    run_ranks(begin_without, (lacking, asked.model_dump(exclude_unset=True), str(tmp_path)), 2)
+    refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
+    assert refused[0] == refused[1]
+    assert "not here" in refused[0]
+
+
 @pytest.mark.parametrize("done_in", ["fp32", "bf16"])
 def test_a_worker_goes_on_in_the_precision_of_the_steps_done_in_this_run(tmp_path: Path, done_in: Precision) -> None:
     """By workers on nodes of another kind, which Ray started before this one: whatever is the first of this processor, one of the two is not."""
