@@ -30,8 +30,9 @@ from raydense.recipes.content import apply, recipe_content
 from raydense.recipes.planning import Measured, Prices
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
-from raydense.storage import Artifact, Place, named_folders
+from raydense.storage import Artifact, Place, digest_of, named_folders
 
+_LONGEST = 120  # characters of the name of a trial's folder
 _ONLY = "recipe"  # what the one variant of a sweep over seeds alone is called
 
 
@@ -79,8 +80,11 @@ class Sweep:
         root = Place.of(output)
         variants = _variants(grid, content, where, faults)
         for change in changes:
-            if change.partition("=")[0] in grid:
+            key = change.partition("=")[0]
+            if key in grid:
                 faults.add("is swept", f"--set {change}", f"change it in {file}")
+            elif setting := [name for name, by_hand in variants.items() if key in by_hand]:
+                faults.add(f"is what the variants {', '.join(setting)} set", f"--set {change}", f"change it in {file}")
         faults.refuse()
         rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
         trials = []
@@ -168,11 +172,17 @@ def _trial(
         apply(key, value, own, f"{wheres[key]}.{key}")
     for key in changes:
         _refuse_unknown(key, own, wheres[key])
-    folder = re.sub(r"[^A-Za-z0-9.=_-]+", "-", ", ".join(part for part in (variant, seed) if part))
+    folder = _folder(", ".join(part for part in (variant, seed) if part))
     trial = Trial(variant, seed, Recipe.build(own, output / "trials" / folder, str(file), shared=output / "stages"))
     if not any(isinstance(stage.settings, EvaluateSettings) for stage in trial.recipe.stages):
         raise InputError("a swept recipe has no evaluate stage", file, "end it with one: the table is made of what it measures")
     return trial
+
+
+def _folder(name: str) -> str:
+    """A name of a folder for a trial; of long values it has a digest, as file systems take 255 bytes."""
+    plain = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name)
+    return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 9]}-{digest_of(name)[:8]}"
 
 
 def _refuse_same(trials: list[Trial], where: str) -> None:

@@ -75,6 +75,8 @@ def read_training_data(
 
     InputError if a method needs scores and the examples have none.
     """
+    if needs_scores:
+        require_scores(settings)
     queries = read_table(settings.queries, "queries")
     examples = read_examples(settings.examples, queries, store, negatives)
     if settings.more_examples:
@@ -110,16 +112,10 @@ def require_scores(settings: TrainSettings) -> None:
             examples = Artifact.open(path)
             first = next((file.path for file in examples.files if file.path.endswith(".parquet")), None)
             if first and not {*_SCORES} <= {*pq.read_schema(examples.file(first)).names}:
-                raise _without_scores(settings, path)
-
-
-def _without_scores(settings: TrainSettings, path: str) -> InputError:
-    return InputError(f"has no teacher's scores, which objective {settings.objective} learns from", path, _SCORED)
+                raise InputError(f"has no teacher's scores, which objective {settings.objective} learns from", path, _SCORED)
 
 
 def _scored(examples: Examples, negatives: int, settings: TrainSettings, log: bool) -> Examples:
-    if examples.positives.scores is None or examples.negatives.scores is None:
-        raise _without_scores(settings, settings.examples)
     scored = examples.scored(negatives)
     if not len(scored):
         raise InputError(f"no query has a positive and {negatives} negatives with a teacher's score", settings.examples, _SCORED)

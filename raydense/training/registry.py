@@ -84,11 +84,13 @@ def _installed(name: str, where: str) -> type[Any] | None:
 def _by_path(name: str, where: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     try:
-        return _checked(getattr(import_module(module), attribute), name, where)
+        there = import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(f"no module {error.name!r}", where, _INSTALL) from None
-    except AttributeError:
-        raise InputError(f"{module} has no {attribute}", where, "give package.module:Class") from None
+    found = getattr(there, attribute, None)
+    if found is None:
+        raise InputError(f"{module} has no {attribute}", where, "give package.module:Class")
+    return _checked(found, name, where)
 
 
 def _checked(found: Any, name: str, where: str) -> type[Any]:

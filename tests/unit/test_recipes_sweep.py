@@ -273,6 +273,20 @@ def test_a_swept_recipe_needs_a_report_and_no_change_of_what_is_swept(tmp_path):
         read(write(tmp_path, "stages: {data: {do: sample}}\nsweep: {seed: [1]}"))
     with pytest.raises(InputError, match="--set seed=3: is swept"):
         read(write(tmp_path), changes=("seed=3",))
+    with pytest.raises(InputError, match=r"--set train\.alpha=3: is what the variants low, high set"):
+        read(
+            write(tmp_path, with_sweep("sweep: {variants: {low: {train.alpha: 0.1}, high: {train.alpha: 0.5}, same: {}}}")),
+            changes=("train.alpha=3",),
+        )
+
+
+def test_a_trial_of_long_values_has_a_folder_that_can_be_made(tmp_path):
+    values = [f"{word} {'of the corpus ' * 30}" for word in ("query", "question")]
+    sweep = read(write(tmp_path, with_sweep(f"sweep: {{train.query_prefix: {values}}}")), tmp_path / "out")
+    folders_ = [Path(trial.recipe.output) for trial in sweep.trials]
+    assert len({folder.name for folder in folders_}) == 2
+    for folder in folders_:
+        folder.mkdir(parents=True)
 
 
 QUERIES = [f"q{i}" for i in range(40)]

@@ -101,6 +101,9 @@ def test_examples_without_scores_are_refused_or_left_out(data: TrainingData, cap
         InputError, match=r"has no teacher's scores, which objective margin-mse learns from; give examples of `raydense label`"
     ):
         method_of(bare).read(bare, PassageStore(bare.corpus))
+    more = settings_of(data, "margin-mse", more_examples=str(data.root / "examples"))
+    with pytest.raises(InputError, match=rf"^{data.root}/examples: has no teacher's scores"):
+        method_of(more).read(more, PassageStore(more.corpus))
 
 
 def test_draws_are_those_without_scores(data: TrainingData) -> None:
