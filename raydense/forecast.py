@@ -35,6 +35,8 @@ class Holds:
     """Of an index: the share of its vectors that a query is compared with."""
     lists: int = 0
     files: int = 0
+    drawn: int = 0
+    """Of examples of several sources: how many of them an epoch has, by the sources' weights."""
 
     def __str__(self) -> str:
         return f"{self.word} {self.rows:,}".lstrip()
@@ -109,6 +111,8 @@ def _held(manifest: dict[str, Any]) -> Holds:
     if kind in ("qrels", "run"):
         queries = int(summary.get("queries", rows))
         return Holds(queries, "at most", each=rows / max(1, queries), bytes=disk)
+    if kind == "examples":
+        return Holds(rows, bytes=disk, drawn=int(summary.get("drawn", 0)))
     if kind == "corpus":
         parts = [file["bytes"] for path, file in files.items() if path.startswith("corpus-")]
         return Holds(rows, each=sum(parts) / max(1, rows), bytes=disk, files=len(parts))

@@ -69,7 +69,8 @@ def mix(settings: MixSettings) -> Artifact:
     examples = pa.concat_tables([_examples_of(one, kept[one.corpus], None if first is None else int(first[one.corpus])) for one in sources])
     if all(examples[key].null_count == len(examples) for key in _SCORES):
         examples = examples.drop_columns(list(_SCORES))
-    dataset.table("examples", "examples", examples, corpus=(joined or stores[0].artifact).fingerprint)
+    drawn = sum(round(of_source[one.name] * len(one.examples)) for one in sources)
+    dataset.table("examples", "examples", examples, corpus=(joined or stores[0].artifact).fingerprint, drawn=drawn)
     of_corpus = {one.name: names[one.corpus] if joined else None for one in sources}
     judged = [_renamed(one.name, of_corpus[one.name], one.qrels) for one in sources if one.qrels is not None]
     if judged:

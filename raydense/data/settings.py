@@ -174,6 +174,9 @@ class MixSettings(Settings):
             return Forecast()
         if len(self.queries) == 1:
             queries = replace(queries, rows=queries.rows * len(self.examples))
+        weights, of_source = self.weights or [1.0] * len(self.examples), [known.of(named(folder)[1]) for folder in self.examples]
+        drawn = sum(round(weight * one.rows) for weight, one in zip(weights, of_source, strict=False) if one)
+        examples = replace(examples, drawn=drawn)
         makes = {below(self.output, "examples"): examples, below(self.output, "queries"): queries}
         corpora = [known.of(named(folder)[1]) for folder in self.corpus]
         if len(corpora) > 1 and (corpus := total(corpora)):

@@ -22,7 +22,8 @@ _DEV_TIMES = 10  # where `dev.every` is 0
 
 def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
     """The time grows with the tokens of all steps, of what is measured meanwhile, and of the corpus at each refresh."""
-    examples, start = _examples(settings, known), model_of(known, method_of(settings).starts_from(settings)[0])
+    examples, starts = _examples(settings, known), [model_of(known, folder) for folder in method_of(settings).starts_from(settings)]
+    start = starts[0]
     steps = _steps(settings, examples)
     memory, memory_bytes = _worker(settings)
     made = Model(0, "about", start.each, start.bytes, flops=start.flops, **_lengths(settings, start)) if start else None
@@ -32,7 +33,8 @@ def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
         makes |= {below(settings.output, part): replace(made, bytes=0.0) for part in ("retriever", "reranker")}
     if steps is None or made is None:
         return Forecast(needs, makes)
-    work = {"flops": _flops(settings, steps, made, known), "steps": float(steps.rows)}
+    models = [made, *(replace(other, passage_length=_lengths(settings, other)["passage_length"]) for other in starts[1:] if other)]
+    work = {"flops": _flops(settings, steps, examples, models, known), "steps": float(steps.rows)}
     return Forecast(needs, makes, f"train {made.scale}", work, memory_bytes, settings.workers if settings.gpus_per_worker else 0)
 
 
@@ -41,23 +43,23 @@ def _lengths(settings: LoopSettings, start: Model) -> dict[str, int]:
     return {name: int(getattr(settings, name, None) or pair or getattr(start, name)) for name in ("query_length", "passage_length")}
 
 
-def _flops(settings: LoopSettings, steps: Holds, model: Model, known: Known) -> float:
-    """The floating-point operations of all steps, the measurements and the refreshes."""
+def _flops(settings: LoopSettings, steps: Holds, examples: Holds | None, models: list[Model], known: Known) -> float:
+    """The floating-point operations of all steps, the measurements and the refreshes; pairs are read by the last of `models`."""
     corpus, queries = known.of(settings.corpus), known.of(getattr(settings, "queries", None))
-    passage = tokens(corpus.each if corpus else PASSAGE_CHARACTERS, model.passage_length)
-    query = tokens(queries.each if queries else QUERY_CHARACTERS, model.query_length)
-    pair = tokens((corpus.each if corpus else PASSAGE_CHARACTERS) + QUERY_CHARACTERS, model.passage_length)
-    lengths = {"queries": query, "pairs": pair}
+    model, scorer = models[0], models[-1]
+    passage = model.flops * tokens(corpus.each if corpus else PASSAGE_CHARACTERS, model.passage_length)
+    query = model.flops * tokens(queries.each if queries else QUERY_CHARACTERS, model.query_length)
+    both = (corpus.each if corpus else PASSAGE_CHARACTERS) + QUERY_CHARACTERS
+    each = {"queries": query, "pairs": scorer.flops * tokens(both, scorer.passage_length)}
     texts = method_of(settings).texts_of(settings).items()
-    part = sum(count * lengths.get(kind, passage) for kind, count in texts) * settings.workers * settings.accumulation
+    part = sum(count * each.get(kind, passage) for kind, count in texts) * settings.workers * settings.accumulation
     cached = 1.0 if settings.micro_batch and method_of(settings).couples(settings) else 0.0  # gradient caching runs forward twice
-    return model.flops * (
-        (_BACKWARD + cached) * steps.rows * part + _measured(settings, steps, passage, known) + _renewed(settings, steps, passage, known)
-    )
+    once = _measured(settings, steps, passage) + _renewed(settings, steps, examples, passage, both, known)
+    return (_BACKWARD + cached) * steps.rows * part + once
 
 
-def _measured(settings: LoopSettings, steps: Holds, passage: float, known: Known) -> float:
-    """The tokens of the passages that dev queries are searched in, of all measurements."""
+def _measured(settings: LoopSettings, steps: Holds, passage: float) -> float:
+    """What it takes to encode the passages that dev queries are searched in, of all measurements."""
     dev = settings.dev if isinstance(settings, MeasuredSettings) else None
     if not dev:
         return 0.0
@@ -66,19 +68,24 @@ def _measured(settings: LoopSettings, steps: Holds, passage: float, known: Known
     return times * dev.passages * passage
 
 
-def _renewed(settings: LoopSettings, steps: Holds, passage: float, known: Known) -> float:
-    """The tokens of the corpus, which each refresh encodes."""
+def _renewed(settings: LoopSettings, steps: Holds, examples: Holds | None, passage: float, both: float, known: Known) -> float:
+    """What it takes to encode the corpus at each refresh, and to score the candidates of its queries where a re-ranker denoises them."""
     refresh, corpus = refresh_of(settings), known.of(settings.corpus)
     if not (refresh and corpus):
         return 0.0
-    times = steps.rows / refresh.every if refresh.unit == "steps" else settings.epochs / refresh.every
-    return int(times) * corpus.rows * passage
+    queries = examples.rows if examples else 0
+    period = refresh.every * (max(1, queries // settings.batch_size) if refresh.unit == "epochs" else 1)
+    times = max(0, (steps.rows - 1) // max(1, round(period)) - int(refresh.mode == "async"))  # as `Generations.last`
+    denoises = model_of(known, refresh.reranker) if refresh.reranker else None
+    pairs = refresh.fraction * queries * refresh.depth * denoises.flops * tokens(both, denoises.passage_length) if denoises else 0.0
+    return times * (corpus.rows * passage + pairs)
 
 
 def _examples(settings: LoopSettings, known: Known) -> Holds | None:
     """What a training's epoch is made of; what siblings a passage has, only the corpus shows."""
     if isinstance(settings, TrainSettings):
-        return total(known.of(path) for path in (settings.examples, settings.more_examples) if path)
+        found = [known.of(path) for path in (settings.examples, settings.more_examples) if path]
+        return total(one and replace(one, rows=one.drawn or one.rows) for one in found)
     context = getattr(settings, "context", None)
     if context == "query":
         return fewest(known.of(settings.corpus))  # some passages may have no query

@@ -1,14 +1,15 @@
 """The figures of a plan: sizes that flow from the files of a data set through every stage, and time and money by rates."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from raydense.data.settings import ImportSettings
+from raydense.data.settings import ImportSettings, MixSettings
 from raydense.data.source_size import parts_held
 from raydense.data.tables import commit_table
-from raydense.forecast import Forecast, Holds, Known
+from raydense.forecast import Forecast, Holds, Known, Model
 from raydense.models.model_size import TINY, model_of
 from raydense.recipes.content import recipe_file
 from raydense.recipes.planning import Prices, estimate_of, total_of
@@ -16,6 +17,7 @@ from raydense.recipes.rates import Rate, Rates, stored_rates
 from raydense.recipes.recipe import Recipe, plan
 from raydense.storage import Draft
 from raydense.training import forecasts, memory
+from raydense.training.settings import TrainSettings
 
 QUERIES, PASSAGES = 5_000, 3_000
 
@@ -61,6 +63,47 @@ def test_a_plan_has_figures_for_what_follows_a_joint_training(tmp_path: Path, mo
     monkeypatch.setattr(forecasts, "_ESTIMATES", {})
     rows = plan(Recipe.read(recipe_file("rocketqav2-sample"), tmp_path / "out"), prices=Prices(2, 1))
     assert total_of(rows)["unknown"] == []
+
+
+def work_of(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[str, float]:
+    """The work of a training, of folders whose sizes are known: 1,000 passages, 640 examples, a small encoder and a large re-ranker."""
+    monkeypatch.setattr(memory, "describe", lambda settings: ("", 5))
+    monkeypatch.setattr(forecasts, "_ESTIMATES", {})
+    known = Known()
+    known.expect({"c": Holds(1_000, each=400.0), "q": Holds(640, each=40.0), "e": Holds(640), "two": Holds(640, drawn=160)})
+    known.expect({"small": Model(0, flops=1e7, each=384), "large": Model(0, flops=3e8), "large-2": Model(0, flops=6e8)})
+    given = {"model": "small", "corpus": "c", "queries": "q", "examples": "e", "output": "o", "batch_size": 64, "epochs": 10, "seed": 1}
+    return forecasts.training_forecast(TrainSettings(**(given | changes)), known).work
+
+
+def test_pairs_are_read_by_the_re_ranker(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"objective": "joint", "max_steps": 10, "negatives": 7}
+    one, two = (work_of(monkeypatch, **given, reranker=name)["flops"] for name in ("large", "large-2"))
+    alone = work_of(monkeypatch, objective="reranker", model="large", max_steps=10, negatives=7)["flops"]
+    assert two - one == pytest.approx(alone, rel=0.01), "twice the operations of the pairs"
+
+
+def test_a_refresh_encodes_the_corpus_and_scores_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_refreshes(**refresh: Any) -> float:
+        plain, with_refresh = (work_of(monkeypatch, objective="retriever", **more)["flops"] for more in ({}, {"refresh": refresh}))
+        return with_refresh - plain
+
+    once = of_refreshes(every=50)  # of 100 steps: the last boundary makes no generation
+    assert once == pytest.approx(1e7 * 1_000 * (400 / 4.2 + 2), rel=0.01)
+    assert of_refreshes(every=5, unit="epochs") == pytest.approx(once)
+    assert of_refreshes(every=25) == pytest.approx(3 * once)
+    assert of_refreshes(every=25, mode="async") == pytest.approx(2 * once)
+    denoised = of_refreshes(every=50, reranker="large", depth=20, fraction=0.5)
+    assert denoised - once == pytest.approx(3e8 * 0.5 * 640 * 20 * (440 / 4.2 + 2), rel=0.01)
+
+
+def test_an_epoch_of_several_sources_has_what_their_weights_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work_of(monkeypatch, objective="retriever", examples="two")["steps"] == 20  # 160 of 640 in each of ten
+    known = Known()
+    known.expect({"gold": Holds(50_000), "pseudo": Holds(1_000_000), "q": Holds(9), "c": Holds(9)})
+    given = {"examples": ["a=gold", "b=pseudo"], "queries": ["q"], "corpus": ["c"], "weights": [1, 0.1], "output": "o"}
+    made = MixSettings.read(given).forecast(known).makes["o/examples"]
+    assert (made.rows, made.drawn) == (1_050_000, 150_000)
 
 
 def test_the_lines_of_a_large_file_are_estimated_from_its_first(msmarco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
