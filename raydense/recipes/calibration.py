@@ -256,6 +256,7 @@ def _run(calibration: Calibration, small: Small, number: int, end: float) -> Non
         except Exception as error:  # of any kind: the plan has the other stages
             calibration.refused[stage.name] = f"a slice of it failed: {why(error)}"
         else:
+            calibration.refused.pop(stage.name, None)  # a smaller slice of it failed
             _note(
                 calibration,
                 stage,

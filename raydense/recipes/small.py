@@ -19,11 +19,12 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
 from raydense.storage import Place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.settings import MeasuredSettings
+from raydense.training.settings import MeasuredSettings, refresh_of
 
 _LEAST_PASSAGES, _LEAST_QUERIES = 300, 64
 _A_LIST = 40  # passages that FAISS wants for each list that it trains
 _DEV_PASSAGES = 200
+_STEPS_OF_A_REFRESH = 4
 
 
 class NoSlice(Exception):
@@ -172,6 +173,9 @@ class Small:
             changes["batch_size"] = max(1, there // unit) * unit
         if isinstance(settings, MeasuredSettings) and settings.dev:
             changes["dev.passages"] = min(settings.dev.passages, _DEV_PASSAGES)
+        if refresh_of(settings):  # async learns from the first boundary's negatives after the second
+            changes["max_steps"] = max(_STEPS_OF_A_REFRESH, changes["max_steps"])
+            changes |= {"refresh.unit": "steps", "refresh.every": (changes["max_steps"] - 1) // 2}
         return changes
 
 

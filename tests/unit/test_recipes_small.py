@@ -1,0 +1,37 @@
+"""The settings of a stage at small size: a training with refresh still learns from negatives that it found itself."""
+
+from pathlib import Path
+
+import pytest
+
+from raydense.forecast import Known
+from raydense.recipes.recipe import Recipe
+from raydense.recipes.small import Small
+from raydense.storage import Draft, Place
+from raydense.training.generations import Generations
+from raydense.training.settings import TrainSettings
+
+RECIPE = """
+stages:
+  data: {do: sample, passages: 3000}
+  retriever: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $data/examples,
+    batch_size: 64, epochs: 4, refresh: {every: 1, unit: epochs, mode: MODE}}
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("steps", [2, 3, 40])
+def test_a_training_renews_its_negatives_at_small_size_too(tmp_path: Path, mode: str, steps: int) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("MODE", mode))
+    recipe = Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out")
+    stage = recipe.stages[-1]
+    made_small = Draft.open(tmp_path / "small/data/examples", "examples", {})
+    made_small.commit("examples.parquet", lambda path: path.touch(), 64)
+    made_small.finish(64)
+    settings = Small(Place.of(tmp_path / "small"), recipe.stages, Known(), 0.1, 0.1, 1, {"retriever": steps}).settings(stage)
+    assert isinstance(settings, TrainSettings)
+    assert steps <= settings.max_steps <= max(4, steps)
+    refresh = settings.refresh  # type: ignore[attr-defined]
+    assert refresh.unit == "steps"
+    made = Generations(Place.of(tmp_path), settings.max_steps, int(refresh.every), int(mode == "async"))
+    assert made.last >= 1
