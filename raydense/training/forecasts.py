@@ -35,6 +35,8 @@ def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
         return Forecast(needs, makes)
     models = [made, *(replace(other, passage_length=_lengths(settings, other)["passage_length"]) for other in starts[1:] if other)]
     work = {"flops": _flops(settings, steps, examples, models, known), "steps": float(steps.rows)}
+    if times := _refreshes(settings, steps, examples):
+        work["refreshes"] = float(times)  # each starts workers
     return Forecast(needs, makes, f"train {made.scale}", work, memory_bytes, settings.workers if settings.gpus_per_worker else 0)
 
 
@@ -74,11 +76,19 @@ def _renewed(settings: LoopSettings, steps: Holds, examples: Holds | None, passa
     if not (refresh and corpus):
         return 0.0
     queries = examples.rows if examples else 0
-    period = refresh.every * (max(1, queries // settings.batch_size) if refresh.unit == "epochs" else 1)
-    times = max(0, (steps.rows - 1) // max(1, round(period)) - int(refresh.mode == "async"))  # as `Generations.last`
     denoises = model_of(known, refresh.reranker) if refresh.reranker else None
     pairs = refresh.fraction * queries * refresh.depth * denoises.flops * tokens(both, denoises.passage_length) if denoises else 0.0
-    return times * (corpus.rows * passage + pairs)
+    return _refreshes(settings, steps, examples) * (corpus.rows * passage + pairs)
+
+
+def _refreshes(settings: LoopSettings, steps: Holds, examples: Holds | None) -> int:
+    """How often the negatives are renewed: `Generations.last`, in which the first boundary is after `every` steps or epochs."""
+    refresh = refresh_of(settings)
+    if refresh is None:
+        return 0
+    epoch = max(1, examples.rows // settings.batch_size) if examples else 1
+    every = max(1, round(refresh.every * (epoch if refresh.unit == "epochs" else 1)))
+    return max(0, (steps.rows - 1) // every - int(refresh.mode == "async"))
 
 
 def _examples(settings: LoopSettings, known: Known) -> Holds | None:

@@ -22,7 +22,9 @@ class DevSettings(BaseSettings):
     every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
     patience: int = setting(0, "stop after so many dev measurements in a row without a better one; 0: never", ge=0)
     passages: int = setting(
-        5_000, "passages that the dev queries are searched in; of queries whose positives are more than half, some are drawn", ge=10
+        5_000,
+        "passages that the dev queries are searched in; of more queries than passages, or whose positives are more than half, some are drawn",
+        ge=10,
     )
 
 

@@ -98,6 +98,8 @@ def test_a_refresh_encodes_the_corpus_and_scores_candidates(monkeypatch: pytest.
 
 
 def test_an_epoch_of_several_sources_has_what_their_weights_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "refreshes" not in work_of(monkeypatch, objective="retriever")
+    assert work_of(monkeypatch, objective="retriever", refresh={"every": 25})["refreshes"] == 3
     assert work_of(monkeypatch, objective="retriever", examples="two")["steps"] == 20  # 160 of 640 in each of ten
     known = Known()
     known.expect({"gold": Holds(50_000), "pseudo": Holds(1_000_000), "q": Holds(9), "c": Holds(9)})
