@@ -24,7 +24,8 @@ from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
 from raydense.models.model_kind import multiplies, require_model
-from raydense.storage import Artifact, Draft, check_unchanged, provenance
+from raydense.runtime.progress import say
+from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
@@ -44,6 +45,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     draft = Draft.open(settings.output, "embeddings", made_from)
     if draft.done:
         return draft.done
+    _say_similarity(str(settings.model))
     there = draft.committed()
     ids, total = ("passage_ids.arrow" if settings.corpus else "query_ids.arrow"), source.parts[-1][1]
     if ids not in there:
@@ -69,6 +71,18 @@ def encode(settings: EncodeSettings) -> Artifact:
         padding_share=round(1 - sum(n["tokens"] for n in notes) / max(1, sum(n["padded"] for n in notes)), 4),
         seconds=round(sum(n["seconds"] for n in notes), 2),
     )
+
+
+def _say_similarity(model: str) -> None:
+    """Say where sentence-transformers would rank the vectors of a model by another similarity than an index does."""
+    from raydense.models.encoder_config import read_encoder_config, similarity_of
+
+    folder = model_place(model).local()
+    named = similarity_of(folder)
+    if named not in ("", "dot") and not (named == "cosine" and read_encoder_config(folder).normalize):
+        say(
+            f"encode: {model} names {named} as its similarity, and does not scale its vectors: an index ranks by the inner product of these"
+        )
 
 
 def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:

@@ -17,6 +17,7 @@ from raydense.models.encoder_folder import (
     OWN_FILE,
     encoder_folders,
     is_reranker,
+    optional_json,
     positions,
     read_json,
     require_folder,
@@ -76,6 +77,7 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
     root = model_place(folder).local()
     require_folder(root)
     inner = _inner(root)
+    _refuse_prompt(root, inner)
     limit = positions(inner)
     length = length or _pair_length(root, inner, limit)
     if length > limit:
@@ -87,6 +89,14 @@ def refuse_untrained(folder: str | Path) -> None:
     """InputError if the folder holds an encoder: its head would have random weights, and its scores no meaning."""
     if not is_reranker(_inner(model_place(folder).local())):
         raise InputError("is no trained re-ranker: it has no head", folder, "give one that objective reranker or joint has trained")
+
+
+def _refuse_prompt(root: Path, inner: Path) -> None:
+    """InputError for a cross-encoder of sentence-transformers that puts a prompt before its texts: without it the scores are others."""
+    found = optional_json(root / "config_sentence_transformers.json")
+    if is_reranker(inner) and (found.get("prompts") or {}).get(found.get("default_prompt_name")):
+        what = f"puts the prompt {found['default_prompt_name']!r} before its texts"
+        raise InputError(what, root, "write it into the texts, and set default_prompt_name to null in config_sentence_transformers.json")
 
 
 def _inner(root: Path) -> Path:

@@ -17,6 +17,7 @@ from raydense.models.modules.pooling import check_mode, pooling_mode
 
 # Fields that were added later: a folder has them only if they are not the default.
 _NEWER = ("dimension",)
+_OF_THEIRS = "config_sentence_transformers.json"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     return config
 
 
+def similarity_of(folder: Path) -> str:
+    """How sentence-transformers compares the vectors of a folder of its own, such as cosine; empty where that is not said, or the folder is raydense's."""
+    if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
+        return ""
+    return str(optional_json(folder / _OF_THEIRS).get("similarity_fn_name") or "")
+
+
 def write_own_config(folder: Path, config: EncoderConfig) -> None:
     """Write raydense.json."""
     defaults = asdict(EncoderConfig())
@@ -82,13 +90,14 @@ def write_own_config(folder: Path, config: EncoderConfig) -> None:
 def write_prompts(folder: Path, config: EncoderConfig) -> None:
     """Write the prompts and the similarity of sentence-transformers."""
     write_json(
-        folder / "config_sentence_transformers.json",
+        folder / _OF_THEIRS,
         {
             "model_type": "SentenceTransformer",
             "prompts": {"query": config.query_prefix, "document": config.passage_prefix},
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if config.normalize else "dot",
-        },
+        }
+        | ({"truncate_dim": config.dimension} if config.dimension else {}),
     )
 
 
@@ -107,6 +116,7 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
     query_length, passage_length = (min(length or limit, limit) for length in kind.lengths(inner))
     query_prefix, passage_prefix = _prompts(folder)
     pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
+    found = optional_json(folder / _OF_THEIRS)
     return EncoderConfig(
         pooling=pooling_mode(pooled, bool(query_prefix or passage_prefix)) if pooled else "mean",
         normalize=parts[-1].kind.__name__ == "Normalize",
@@ -114,12 +124,13 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
         passage_prefix=passage_prefix,
         query_length=query_length,
         passage_length=passage_length,
+        dimension=int(found.get("truncate_dim") or 0),
     )
 
 
 def _prompts(folder: Path) -> tuple[str, str]:
     """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
-    found = optional_json(folder / "config_sentence_transformers.json")
+    found = optional_json(folder / _OF_THEIRS)
     prompts = found.get("prompts") or {}
     default = prompts.get(found.get("default_prompt_name")) or ""
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)

@@ -27,6 +27,7 @@ from raydense.errors import InputError
 from raydense.models.encoder_folder import first_line
 from raydense.models.float32_linear import keep_in_float32, keep_score_in_float32
 from raydense.models.sharded import raise_together, shares_out
+from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.runtime.verbosity import is_verbose
 
 _DROPOUTS = (
@@ -83,6 +84,8 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     if trained and config.num_labels != 1:
         raise InputError(f"its head gives {config.num_labels} labels", inner, "give a cross-encoder of one score")
     config.num_labels = 1
+    if config.pad_token_id is None:  # a decoder takes the score of the last token that is no padding
+        config.pad_token_id = read_tokenizer(inner).pad_token_id
     model, missing = _load(AutoModelForSequenceClassification, inner, config)
     lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
     if lacking:

@@ -23,9 +23,14 @@ from raydense.training.precision import DTYPES
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8
+# of the second and the first version: the limit, what is used, and what of that is cached files, which is given back when memory is short
 _CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", ("active_file", "inactive_file")),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
 )
 
 
@@ -83,9 +88,11 @@ def memory_for(workers: int) -> int:
 
 def _free_in_containers() -> Iterator[int]:
     yield 2**63
-    for limit, used in _CGROUPS:
+    for limit, used, cached in _CGROUPS:
         if Path(limit).is_file() and (most := Path(limit).read_text().strip()).isdigit():
-            yield max(0, int(most) - int(Path(used).read_text()))
+            stat = dict(line.split(" ", 1) for line in Path(used).with_name("memory.stat").read_text().splitlines())
+            taken = int(Path(used).read_text()) - sum(int(stat.get(key, 0)) for key in cached)
+            yield max(0, int(most) - max(0, taken))
 
 
 def largest_by_estimate(outline: Outline, available: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, Qwen2Config, Qwen2Model
 
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder, load_pair_tokenizer
@@ -44,6 +44,29 @@ def test_ours_gives_the_same_scores_in_sentence_transformers(tiny_folder, texts,
     for (name, kept), saved in zip(again.model.state_dict().items(), model.model.state_dict().values(), strict=True):
         assert torch.equal(kept, saved), name
     np.testing.assert_allclose(scores(again, queries, texts), ours, atol=1e-6)  # where weights lie in memory may change the last bits
+
+
+def test_a_cross_encoder_with_a_prompt_is_refused(tiny_folder, tmp_path):
+    fresh(tiny_folder, length=48).save(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"q": "find: "}, "default_prompt_name": "q"}))
+    with pytest.raises(InputError, match="puts the prompt 'q' before its texts; write it into the texts"):
+        load_pair_tokenizer(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"q": "find: "}, "default_prompt_name": None}))
+    assert load_pair_tokenizer(tmp_path).length == 48
+
+
+def test_a_decoder_gets_the_padding_token_of_its_tokenizer(tiny_folder, texts, queries, tmp_path):
+    torch.manual_seed(5)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64}
+    Qwen2Model(Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=300, pad_token_id=None, **size)).save_pretrained(
+        str(tmp_path)
+    )
+    tokenizer.save_pretrained(str(tmp_path))
+    model = fresh(tmp_path, length=48)
+    together = scores(model, queries, texts)
+    alone = np.concatenate([scores(model, [query], [text]) for query, text in zip(queries, texts, strict=True)])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
 def test_theirs_gives_the_same_scores_in_ours(tiny_folder, texts, queries, tmp_path):

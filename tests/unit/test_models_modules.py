@@ -73,6 +73,10 @@ def test_every_weight_of_a_dense_layer_learns(transformer: Transformer, texts: l
     model.encode_passages(model.tokenize_passages(texts).pad(0)).square().sum().backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
     assert model.dimension == 24
+    wanted = model.eval().encode_passages(model.tokenize_passages(texts).pad(0))
+    cast = model.to(torch.bfloat16).encode_passages(model.tokenize_passages(texts).pad(0))  # as DeepSpeed does on a GPU
+    assert cast.dtype == torch.float32
+    torch.testing.assert_close(cast, wanted, rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -84,6 +88,10 @@ def test_fewer_dimensions_are_those_of_sentence_transformers(
     np.testing.assert_allclose(found, theirs(folder, texts, truncate_dim=17, normalize_embeddings=normalized), atol=2e-6)
     with pytest.raises(InputError, match="dimension 129 is more than the 128 of the model"):
         DualEncoder.load(folder, dimension=129)
+    DualEncoder.load(folder, dimension=17).save(tmp_path / "cut")
+    np.testing.assert_allclose(theirs(tmp_path / "cut", texts, normalize_embeddings=normalized), found, atol=2e-6)
+    (tmp_path / "cut/raydense.json").unlink()
+    np.testing.assert_allclose(ours(tmp_path / "cut", texts), found, atol=2e-6)
 
 
 def test_what_is_unknown_is_refused_in_one_line(transformer: Transformer, tmp_path: Path) -> None:

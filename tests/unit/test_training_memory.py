@@ -240,8 +240,10 @@ def test_a_trial_halves_until_nothing_runs_out(data: TrainingData) -> None:
 
 def test_each_worker_gets_a_share_of_the_memory_that_the_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, used = tmp_path / "max", tmp_path / "current"
-    used.write_text(f"{100 * 2**20}\n")
-    monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(limit), str(used)), (str(tmp_path / "none"), "")))
+    used.write_text(f"{400 * 2**20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {100 * 2**20}\nactive_file {50 * 2**20}\ninactive_file {250 * 2**20}\n")
+    files = ("active_file", "inactive_file")
+    monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(limit), str(used), files), (str(tmp_path / "none"), "", files)))
     limit.write_text("max\n")
     assert memory_for(1) > 200 * 2**20
     limit.write_text(f"{300 * 2**20}\n")

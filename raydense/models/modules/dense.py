@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -64,5 +63,6 @@ class Dense(Module):
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / "model.safetensors")
 
     def forward(self, features: Features) -> Features:
-        vectors: torch.Tensor = self.activation(self.linear(features[VECTORS]))
+        vectors = features[VECTORS].to(self.linear.weight.dtype)  # an engine may have cast the weights
+        vectors = self.activation(self.linear(vectors))
         return {**features, VECTORS: vectors.float()}
