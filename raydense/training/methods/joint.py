@@ -60,7 +60,7 @@ class Joint(Method):
             if not self.in_batch and self.negatives == 0:
                 raise ValueError("a joint without in_batch needs negatives of at least 1")
             if self.teacher == "static":
-                self._refuse_given(["loss", "dropout"], "a static teacher")
+                self._refuse_given(["loss"], "a static teacher")
                 if self.dev and self.dev.by == "reranker":
                     raise ValueError("dev.by reranker measures the same at each step with a static teacher: leave it out")
             return self
