@@ -37,6 +37,7 @@ from raydense.training.micro_batch import refuse_too_little
 from raydense.training.registered import newest_state
 from raydense.training.tracking import tracking
 from raydense.training.weights import load_weights
+from raydense.training.workers import wait_for_left
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
@@ -65,6 +66,7 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
 
 def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> None:
     """Check the inputs, train, and keep what worker 0 reports."""
+    wait_for_left(shared)
     store = PassageStore(settings.corpus)
     method = method_of(settings)
     examples, _ = method.read(settings, store, log=True)

@@ -19,7 +19,7 @@ from raydense.training.notice import withdraw
 from raydense.training.registered import fix_registered, keep_registered, newest_state
 from raydense.training.status import dev_line, forget, start_line, steps_done
 from raydense.training.tracking import Send
-from raydense.training.workers import Workers
+from raydense.training.workers import Workers, leave
 
 
 class Followed:
@@ -70,14 +70,17 @@ class Followed:
         fix_registered(self._shared)
         workers.start()
         job = ray.get_runtime_context().get_job_id()
-        with Waiting("train", lambda: workers_wait(job)), self._ending.following():
-            while workers.is_alive():
-                workers.join(self._shared.look_every_s)
-                self._ending.look()
-                builder.check()
-                keep_registered(self._shared)
-                with suppress(StorageError):  # the workers may still reach the store
-                    self._report(progress)
+        try:
+            with Waiting("train", lambda: workers_wait(job)), self._ending.following():
+                while workers.is_alive():
+                    workers.join(self._shared.look_every_s)
+                    self._ending.look()
+                    builder.check()
+                    keep_registered(self._shared)
+                    with suppress(StorageError):  # the workers may still reach the store
+                        self._report(progress)
+        finally:
+            leave(workers, self._shared)
         return workers.outcome()
 
     def _report(self, progress: Progress) -> None:

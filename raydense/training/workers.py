@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
-from raydense.errors import InputError
+from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
+from raydense.runtime.progress import say
 from raydense.runtime.session import joins_cluster
+from raydense.storage import Place
 from raydense.training.loop import Job, train_worker
+from raydense.training.notice import ask_to_end
 from raydense.training.registered import RUN
 
 # Ray Train polls its workers at this interval: it bounds the delay of a report, and of the end.
 _LOOK_EVERY_S = "0.25"
+
+
+# Those that outlived an interrupt, by the folder that they share: a program, as a notebook, may go on after Ctrl-C.
+_LEFT: dict[str, Workers] = {}
 
 
 class Workers(threading.Thread):
@@ -38,6 +46,28 @@ class Workers(threading.Thread):
         if "fault" in self._result:
             raise InputError(*self._result["fault"])
         return self._result
+
+
+def leave(workers: Workers, shared: Place) -> None:
+    """Where the driver ends before its workers: ask them to end after their step."""
+    if workers.is_alive():
+        _LEFT[shared.located] = workers
+        with suppress(StorageError):
+            ask_to_end(shared)
+
+
+def wait_for_left(shared: Place) -> None:
+    """Before a training goes on in this process: wait until the workers of the interrupted one have ended."""
+    workers = _LEFT.pop(shared.located, None)
+    if workers is None or not workers.is_alive():
+        return
+    say("train: the workers of the interrupted run end after their step; waits for them")
+    try:
+        while workers.is_alive():
+            workers.join(0.5)  # for ever it could not be interrupted
+    finally:
+        if workers.is_alive():
+            _LEFT[shared.located] = workers
 
 
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:

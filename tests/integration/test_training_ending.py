@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -98,6 +100,23 @@ def test_no_step_is_lost(
     if workers == 1:  # two draw another dropout
         assert digests(again) == digests(whole)
         assert again.fingerprint == whole.fingerprint
+
+
+def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: TrainingData, whole: Artifact, tmp_path: Path) -> None:
+    wanted = settings_of(data, tmp_path / "ended")
+
+    def interrupt() -> None:
+        while not (tmp_path / "ended/.work/run").exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        train(wanted)
+    again = train(wanted)
+    assert [thread for thread in threading.enumerate() if thread.name == "fit"] == []
+    assert [line["step"] for line in read_history(again.path / "history.jsonl")] == list(range(1, STEPS + 1))
+    assert digests(again) == digests(whole)
 
 
 def test_before_the_first_step_it_ends_at_once(data: TrainingData, tmp_path: Path, joining: dict[str, str]) -> None:
