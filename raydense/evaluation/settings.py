@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from raydense.errors import InputError
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named
 
+
+def _known(names: list[str]) -> list[str]:
+    from raydense.evaluation.metrics import parse_metrics  # only here: `raydense --help` does not need the metrics' library
+
+    try:
+        parse_metrics(names)
+    except InputError as error:
+        what, _, fix = error.args
+        raise ValueError(f"{what}; {fix}") from None
+    return names
+
+
+Metrics = Annotated[Words, AfterValidator(_known)]
 MOST_TUNED = 4  # runs: 286 combinations of weights in steps of a tenth
 
 
@@ -45,7 +59,7 @@ class EvaluateSettings(Settings):
     qrels: FolderOrNone = artifact(
         "qrels", "the judgements; without them answers alone are measured, over all queries that have some", None
     )
-    metrics: Words = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
+    metrics: Metrics = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
     queries: FolderOrNone = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: FolderOrNone = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Folders = artifact("model", "trained models whose curves the report draws", [])
@@ -97,7 +111,7 @@ class SuiteSettings(Settings):
         min_length=1,
     )
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
-    metrics: Words = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
+    metrics: Metrics = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest follows in its order", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
@@ -134,7 +148,9 @@ class FuseSettings(Settings):
         [], "the weight of each run, as 0.3 0.7; by default equal"
     )
     qrels: FolderOrNone = artifact("qrels", "judgements of dev queries: the weights with the best `metric` on them are taken", None)
-    metric: str = setting("nDCG@10", "what the weights are tuned for, as ir-measures names it")
+    metric: Annotated[str, AfterValidator(lambda name: _known([name])[0])] = setting(
+        "nDCG@10", "what the weights are tuned for, as ir-measures names it"
+    )
     weights_of: FolderOrNone = artifact(
         "run",
         "a fused run of the same number of runs: its method, scale and weights are used, by the runs' names if they are the same, else in order",

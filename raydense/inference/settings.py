@@ -95,8 +95,8 @@ class EncodeSettings(Settings, Spread):
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage, without the corpus if queries are given; queries are never a default of a recipe."""
-        return super().takes(values) - ({"corpus"} if "queries" in values else {"queries"})
+        """As for every stage, without what is of passages if queries are given, else without what is of queries; these are never a recipe's default."""
+        return super().takes(values) - ({"corpus", "passage_length"} if "queries" in values else {"queries", "query_length"})
 
     @model_validator(mode="after")
     def _one_side(self) -> Self:

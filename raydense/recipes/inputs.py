@@ -43,6 +43,7 @@ _MAKES = {
     "analyse": "report",
     "evaluate": "report",
 }
+_MODEL_FILES = {"config.json", "modules.json", "raydense.json", "query_encoder", "retriever"}  # the last two are folders of two models
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
 
 
@@ -111,8 +112,10 @@ def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
     fault = ""
     try:
         if kind in ("model", "source"):
-            there = (model_place(path) if kind == "model" else Place.of(path)).exists()
-            fault = "" if there else f"{path}: no such file or folder"
+            place = model_place(path) if kind == "model" else Place.of(path)
+            fault = "" if place.exists() else f"{path}: no such file or folder"
+            if kind == "model" and not fault and not _MODEL_FILES & set(place.entries()):
+                fault = f"{path}: no config.json; give a model folder of Hugging Face or sentence-transformers"
         else:
             Artifact.open(path, kind)
     except InputError as error:

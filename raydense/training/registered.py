@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from raydense.storage import Place
-from raydense.training.precision import Precision
+
+if TYPE_CHECKING:  # it imports torch, and a plan reads states without it
+    from raydense.training.precision import Precision
 
 RUN = "run"
 STATE = "state.json"

@@ -350,6 +350,25 @@ def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):
     assert (report.queries, report.qrels) == ("other", None)
 
 
+def test_what_only_the_end_of_a_run_would_refuse_is_refused_before(tmp_path):
+    (tmp_path / "no model").mkdir()
+    (tmp_path / "r.yaml").write_text(f"""
+defaults: {{corpus: $data/corpus, queries: $data/queries, query_length: 48, passage_length: 99}}
+stages:
+  data: {{do: sample, passages: 300}}
+  vectors: {{do: encode, model: {tmp_path}/no model}}
+  of-queries: {{do: encode, model: {tmp_path}/no model, queries: $data/queries}}
+  report: {{do: evaluate, run: [x], qrels: $data/qrels/test, metrics: [nDGC@10]}}
+""")
+    with pytest.raises(InputError, match=r"stages\.report\.metrics: unknown metric 'nDGC@10'; did you mean 'nDCG@10'\?"):
+        Recipe.read(tmp_path / "r.yaml", tmp_path / "out")
+    (tmp_path / "r.yaml").write_text((tmp_path / "r.yaml").read_text().replace("nDGC", "nDCG"))
+    read = Recipe.read(tmp_path / "r.yaml", tmp_path / "out")
+    assert (read.stages[1].settings.query_length, read.stages[1].settings.passage_length) == (None, 99)
+    assert (read.stages[2].settings.query_length, read.stages[2].settings.passage_length) == (48, None)
+    assert f"model: {tmp_path}/no model: no config.json; give a model folder" in plan(read)[1]["note"]
+
+
 def test_a_default_that_no_stage_has_is_refused(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS.replace("defaults: {", "defaults: {corpsu: x, "))
     with pytest.raises(InputError, match=r"defaults\.corpsu: no stage has this setting; did you mean 'corpus'\?"):
