@@ -1,6 +1,6 @@
 """Make a static encoder of a transformer encoder: a vector a token, as model2vec does; tens of thousands of passages a second.
 
-    ray job submit --address http://HEAD:8265 -- python jobs/static_encoder.py --model MODEL_DIR --output static --dimension 256
+    ray job submit --address http://HEAD:8265 --working-dir . -- python jobs/static_encoder.py --model /shared/model --output /shared/static --dimension 256
 
 The transformer reads each token of its vocabulary alone; the first principal components of its vectors, weighted by rank in the
 vocabulary, become the table. The folder is a retriever for `encode`, `search` and `train`, and loads in sentence-transformers.

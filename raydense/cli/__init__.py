@@ -1,14 +1,16 @@
 """The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, with flags made from its settings.
 
-Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM while it
-trained.
+Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from inspect import cleandoc
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -31,6 +33,7 @@ from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress, say, say_error
+from raydense.runtime.session import after_start
 from raydense.storage import Place, verify_all
 
 
@@ -173,8 +176,20 @@ app.add_command(submissions_of(app))
 add_verbosity(app)
 
 
+def _hear_sigterm() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _ended)
+
+
+def _ended(number: int, frame: FrameType | None) -> NoReturn:
+    say_error("raydense: ended by SIGTERM; the same command continues from here")
+    sys.exit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that the user can fix is one line, each fault of a recipe too."""
+    _hear_sigterm()
+    after_start(_hear_sigterm)
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,15 @@ _AUTOSCALER_S = 20.0
 _ANSWERS_S = 10.0
 _STARTS = 3  # of a Ray that gives up
 SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine; set by what starts several
+
+
+_after_start: Callable[[], None] | None = None
+
+
+def after_start(call: Callable[[], None]) -> None:
+    """Have `call` called when Ray has started in this process: it takes signals over."""
+    global _after_start
+    _after_start = call
 
 
 def physical_cpus() -> int:
@@ -51,6 +61,8 @@ def ensure_ray() -> None:
         return
     with nullcontext() if is_verbose() else quiet_driver():
         _connect()
+    if _after_start:
+        _after_start()
     quiet_data()
 
 

@@ -1,7 +1,12 @@
 """The command line as a process of its own."""
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import forked
 
 
 def test_help_imports_nothing_heavy():
@@ -16,3 +21,28 @@ def test_a_question_to_bm25_imports_no_model():
     code = "import sys, raydense.serving.retriever; print([m for m in ('torch', 'faiss', 'transformers', 'ray.serve') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+RECIPE = """
+stages:
+  data: {do: sample, passages: 20000}
+  words: {do: index, kind: bm25, corpus: $data/corpus, shards: 4}
+  found: {do: search, index: $words, queries: $data/queries, block: 8}
+"""
+
+
+def test_sigterm_between_trainings_is_one_line_and_the_command_continues(tmp_path: Path, joining: dict[str, str]) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "raydense", "run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
+    with forked.Popen(command, env=joining, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "out/found/.work/commits").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == 143, printed
+    assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
+    assert "SIGTERM received" not in printed
+    again = forked.run(command, env=joining, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "words: done before" in again.stderr
