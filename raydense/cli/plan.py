@@ -86,10 +86,8 @@ def plan_command(
     else:
         _print_trials(sweep, rows)
         _print_figures(rows, total)
-    if wrong := dict.fromkeys(row["stage"] for row in rows if row["stops"]):
-        raise InputError(
-            f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, "the plan shows what is wrong there"
-        )
+    if wrong := {row["stage"]: row["note"] for row in rows if row["stops"]}:
+        raise InputError(f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, next(iter(wrong.values())))
 
 
 def _print_stages(rows: list[dict[str, Any]]) -> None:

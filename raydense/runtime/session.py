@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ _LOGICAL_CPUS = 4
 _AUTOSCALER_S = 20.0
 _ANSWERS_S = 10.0
 _STARTS = 3  # of a Ray that gives up
+_SMALLEST_STORE = 80 << 20
 SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine; set by what starts several
 
 
@@ -98,6 +100,8 @@ def _start(**common: Any) -> None:
     """Start a Ray on this machine; try again if it times out, as it does on a very busy machine; InputError after the last try."""
     import ray
 
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        common["object_store_memory"] = max(_SMALLEST_STORE, limit // 8)  # Ray takes 30% of the memory, which its raylet maps twice
     for attempt in range(1, _STARTS + 1):
         begun = time.monotonic()
         try:

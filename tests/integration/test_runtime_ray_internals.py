@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -140,3 +142,14 @@ def test_what_the_front_of_serve_needs() -> None:
     assert router.route_patterns == {}
     assert "_deployment_config" in ReplicaContext.__dataclass_fields__
     assert "max_replicas" in AutoscalingConfig.model_fields
+
+
+def test_ray_fits_a_limit_of_address_space() -> None:
+    """As `ulimit -v` on a shared machine: the raylet maps the object store twice, and died in the middle of a stage."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)); from raydense.runtime.session import ensure_ray;"
+        "ensure_ray(); import ray; print(ray.cluster_resources()['object_store_memory'] / 2**30)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= 1.5
