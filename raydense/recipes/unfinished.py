@@ -25,8 +25,8 @@ def left(stage: Stage, forecast: Forecast) -> Forecast:
     steps = forecast.work.get("steps", 0.0)
     if isinstance(stage.settings, LoopSettings):
         done = _saved(stage) / steps if steps else 0.0
-    else:  # one more: some stages commit a file of ids first
-        done = commits_in(stage.settings.output) / (forecast.tasks + 1) if forecast.tasks else 0.0
+    else:  # some stages commit a file of ids first
+        done = max(0, commits_in(stage.settings.output) - 1) / forecast.tasks if forecast.tasks else 0.0
     share = 1.0 - min(1.0, done)
     return replace(forecast, work={name: amount * share for name, amount in forecast.work.items()})
 

@@ -29,7 +29,7 @@ def begun(tmp_path: Path) -> Begun:
 
 @pytest.mark.parametrize(
     ("files", "words", "work"),
-    [(0, "0 files committed", 500.0), (1, "1 file committed", 400.0), (4, "4 files committed", 100.0), (7, "7 files committed", 0.0)],
+    [(0, "0 files committed", 500.0), (1, "1 file committed", 500.0), (4, "4 files committed", 125.0), (7, "7 files committed", 0.0)],
 )
 def test_parts_that_are_committed_are_not_left(begun: Begun, files: int, words: str, work: float) -> None:
     for number in range(files):
