@@ -233,7 +233,7 @@ def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
 
 
 def test_what_flags_cannot_express_is_refused(tmp_path, capsys):
-    (tmp_path / "e.yaml").write_text("run: [/shared/my run]\nqrels: /shared/q\nmetrics: []\n")
+    (tmp_path / "e.yaml").write_text("suite: /shared/sets\nmodel: /shared/m\nsets: [my set]\n")
     with pytest.raises(SystemExit) as stopped:
         main(["submit", "evaluate", "--config", str(tmp_path / "e.yaml"), "--output", "/shared/o"])
     assert stopped.value.code == 2
