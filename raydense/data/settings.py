@@ -168,14 +168,15 @@ class MixSettings(Settings):
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the examples."""
-        examples = total(known.of(named(folder)[1]) for folder in self.examples)
+        of_source = [known.of(named(folder)[1]) for folder in self.examples]
+        examples = total(of_source)
         queries = total(known.of(named(folder)[1]) for folder in self.queries)
         if not examples or not queries:
             return Forecast()
         if len(self.queries) == 1:
             queries = replace(queries, rows=queries.rows * len(self.examples))
-        weights, of_source = self.weights or [1.0] * len(self.examples), [known.of(named(folder)[1]) for folder in self.examples]
-        drawn = sum(round(weight * one.rows) for weight, one in zip(weights, of_source, strict=False) if one)
+        weights = self.weights or [1.0] * len(of_source)
+        drawn = sum(round(weight * one.rows) for weight, one in zip(weights, of_source, strict=True) if one)
         examples = replace(examples, drawn=drawn)
         makes = {below(self.output, "examples"): examples, below(self.output, "queries"): queries}
         corpora = [known.of(named(folder)[1]) for folder in self.corpus]

@@ -19,7 +19,7 @@ from raydense.evaluation.runs import Places
 from raydense.evaluation.settings import FuseSettings
 from raydense.evaluation.tuning import combinations, lambdas, tuned
 from raydense.retrieval.fusion import Hits, spread
-from raydense.retrieval.fusion_rule import Rule
+from raydense.retrieval.fusion_rule import Rule, in_order
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, named_folders, provenance
 
@@ -156,9 +156,8 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
 
 def _refuse_other_kinds(weights_of: str, places: dict[str, Places]) -> None:
     """InputError where the weight of a run of one kind (of an index, or of the stage that made it) would be given to one of another."""
-    about = Artifact.open(weights_of, "run").summary.get("runs", {})
-    of_run = [about[name] for name in places] if set(about) == set(places) else about.values()
-    for (name, each), one in zip(places.items(), of_run, strict=False):
+    about = in_order(Artifact.open(weights_of, "run").summary.get("runs", {}), list(places), weights_of)
+    for (name, each), one in zip(places.items(), about.values(), strict=False):
         here = _about(each)["kind"]
         if here and one["kind"] and here != one["kind"]:
             what = f"weighs a run of kind {one['kind']} where {name} is of kind {here}"

@@ -15,6 +15,7 @@ from raydense.errors import InputError
 from raydense.models.encoder_config import read_encoder_config
 from raydense.models.encoder_folder import (
     OWN_FILE,
+    PROMPTS,
     encoder_folders,
     is_reranker,
     optional_json,
@@ -93,10 +94,10 @@ def refuse_untrained(folder: str | Path) -> None:
 
 def _refuse_prompt(root: Path, inner: Path) -> None:
     """InputError for a cross-encoder of sentence-transformers that puts a prompt before its texts: without it the scores are others."""
-    found = optional_json(root / "config_sentence_transformers.json")
+    found = optional_json(root / PROMPTS)
     if is_reranker(inner) and (found.get("prompts") or {}).get(found.get("default_prompt_name")):
         what = f"puts the prompt {found['default_prompt_name']!r} before its texts"
-        raise InputError(what, root, "write it into the texts, and set default_prompt_name to null in config_sentence_transformers.json")
+        raise InputError(what, root, "write it into the texts, and set default_prompt_name to null in " + PROMPTS)
 
 
 def _inner(root: Path) -> Path:

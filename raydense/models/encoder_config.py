@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import OWN_FILE, encoder_folders, optional_json, read_json, require_folder, weights_folder, write_json
+from raydense.models.encoder_folder import (
+    OWN_FILE,
+    PROMPTS,
+    encoder_folders,
+    optional_json,
+    read_json,
+    require_folder,
+    weights_folder,
+    write_json,
+)
 from raydense.models.modules import Part, parts_of
 from raydense.models.modules.module import InputModule
 from raydense.models.modules.pooling import check_mode, pooling_mode
 
 # Fields that were added later: a folder has them only if they are not the default.
 _NEWER = ("dimension",)
-_OF_THEIRS = "config_sentence_transformers.json"
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def similarity_of(folder: Path) -> str:
     """How sentence-transformers compares the vectors of a folder of its own, such as cosine; empty where that is not said, or the folder is raydense's."""
     if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
         return ""
-    return str(optional_json(folder / _OF_THEIRS).get("similarity_fn_name") or "")
+    return str(optional_json(folder / PROMPTS).get("similarity_fn_name") or "")
 
 
 def write_own_config(folder: Path, config: EncoderConfig) -> None:
@@ -90,7 +98,7 @@ def write_own_config(folder: Path, config: EncoderConfig) -> None:
 def write_prompts(folder: Path, config: EncoderConfig) -> None:
     """Write the prompts and the similarity of sentence-transformers."""
     write_json(
-        folder / _OF_THEIRS,
+        folder / PROMPTS,
         {
             "model_type": "SentenceTransformer",
             "prompts": {"query": config.query_prefix, "document": config.passage_prefix},
@@ -114,9 +122,9 @@ def _own_config(folder: Path) -> EncoderConfig:
 def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -> EncoderConfig:
     kind, inner = input_module(folder)
     query_length, passage_length = (min(length or limit, limit) for length in kind.lengths(inner))
-    query_prefix, passage_prefix = _prompts(folder)
+    found = optional_json(folder / PROMPTS)
+    query_prefix, passage_prefix = _prompts(found)
     pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
-    found = optional_json(folder / _OF_THEIRS)
     return EncoderConfig(
         pooling=pooling_mode(pooled, bool(query_prefix or passage_prefix)) if pooled else "mean",
         normalize=parts[-1].kind.__name__ == "Normalize",
@@ -128,9 +136,8 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
     )
 
 
-def _prompts(folder: Path) -> tuple[str, str]:
+def _prompts(found: dict[str, Any]) -> tuple[str, str]:
     """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
-    found = optional_json(folder / _OF_THEIRS)
     prompts = found.get("prompts") or {}
     default = prompts.get(found.get("default_prompt_name")) or ""
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)

@@ -10,6 +10,7 @@ from raydense.errors import InputError
 from raydense.storage import safe_name
 
 OWN_FILE, MODULES = "raydense.json", "modules.json"
+PROMPTS = "config_sentence_transformers.json"  # and the similarity, of sentence-transformers
 QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Position tables of these families begin after the padding index, so two of their rows are never used.

@@ -37,7 +37,7 @@ class Rule:
         summary = Artifact.open(folder, "run").summary
         if summary.get("kind") != "fused":
             raise InputError("is no fused run", folder, "give one that `raydense fuse` made")
-        weights = list(_in_order(summary["weights"], names, folder).values())
+        weights = list(in_order(summary["weights"], names, folder).values())
         if len(weights) != len(names):
             raise InputError(f"fuses {len(weights)} runs, not {len(names)}", folder, "give as many, in the same order")
         return cls(summary["method"], summary["scale"], weights)
@@ -73,7 +73,7 @@ class Fusion:
         about = Artifact.open(folder, "run").summary.get("runs")
         if about is None:
             raise InputError("was made by a version that did not keep how many hits it fused", folder, "fuse again")
-        about = _in_order(about, names, folder)
+        about = in_order(about, names, folder)
         return cls(rule, [one["depth"] for one in about.values()], {name: one["kind"] for name, one in about.items()})
 
     def fused(self, hits: Sequence[PoolHits], ids: Callable[[Rows], pa.Array], k: int) -> PoolHits:
@@ -92,7 +92,7 @@ class Fusion:
         return best
 
 
-def _in_order(of_run: dict[str, Any], names: Sequence[str], folder: str) -> dict[str, Any]:
+def in_order(of_run: dict[str, Any], names: Sequence[str], folder: str) -> dict[str, Any]:
     """What the manifest of a fused run has of each of its runs: in the order of `names` if these are its own, else in its order."""
     if set(names) == set(of_run):
         return {name: of_run[name] for name in names}
