@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
 
 _CONNECT_S, _REPLY_S = 10.0, 60.0
-_ATTEMPTS = 12  # pyarrow's pauses are 25 ms, 50 ms, ..., 51 s
 # Errors of a bucket's service that a retry does not solve, each with the fix.
 _FINAL = {
     r"<Code>NoSuchBucket|bucket does not exist|Bucket '.*' not found|NO_SUCH_BUCKET": (
@@ -80,21 +79,23 @@ def _client(
 ) -> S3Store | GCSStore:
     from obstore.store import GCSStore, S3Store
 
+    kind = GCSStore if scheme == "gs" else S3Store
+    return kind(bucket, **_options(scheme, bucket, endpoint, retries))
+
+
+def _options(scheme: str, bucket: str, endpoint: str, retries: Retries) -> dict[str, Any]:
     first, longest = timedelta(seconds=retries.first_pause_s), timedelta(seconds=retries.longest_pause_s)
     backoff = {"init_backoff": first, "max_backoff": longest, "base": 2}
-    retry: Any = {"max_retries": 100, "retry_timeout": timedelta(seconds=retries.within_s), "backoff": backoff}
+    retry = {"max_retries": 100, "retry_timeout": timedelta(seconds=retries.within_s), "backoff": backoff}
     # the time of a whole transfer is not bounded, the time without a byte of it is
-    waits: Any = {"connect_timeout": timedelta(seconds=_CONNECT_S), "read_timeout": timedelta(seconds=_REPLY_S), "timeout": "7d"}
-    if scheme == "gs":
-        return GCSStore(bucket, client_options=waits, retry_config=retry)
-    options: Any = profile_options()
-    if endpoint:
-        options["endpoint"] = f"{_address(endpoint)[0]}://{_address(endpoint)[1]}"
+    waits: dict[str, Any] = {"connect_timeout": timedelta(seconds=_CONNECT_S), "read_timeout": timedelta(seconds=_REPLY_S), "timeout": "7d"}
+    config: dict[str, Any] = profile_options() if scheme == "s3" else {}
+    if scheme == "s3" and endpoint:
+        config["endpoint"] = "://".join(_address(endpoint))
         waits["allow_http"] = _address(endpoint)[0] == "http"
-    region = region_of(bucket, options.pop("region", None))
-    if region:
-        options["region"] = region
-    return S3Store(bucket, client_options=waits, retry_config=retry, **options)
+    if scheme == "s3" and (region := region_of(bucket, config.pop("region", None))):
+        config["region"] = region
+    return {"config": config, "client_options": waits, "retry_config": retry}
 
 
 def _address(endpoint: str) -> tuple[str, str]:
@@ -165,19 +166,31 @@ def _short(reason: str) -> str:
 
 
 def ray_filesystem(scheme: str, bucket: str) -> Any:
-    """A pyarrow file system for Ray Train that retries each request, also in the processes that it is sent to."""
-    from pyarrow import fs
+    """The pyarrow file system for Ray Train: obstore's client, which retries each request, also in the processes that it is sent to.
 
-    if scheme == "gs":
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=RETRIES.patience_s))
+    Not pyarrow's own client of S3: while one of its requests waits for a service, no other client can be made in the process, and the
+    process does not end (one lock for all clients; apache/arrow#50188).
+    """
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-    class Patient(fs.S3FileSystem):
-        def __reduce__(self) -> Any:  # pyarrow's own forgets how often to try
-            return ray_filesystem, (scheme, bucket)
+    return PyFileSystem(FSSpecHandler(_files(scheme, bucket)))
 
-    more: dict[str, Any] = {}
-    if endpoint():
-        more = dict(zip(("scheme", "endpoint_override"), _address(endpoint()), strict=True))
-    waits = {"connect_timeout": _CONNECT_S, "request_timeout": _REPLY_S, "allow_delayed_open": True}
-    strategy = fs.AwsDefaultS3RetryStrategy(max_attempts=_ATTEMPTS)
-    return Patient(retry_strategy=strategy, region=region_of(bucket), **waits, **more)
+
+def _files(scheme: str, bucket: str) -> Any:
+    from obstore.fsspec import FsspecStore
+
+    class Files(FsspecStore):
+        cachable = False
+
+        def _open(self, path: str, mode: str = "rb", *options: Any, **more: Any) -> Any:
+            opened = super()._open(path, mode, *options, **more)
+            if mode == "wb":  # pyarrow's buffers are of signed bytes, which obstore refuses
+                write: Any = opened.write
+                opened.write = lambda data: write(memoryview(data).cast("B"))  # type: ignore[method-assign]
+            return opened
+
+        def __reduce__(self) -> Any:  # each process takes its own credentials: none is sent
+            return _files, (scheme, bucket)
+
+    made: Any = Files
+    return made(scheme, **_options(scheme, bucket, endpoint(), replace(RETRIES, within_s=RETRIES.patience_s)))
