@@ -62,7 +62,10 @@ class Job:
 
 
 def train_worker(job: Job) -> dict[str, Any]:
-    """Run one worker. An error that the user must fix is returned as `fault`, not raised: Ray Train would retry it."""
+    """Run one worker. An error that the user must fix is returned as `fault`, not raised: Ray Train would retry it.
+
+    Memory that runs out is raised: the other workers may still have some, and wait for this one.
+    """
     from ray.train import get_context
     from ray.train.torch import get_device
 
@@ -72,6 +75,9 @@ def train_worker(job: Job) -> dict[str, Any]:
         return Loop(job, worker).run()
     except InputError as error:
         return {"fault": list(error.args)}
+    except torch.OutOfMemoryError as error:
+        fix = "set a smaller one, or auto; or --activation-checkpointing, or --engine.zero 3"
+        raise InputError("a step needs more memory than the GPU has", "micro_batch", fix) from error
 
 
 class Loop:

@@ -43,7 +43,7 @@ def test_an_installed_method_is_found_by_its_name(installed: dict[str, str]) -> 
     assert forked.run([sys.executable, "-c", other], env=installed, capture_output=True, text=True, check=True).stdout == "2.0 Double\n"
 
 
-def trained(installed: dict[str, str], folder: Path, method: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Artifact]:
+def train(installed: dict[str, str], folder: Path, method: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Twelve steps over 96 examples: each is in one batch."""
     data = make_training_data(folder / "data")
     given = ["--corpus", f"{data.root}/sample/corpus", "--queries", f"{data.root}/sample/queries", "--examples", f"{data.root}/examples"]
@@ -63,7 +63,11 @@ def trained(installed: dict[str, str], folder: Path, method: str, *words: str) -
         "ddp",
         "--json",
     ]
-    done = raydense(installed, "train", "--objective", method, "--output", str(folder / "model"), *given, *short, *words)
+    return raydense(installed, "train", "--objective", method, "--output", str(folder / "model"), *given, *short, *words)
+
+
+def trained(installed: dict[str, str], folder: Path, method: str, *words: str) -> tuple[subprocess.CompletedProcess[str], Artifact]:
+    done = train(installed, folder, method, *words)
     assert done.returncode == 0, done.stderr
     return done, Artifact.open(folder / "model", "model")
 
@@ -86,3 +90,10 @@ def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp
     assert len(history) == 12
     assert made.summary["steps_skipped"] == 1
     assert f"train: step {bad['step']} did not update the weights" in done.stderr
+
+
+def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path: Path) -> None:
+    failed = train(installed, tmp_path, "raydense_hinge:Large", "--max-failures", "0")
+    assert failed.returncode == 2
+    assert "micro_batch: a step needs more memory than the GPU has; set a smaller one, or auto" in failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr

@@ -39,3 +39,10 @@ class Fragile(Hinge):
     def loss(self, outputs, batch):
         value, metrics = super().loss(outputs, batch)
         return value * torch.where(batch["first"], float("nan"), 1.0), metrics
+
+
+class Large(Hinge):
+    """The hinge loss, for which no memory is left, as torch reports it of a GPU."""
+
+    def loss(self, outputs, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
