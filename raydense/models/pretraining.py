@@ -35,6 +35,7 @@ class PretrainModel(nn.Module):
         super().__init__()
         self.retriever, self.mlm_head = retriever, mlm_head
         self.tokenizer = retriever.tokenizer
+        retriever.passage_encoder.parts[1:].requires_grad_(False)  # as a Dense layer: no loss here is of the encoder's output
 
     @classmethod
     def load(

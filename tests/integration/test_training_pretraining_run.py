@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 from training_data import TrainingData, make_training_data
 from transformers import AutoModel
 
@@ -41,9 +44,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 
 def settings(data: TrainingData, output: Path, **more: object) -> PretrainSettings:
-    given = {"method": "cotmae", "context": "query", "model": "tiny", "generated": str(data.root / "generated"), "engine": {"name": "ddp"}}
+    given: dict[str, object] = {
+        "method": "cotmae",
+        "context": "query",
+        "model": "tiny",
+        "generated": str(data.root / "generated"),
+        "engine": {"name": "ddp"},
+    }
     short = {"max_steps": 6, "batch_size": 16, "lr": 1e-3, "passage_length": 48, "log_every": 2}
-    return PretrainSettings.read({"output": str(output), "corpus": str(data.root / "sample/corpus"), **given, **short, **more})
+    every = {"output": str(output), "corpus": str(data.root / "sample/corpus"), **given, **short, **more}
+    return PretrainSettings.read({name: value for name, value in every.items() if value is not None})
 
 
 def test_an_encoder_is_left_that_others_load(data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +90,16 @@ def test_the_judged_queries_are_contexts_as_generated_ones_are(
         FilterSettings(generated=str(contexts.path), corpus=given["corpus"], index=str(filtered_by.path), output=str(tmp_path / "kept"))
     )
     assert 0 < kept.summary["queries"] <= contexts.summary["queries"]
+
+
+def test_a_layer_after_the_pooling_stays_what_it_is(data: TrainingData, tiny_folder: Path, tmp_path: Path) -> None:
+    """It takes no part in the losses: two workers would wait for its gradients."""
+    layers = [Transformer(str(tiny_folder), max_seq_length=48), Pooling(128, pooling_mode="cls"), Dense(128, 24)]
+    SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "start"), create_model_card=False)
+    made = pretrain(settings(data, tmp_path / "made", model=str(tmp_path / "start"), method="mlm", context=None, generated=None, workers=2))
+    before, after = (load_file(folder / "2_Dense/model.safetensors") for folder in (tmp_path / "start", made.path))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.long
