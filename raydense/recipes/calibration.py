@@ -18,7 +18,7 @@ from pathlib import Path
 
 from raydense.errors import why
 from raydense.forecast import Forecast, Holds, Known, Model
-from raydense.recipes.fit import Point, fitted
+from raydense.recipes.fit import Point, fitted, settled
 from raydense.recipes.planning import Correction, Measured, forecasts_of
 from raydense.recipes.rates import START, Rate, Rates, amounts_of, keep_rates, stored_rates
 from raydense.recipes.recipe import Recipe, state
@@ -106,8 +106,18 @@ def calibrate(recipe: Recipe, seconds: float) -> Measured:
     for name, reason in calibration.refused.items():
         say(f"calibrate: {name} is not measured: {reason}")
     rates = {name: calibration.rate(name) for name in calibration.points if full[name].kind}
-    keep_rates({full[name].kind: rate for name, rate in rates.items()})
+    keep_rates(_to_keep(calibration, rates))
     return Measured(Rates(calibration.stored, rates), _corrections(calibration))
+
+
+def _to_keep(calibration: Calibration, rates: dict[str, Rate]) -> dict[str, Rate]:
+    """The rates for later plans by kind; of several stages of a kind each counts for what the ones before it did not show."""
+    kept: dict[str, Rate] = {}
+    for name, rate in rates.items():
+        kind = calibration.full[name].kind
+        if found := settled(rate, kept.get(kind) or calibration.stored.get(kind)):
+            kept[kind] = found
+    return kept
 
 
 def _needed(recipe: Recipe) -> tuple[Stage, ...]:

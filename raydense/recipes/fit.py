@@ -1,15 +1,16 @@
 """Fits the rates of a stage to what its slices took, with the uncertainty of each: a linear model with the stored rates as what is expected.
 
-seconds = start + sum over groups g of s_g * u_g, where u_g is the stored seconds of the work of the group, and s_g >= 0 the unknown factor.
+seconds = start + sum over groups g of s_g * u_g, where u_g is the stored seconds of the work of the group, and s_g > 0 the unknown factor.
 Work whose amounts grow together in all slices cannot be told apart, and is one group. What the slices do not show, as a part of the work
-that is negligible in them, stays at the factor of the rest, and adds to the error. This is Bayesian linear regression with a normal prior
-(Bishop, Pattern Recognition and Machine Learning, 2006, section 3.3).
+that is negligible in them, stays at the factor of the rest, and that at the stored rates; both add to the error. The logarithms of the
+start and the factors have normal priors; given are the most likely ones, and their covariance by Laplace's approximation (Bishop, Pattern
+Recognition and Machine Learning, 2006, section 4.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from raydense.recipes.rates import START, Rate
 
 _NOISE_S, _NOISE = 0.15, 0.05  # of one measurement: seconds, and the share of what it took
-_UNSURE = 1.0  # what a factor may differ from that of the other work, as its standard deviation
-_ALIKE = 0.02
+# Standard deviations of logarithms: of a start, of all work beside the stored rates, which may be of another machine, and of a group beside it.
+_START, _STORED, _GROUP = 1.5, 1.5, 1.0
+_ALIKE, _ITERATIONS = 0.02, 100
+_SETTLED = 0.5  # the relative standard deviation of a rate that is better known than a stored one, of another machine or model
 Array = NDArray[np.float64]
 
 
@@ -41,15 +44,28 @@ def fitted(points: Sequence[Point], stored: Rate, goal: dict[str, float], here: 
     design = np.array(columns).T
     noise = np.array([point.noise for point in points])
     deviation = np.sqrt(_NOISE_S**2 + (_NOISE * took) ** 2 + noise**2)
-    common = _common(design, took, deviation, stored.each.get(START, 1.0))
-    expected = np.array([common[0], *[common[1]] * len(groups)])
-    unsure = np.array([max(1.0, expected[0]), *[max(_UNSURE * common[1], 1e-9)] * len(groups)])
-    factors, spread = _posterior(design, took, deviation, expected, unsure)
+    start = max(stored.each.get(START, 1.0), 0.1)
+    both = np.stack([design[:, 0], design[:, 1:].sum(axis=1)], axis=1)
+    (begun, factor), spread = _most_likely(both, took, deviation, np.array([start, 1.0]), np.array([_START, _STORED]))
+    expected = np.array([begun, *[factor] * len(groups)])
+    unsure = np.array([_START, *[np.hypot(_GROUP, spread[1, 1] ** 0.5)] * len(groups)])
+    factors, spread = _most_likely(design, took, deviation, expected, unsure)
     misfit = float(np.mean(((took - design @ factors) / deviation) ** 2))
     each = {START: float(factors[0])}
     each |= {name: unit[name] * float(factor) for group, factor in zip(groups, factors[1:], strict=True) for name in group}
-    relative = spread * max(1.0, misfit) / np.outer(safe := np.where(factors > 1e-9, factors, np.inf), safe)
-    return Rate(each, here.cluster, here.date, here.cpus, here.gpus, ((START,), *groups), tuple(map(tuple, relative.tolist())))
+    relative = tuple(map(tuple, (spread * max(1.0, misfit)).tolist()))
+    return Rate(each, here.cluster, here.date, here.cpus, here.gpus, ((START,), *groups), relative)
+
+
+def settled(rate: Rate, stored: Rate | None) -> Rate | None:
+    """What to keep of a fitted rate for plans of other sizes: work that the slices say too little of has the stored rate; None if all has."""
+    shown = [row[number] ** 0.5 <= _SETTLED for number, row in enumerate(rate.spread)]
+    if stored is None or not rate.unknowns:
+        return rate
+    if not any(shown[1:]):
+        return None
+    unknown = [name for names, known in zip(rate.unknowns, shown, strict=True) if not known for name in names]
+    return replace(rate, each=rate.each | {name: stored.each[name] for name in unknown if name in stored.each})
 
 
 def _groups(names: list[str], points: list[dict[str, float]]) -> list[tuple[str, ...]]:
@@ -68,24 +84,21 @@ def _groups(names: list[str], points: list[dict[str, float]]) -> list[tuple[str,
     return [tuple(group) for group in groups]
 
 
-def _common(design: Array, took: Array, deviation: Array, start: float) -> tuple[float, float]:
-    """The start, and one factor of all work, that fit best; both at least 0."""
-    both = np.stack([design[:, 0], design[:, 1:].sum(axis=1)], axis=1)
-    (begun, factor), _ = _posterior(both, took, deviation, np.array([start, 1.0]), np.array([10.0 + start, 100.0]))
-    return float(begun), max(float(factor), 1e-3)
+def _most_likely(design: Array, took: Array, deviation: Array, expected: Array, unsure: Array) -> tuple[Array, Array]:
+    """The most likely factors, all above 0, and the covariance of their logarithms, which is that of their relative errors."""
+    center = at = np.log(expected)
 
+    def misses(logs: Array) -> Array:
+        return np.concatenate([(design @ np.exp(logs) - took) / deviation, (logs - center) / unsure])
 
-def _posterior(design: Array, took: Array, deviation: Array, expected: Array, unsure: Array) -> tuple[Array, Array]:
-    """The mean, no entry below 0, and the covariance of the unknowns."""
-    free = np.ones(len(expected), bool)
-    while True:
-        columns = design[:, free] / deviation[:, None]
-        spread = np.linalg.inv(columns.T @ columns + np.diag(unsure[free] ** -2.0))
-        mean = np.zeros(len(expected))
-        mean[free] = spread @ (columns.T @ (took / deviation) + expected[free] / unsure[free] ** 2)
-        if (mean >= 0).all():
+    for _ in range(_ITERATIONS):
+        slope = np.concatenate([design * np.exp(at) / deviation[:, None], np.diag(1 / unsure)])
+        spread = np.linalg.inv(slope.T @ slope)
+        step, now = -spread @ (slope.T @ misses(at)), float(np.sum(misses(at) ** 2))
+        step *= min(1.0, 1.0 / max(1e-9, np.abs(step).max()))
+        while np.sum(misses(at + step) ** 2) > now and np.abs(step).max() > 1e-9:
+            step = step / 2
+        at = at + step
+        if np.abs(step).max() < 1e-6:
             break
-        free &= mean > 0
-    whole = np.zeros((len(expected), len(expected)))
-    whole[np.ix_(free, free)] = spread
-    return mean, whole
+    return np.exp(at), spread

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydense.forecast import Forecast, Holds
-from raydense.recipes.fit import Point, fitted
+from raydense.recipes.fit import Point, fitted, settled
 from raydense.recipes.planning import Correction
 from raydense.recipes.rates import Rate, amounts_of
 
@@ -73,3 +73,30 @@ def test_the_share_of_lists_that_is_probed_falls_as_it_did_between_slices() -> N
     pairs = [(replace(one, probed=0.05), one) for one in held]
     corrected = Correction.of(pairs).applied(Holds(16_000, each=8, bytes=1, probed=0.05, lists=256))
     assert corrected.probed == pytest.approx(0.1)
+
+
+def test_slices_whose_work_is_lost_in_noise_leave_the_stored_rates() -> None:
+    stored = replace(STORED, each={"start": 6.0, "hits": 4e-6, "products": 1e-11})
+    full = Forecast(kind="search", work={"hits": 1e6, "products": 1e9})
+    within = 0
+    for seed in range(50):
+        noise = np.random.default_rng(seed)
+        slices = [
+            Point({"start": 1.0, "hits": 100.0 * queries, "products": float(queries * passages)}, 6.0 + 0.2 * noise.normal())
+            for queries, passages in ((100, 500), (100, 500), (300, 700), (150, 1_500))
+        ]
+        rate = fitted(slices, stored, amounts_of(full, 2), HERE)
+        seconds, error = rate.seconds(full)
+        within += abs(seconds - 10.0) <= (error or 0.0)
+        assert settled(rate, stored) is None
+    assert within >= 45
+
+
+def test_what_slices_show_is_settled() -> None:
+    rate = fitted(points(3.0, 3e-5, 4e-8), STORED, amounts_of(FULL, 2), HERE)
+    assert settled(rate, STORED) == rate
+    slices = [Point({**one.work, "products": 1.0}, one.seconds) for one in points(3.0, 2e-5, 0.0)]
+    of_hits = settled(fitted(slices, STORED, amounts_of(FULL, 2), HERE), STORED)
+    assert of_hits is not None
+    assert of_hits.each["hits"] == pytest.approx(2e-5, rel=0.1)
+    assert of_hits.each["products"] == STORED.each["products"]
