@@ -140,7 +140,10 @@ class Small:
         return min(queries.rows, max(_LEAST_QUERIES, round(self.queries * queries.rows)))
 
     def _fewer(self, stage: Stage, settings: Settings) -> Settings:
-        """The settings with less to do; those that follow from what the stage reads, from its slices."""
+        """The settings with less to do; those that follow from what the stage reads, from its slices.
+
+        Without margins: the judgements of a slice are drawn at random, and a margin to such a positive would leave no negatives.
+        """
         match settings:
             case SampleSettings():
                 corpus = Holds(settings.passages, files=-(-settings.passages // settings.shard_rows))
@@ -156,7 +159,7 @@ class Small:
             case SearchSettings() if settings.pool:
                 raise NoSlice("asks a running pool")
             case MineSettings():
-                return settings.replaced({"shortage": "keep"})
+                return settings.replaced({"shortage": "keep", **dict.fromkeys(settings.margins)})
             case LabelSettings():
                 return settings.replaced({"shortage": "keep", "s_pos": 0.5, "s_neg": 0.5})
             case LoopSettings():
@@ -173,9 +176,10 @@ class Small:
             changes["batch_size"] = max(1, there // unit) * unit
         if isinstance(settings, MeasuredSettings) and settings.dev:
             changes["dev.passages"] = min(settings.dev.passages, _DEV_PASSAGES)
-        if refresh_of(settings):  # async learns from the first boundary's negatives after the second
+        if refresh := refresh_of(settings):  # async learns from the first boundary's negatives after the second
             changes["max_steps"] = max(_STEPS_OF_A_REFRESH, changes["max_steps"])
             changes |= {"refresh.unit": "steps", "refresh.every": (changes["max_steps"] - 1) // 2}
+            changes |= {f"refresh.{name}": None for name in refresh.margins}
         return changes
 
 

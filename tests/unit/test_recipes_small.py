@@ -1,10 +1,11 @@
-"""The settings of a stage at small size: a training with refresh still learns from negatives that it found itself."""
+"""The settings of a stage at small size: a training with refresh still learns from negatives that it found itself; no margins."""
 
 from pathlib import Path
 
 import pytest
 
 from raydense.forecast import Known
+from raydense.mining.settings import MineSettings
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.small import Small
 from raydense.storage import Draft, Place
@@ -15,7 +16,7 @@ RECIPE = """
 stages:
   data: {do: sample, passages: 3000}
   retriever: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $data/examples,
-    batch_size: 64, epochs: 4, refresh: {every: 1, unit: epochs, mode: MODE}}
+    batch_size: 64, epochs: 4, refresh: {every: 1, unit: epochs, mode: MODE, absolute_margin: 0.1}}
 """
 
 
@@ -33,5 +34,21 @@ def test_a_training_renews_its_negatives_at_small_size_too(tmp_path: Path, mode:
     assert steps <= settings.max_steps <= max(4, steps)
     refresh = settings.refresh  # type: ignore[attr-defined]
     assert refresh.unit == "steps"
+    assert refresh.margins == {}
     made = Generations(Place.of(tmp_path), settings.max_steps, int(refresh.every), int(mode == "async"))
     assert made.last >= 1
+
+
+def test_negatives_are_mined_without_margins_to_positives_that_are_drawn_at_random(tmp_path: Path) -> None:
+    mine = "do: mine, run: $found, qrels: $data/qrels/train, relative_margin: 0.05, max_score: 0.7, shortage: drop"
+    (tmp_path / "recipe.yaml").write_text(f"""
+stages:
+  data: {{do: sample, passages: 3000}}
+  words: {{do: index, kind: bm25, corpus: $data/corpus}}
+  found: {{do: search, index: $words, queries: $data/queries}}
+  negatives: {{{mine}, corpus: $data/corpus, queries: $data/queries}}
+""")
+    recipe = Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out")
+    settings = Small(Place.of(tmp_path / "small"), recipe.stages, Known(), 0.1, 0.1, 1).settings(recipe.stages[-1])
+    assert isinstance(settings, MineSettings)
+    assert (settings.margins, settings.shortage) == ({}, "keep")
