@@ -6,7 +6,8 @@ from pathlib import Path
 # Tiny models gain nothing from threads, and two processes of tests share the cores; must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What they start, too: two threads that wait for each other on cores that others use were four times as slow as one.
-os.environ.setdefault("RAYDENSE_SHARERS", os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ["RAYDENSE_SHARERS"] = processes
 
 import pytest
 from hypothesis import settings

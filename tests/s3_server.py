@@ -78,12 +78,13 @@ class Proxy:
     """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None.
 
     `hold` is called with the method and path of each before: it waits as long as the store is to be slow. `answered` is called
-    with them and the status after.
+    with them and the status after. What `refuses` is true for is answered by 403.
     """
 
     upstream: int
     fault: Callable[[int, str], Fault]
     hold: Callable[[str, str], None] = lambda *_: None
+    refuses: Callable[[str, str], bool] = lambda *_: False
     answered: Callable[[str, str, int], None] = lambda *_: None
     port: int = 0
     happened: list[str] = field(default_factory=list)  # the faults so far
@@ -91,7 +92,7 @@ class Proxy:
 
 @contextmanager
 def proxy(upstream: int, fault: Callable[[int, str], Fault], **seen: Callable[..., None]) -> Iterator[Proxy]:
-    """A running proxy; `seen` are its `hold` and `answered`."""
+    """A running proxy; `seen` are its `hold`, `refuses` and `answered`."""
     held = Proxy(upstream, fault, **seen)
     numbers = itertools.count(1)
 
@@ -111,6 +112,9 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault], **seen: Callable[..
                 return
             if wrong == "500":
                 self._answer(500, [], b"<Error><Code>InternalError</Code><Message>again</Message></Error>")
+                return
+            if held.refuses(self.command, self.path):
+                self._answer(403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
                 return
             there = http.client.HTTPConnection("127.0.0.1", held.upstream, timeout=60)
             there.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)

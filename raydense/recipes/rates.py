@@ -69,7 +69,11 @@ class Rates:
 
 def stored_rates() -> dict[str, Rate]:
     """The rates by kind: those of this machine's cache before those that came with raydense."""
-    return {kind: Rate(**values) for file in (_OWN, _kept()) for kind, values in _read(file).items()}
+    rates = {kind: Rate(**values) for kind, values in _read(_OWN).items()}
+    for kind, values in _read(_kept()).items():
+        own = rates[kind].each if kind in rates else {}
+        rates[kind] = Rate(**values | {"each": own | {name: value for name, value in values["each"].items() if value > 0}})
+    return rates
 
 
 def keep_rates(rates: Mapping[str, Rate]) -> None:
@@ -85,7 +89,7 @@ def _plain(rate: Rate) -> dict[str, Any]:
 
 
 def _kept() -> Path:
-    return cache() / "rates.json"
+    return cache() / "calibrated.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

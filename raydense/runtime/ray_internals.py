@@ -60,6 +60,14 @@ def persist_checkpoint(checkpoint: Any, name: str) -> Any:
     return get_context().get_storage().persist_current_checkpoint(checkpoint, name)
 
 
+def persisted_checkpoint(name: str) -> Any:
+    """The checkpoint of this name in the store of this worker's training, for one whose files are there already."""
+    from ray.train import Checkpoint, get_context
+
+    storage = get_context().get_storage()
+    return Checkpoint(filesystem=storage.storage_filesystem, path=storage.build_checkpoint_path_from_name(name))
+
+
 def autoscaler_state() -> Any:
     """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public."""
     import ray

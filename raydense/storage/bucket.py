@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -110,9 +111,15 @@ def region_of(bucket: str, profile: str | None = None) -> str | None:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile
     if region or endpoint():
         return region
+    return _own_region(bucket)
+
+
+@lru_cache(maxsize=32)
+def _own_region(bucket: str) -> str:
     from pyarrow import fs
 
-    return patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+    found: str = patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+    return found
 
 
 def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
@@ -169,7 +176,8 @@ def ray_filesystem(scheme: str, bucket: str) -> Any:
     """The pyarrow file system for Ray Train: obstore's client, which retries each request, also in the processes that it is sent to.
 
     Not pyarrow's own client of S3: while one of its requests waits for a service, no other client can be made in the process, and the
-    process does not end (one lock for all clients; apache/arrow#50188).
+    process does not end (one lock for all clients; apache/arrow#50188). Files are not to be copied to it by `pyarrow.fs.copy_files`, which
+    ignores that the service did not take one.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -177,17 +185,22 @@ def ray_filesystem(scheme: str, bucket: str) -> Any:
 
 
 def _files(scheme: str, bucket: str) -> Any:
-    from obstore.fsspec import FsspecStore
+    from obstore.fsspec import BufferedFile, FsspecStore
+
+    class File(BufferedFile):
+        def write(self, data: Any) -> int:  # pyarrow's buffers are of signed bytes, which obstore refuses
+            given: Any = memoryview(data).cast("B")
+            return super().write(given)
 
     class Files(FsspecStore):
         cachable = False
 
-        def _open(self, path: str, mode: str = "rb", *options: Any, **more: Any) -> Any:
-            opened = super()._open(path, mode, *options, **more)
-            if mode == "wb":  # pyarrow's buffers are of signed bytes, which obstore refuses
-                write: Any = opened.write
-                opened.write = lambda data: write(memoryview(data).cast("B"))  # type: ignore[method-assign]
-            return opened
+        def _open(self, path: str, mode: Any = "rb", *_: Any, **__: Any) -> BufferedFile:
+            return File(self, path, mode)
+
+        async def _rm_file(self, path: str, **_: Any) -> None:
+            with suppress(FileNotFoundError):  # a folder is no object
+                await super()._rm_file(path)
 
         def __reduce__(self) -> Any:  # each process takes its own credentials: none is sent
             return _files, (scheme, bucket)

@@ -184,7 +184,7 @@ class BucketPlace(Place, schemes=BUCKETS):
             return {one["path"][len(self.key) :].lstrip("/"): _found(one) for one in found}
 
         listed = sorted(patiently(look, str(self)).items())
-        # pyarrow, and so Ray Train, marks a folder by an empty object whose name ends in a slash, which the list leaves out
+        # pyarrow's client of S3, and consoles, mark a folder by an empty object whose name ends in a slash, which the list leaves out
         empty = [name for name, found in listed if not found.size]
         marks = {name for name, found in zip(empty, together(lambda name: name and (self / name).stat(), empty), strict=True) if not found}
         return {name: found for name, found in listed if name not in marks}

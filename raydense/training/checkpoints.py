@@ -1,4 +1,4 @@
-"""Checkpoints: the files of every worker after the same step, uploaded by Ray Train while the next steps are done.
+"""Checkpoints: the files of every worker after the same step, uploaded while the next steps are done.
 
 A checkpoint is the engine's files and `state.json` (step, workers, precision, the best dev measurement so far). Ray Train registers it
 when all workers have uploaded theirs, and hands the newest registered one to workers that start in the same storage.
@@ -21,13 +21,13 @@ import ray.train
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.runtime.ray_internals import persist_checkpoint
+from raydense.runtime.ray_internals import persist_checkpoint, persisted_checkpoint
 from raydense.storage import Place
 from raydense.training.engine import Engine, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.outage import outlasting
 from raydense.training.precision import Precision
-from raydense.training.registered import STATE, State, forget_unregistered
+from raydense.training.registered import RUN, STATE, State, forget_unregistered
 from raydense.training.weights import save_weights
 
 _MAY_BE_NEWEST = 3  # one that is being uploaded, one that is uploaded and not registered yet, and the one before
@@ -101,10 +101,19 @@ class Checkpoints:
         try:
             if self._rank == 0:
                 outlasting(self._before, "sending the history")
-            return outlasting(lambda: persist_checkpoint(checkpoint, name), "uploading a checkpoint")
+            return outlasting(lambda: self._persist(checkpoint, name), "uploading a checkpoint")
         finally:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
             self._uploaded.set()
+
+    def _persist(self, checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        """Not by Ray to a bucket: it copies by pyarrow, which ignores that the service did not take a file."""
+        if not self._shared.everywhere:
+            return persist_checkpoint(checkpoint, name)
+        for file in sorted(Path(checkpoint.path).rglob("*")):
+            if file.is_file():
+                (self._shared / RUN / name / file.relative_to(checkpoint.path).as_posix()).publish(file)
+        return persisted_checkpoint(name)
 
     def _new_folder(self) -> Path:
         """A folder of this machine; what a worker that was killed left behind is removed."""

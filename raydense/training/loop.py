@@ -76,8 +76,8 @@ def train_worker(job: Job) -> dict[str, Any]:
     except InputError as error:
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
-        fix = "set a smaller one, or auto; or --activation-checkpointing, or --engine.zero 3"
-        raise InputError("a step needs more memory than the GPU has", "micro_batch", fix) from error
+        fix = "set a smaller one, or auto; or --activation-checkpointing, or --engine.zero 3; nvidia-smi shows who else uses it"
+        raise InputError("the GPU has too little free memory for the training", "micro_batch", fix) from error
 
 
 class Loop:

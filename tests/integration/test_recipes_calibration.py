@@ -41,7 +41,7 @@ def test_a_calibrated_plan_has_the_sizes_of_a_run_and_leaves_nothing_behind(reci
         assert figures["error"] is not None, stage
         assert figures["cost"] >= 0, stage
     assert set(stored_rates()) >= {"sample", "index bm25", "search bm25", "mine", "evaluate"}
-    kept = json.loads((tmp_path / "cache" / "rates.json").read_text()) if (tmp_path / "cache" / "rates.json").exists() else {}
+    kept = json.loads((tmp_path / "cache" / "calibrated.json").read_text()) if (tmp_path / "cache" / "calibrated.json").exists() else {}
     assert set(kept) <= {"sample", "index bm25", "search bm25", "mine", "evaluate"}, "those that so small a data set shows"
     for stage, artifact, _ in run(recipe):
         disk = sum(file.stat().st_size for file in Path(artifact.place.located).rglob("*") if file.is_file())
@@ -77,7 +77,7 @@ def test_an_interrupted_calibration_removes_its_folder_and_what_a_killed_one_lef
         calibrate(recipe, 600.0)
     assert seen == [f".calibration-{os.getpid()}"]
     assert os.listdir(tmp_path / "out") == []
-    assert not (tmp_path / "cache" / "rates.json").exists()
+    assert not (tmp_path / "cache" / "calibrated.json").exists()
 
 
 def test_a_folder_whose_judgements_are_in_another_order_than_its_queries_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:

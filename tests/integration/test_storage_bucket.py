@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from raydense.cli.work import verb_work
 from raydense.data.dataset import DatasetDraft
@@ -378,9 +379,18 @@ def _written(place: str) -> None:
         stream.write(b"whole")
 
 
+def test_ray_train_deletes_a_folder(store: str) -> None:
+    given = Place.of(f"{store}/x").for_ray()
+    for name in ("a", "b/c"):
+        _written(f"{store}/x/{name}")
+    given["storage_filesystem"].delete_dir(given["storage_path"])
+    assert Place.of(f"{store}/x").files() == {}
+
+
 def test_a_mark_of_a_folder_is_no_file(store: str) -> None:
-    given = Place.of(f"{store}/x/run").for_ray()
-    given["storage_filesystem"].create_dir(given["storage_path"])
+    made = fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"])
+    made.create_dir(f"{store.removeprefix('s3://')}/x/run")
+    assert made.get_file_info(f"{store.removeprefix('s3://')}/x/run").type == fs.FileType.Directory
     Place.of(f"{store}/x/empty").write(b"")
     assert set(Place.of(f"{store}/x").files()) == {"empty"}
 

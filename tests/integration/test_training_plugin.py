@@ -95,5 +95,5 @@ def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp
 def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path: Path) -> None:
     failed = train(installed, tmp_path, "raydense_hinge:Large", "--max-failures", "0")
     assert failed.returncode == 2
-    assert "micro_batch: a step needs more memory than the GPU has; set a smaller one, or auto" in failed.stderr.splitlines()[-1]
+    assert "micro_batch: the GPU has too little free memory for the training; set a smaller one, or auto" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr

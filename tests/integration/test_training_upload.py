@@ -77,6 +77,33 @@ def done_here(output: Place) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
 
 
+def test_a_checkpoint_that_the_store_does_not_take_is_no_checkpoint(
+    data: TrainingData, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one; the first is still there after it."""
+    uploads: list[str] = []
+
+    def refuses(method: str, path: str) -> bool:
+        if not (found := UPLOAD.search(path)) or method not in ("PUT", "POST"):
+            return False
+        uploads.extend([found[1]] if found[1] not in uploads else [])
+        return found[1] != uploads[0]
+
+    output = Place.of(f"s3://{BUCKET}/refused")
+    with proxy(port, lambda *_: None, refuses=refuses) as before:
+        there = environment(before.port, tmp_path / "cache")
+        for name, value in there.items():
+            monkeypatch.setenv(name, value)
+        wanted = settings_of(data, output).replaced({"max_failures": 0})
+        with begin(wanted, there) as process:
+            _, printed = process.communicate()
+        assert process.returncode == 2, printed
+        assert "access is denied; give credentials that may read and write it" in printed.splitlines()[-1]
+        state = newest_state(output / ".work")
+        assert state is not None
+        assert state.step == EVERY
+
+
 @pytest.mark.long  # four Rays one after another; test_training_checkpoints.py has the order of uploads
 @pytest.mark.parametrize("end", ["killed", "told"])
 def test_steps_go_on_during_an_upload(

@@ -154,5 +154,5 @@ def test_errors_of_stages_add_as_independent() -> None:
 def test_damaged_rates_of_the_cache_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
     shipped = stored_rates()
-    (tmp_path / "rates.json").write_text("{")
+    (tmp_path / "calibrated.json").write_text("{")
     assert stored_rates() == shipped

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raydense.forecast import Forecast, Holds
+from raydense.forecast import Forecast, Holds, Known
+from raydense.recipes.calibration import Calibration, _to_keep
 from raydense.recipes.fit import Point, fitted, settled
 from raydense.recipes.planning import Correction
 from raydense.recipes.rates import Rate, amounts_of
@@ -100,3 +101,26 @@ def test_what_slices_show_is_settled() -> None:
     assert of_hits is not None
     assert of_hits.each["hits"] == pytest.approx(2e-5, rel=0.1)
     assert of_hits.each["products"] == STORED.each["products"]
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.05, 1e3])
+def test_a_stored_rate_that_is_absent_or_far_off_gives_way(wrong: float) -> None:
+    stored = replace(STORED, each={"start": 3.0, "hits": 3e-5, "products": 4e-8 * wrong})
+    rate = fitted(points(3.0, 3e-5, 4e-8), stored, amounts_of(FULL, 2), HERE)
+    assert rate.seconds(FULL)[0] == pytest.approx(3.0 + 2e7 * 3e-5 + 4e11 * 4e-8, rel=0.15)
+
+
+def test_what_is_kept_of_work_that_was_not_shown_counts_the_cpus() -> None:
+    slices = [Point({**one.work, "products": 1.0}, one.seconds) for one in points(3.0, 2e-5, 0.0)]
+    of_hits = settled(fitted(slices, STORED, amounts_of(FULL, 8), replace(HERE, cpus=8)), STORED)
+    assert of_hits is not None
+    assert of_hits.each["products"] == STORED.each["products"] / 4
+
+
+def test_of_several_stages_of_a_kind_each_counts_for_what_the_others_did_not_show() -> None:
+    many, few = points(3.0, 3e-5, 4e-8), [Point(one.work, 3.1) for one in points(3.0, 0.0, 0.0)[:1]]
+    for order in (("many", "few"), ("few", "many")):
+        calibration = Calibration((), dict.fromkeys(order, FULL), Known(), {"search": STORED}, HERE)
+        rates = {name: fitted({"many": many, "few": few}[name], STORED, amounts_of(FULL, 2), HERE) for name in order}
+        assert _to_keep(calibration, rates)["search"].each["hits"] == pytest.approx(3e-5, rel=0.1)
+    assert _to_keep(calibration, {"few": rates["few"]}) == {}
