@@ -44,18 +44,18 @@ class Checkpoints:
         self._best_steps: deque[int] = deque(maxlen=_MAY_BE_NEWEST)
 
     def load(self, workers: int, precision: Precision, output: Place) -> State:
-        """Continue from the newest registered checkpoint, if there is one; InputError if it is of another precision."""
+        """Continue from the newest registered checkpoint, if there is one; InputError, on all workers, if it is of another precision."""
         checkpoint = ray.train.get_checkpoint()
         if self._rank == 0:
             forget_unregistered(self._shared, checkpoint and Path(checkpoint.path).name)
         if checkpoint is None:
-            return State(precision, workers=workers)
+            return State(precision, workers=workers, casts=self._engine.casts)
         with checkpoint.as_directory() as folder:
             state = State(**json.loads((Path(folder) / STATE).read_text()))
-            refuse_other_precision(output, state, precision)
+            refuse_other_precision(output, state, precision, self._engine.casts)
             self._engine.load(Path(folder), state.workers)
         self._best_steps.append(state.best_step)
-        return replace(state, workers=workers)
+        return replace(state, workers=workers, casts=self._engine.casts)
 
     def save(self, state: State) -> None:
         """Write a checkpoint on this machine, and begin to upload it. One is uploaded at a time: first this waits for the one before."""
@@ -133,13 +133,23 @@ def _error_of_disk(folder: Path) -> OSError | None:
     return None
 
 
-def refuse_other_precision(output: Place, state: State, precision: Precision) -> None:
-    """InputError where the steps so far were done in another precision: `auto` depends on the machine."""
+def refuse_other_precision(output: Place, state: State, precision: Precision, casts: bool) -> None:
+    """InputError where the steps so far were done in another precision: `auto` depends on the machine.
+
+    DeepSpeed `casts` the weights on GPUs alone: its checkpoints of the same precision then differ between GPUs and CPUs.
+    """
     if state.precision != precision:
         raise InputError(
             f"its {state.step} steps were done in {state.precision}, and on this device it would go on in {precision}",
             output,
             f"go on where the device does {state.precision}, or delete the folder to start again",
+        )
+    if state.casts not in (None, casts):
+        begun, here = ("GPUs", "CPUs") if state.casts else ("CPUs", "GPUs")
+        raise InputError(
+            f"its {state.step} steps were done in {state.precision} on {begun}, and DeepSpeed's checkpoints of these do not load on {here}",
+            output,
+            f"go on on {begun}, or delete the folder to start again",
         )
 
 

@@ -64,11 +64,6 @@ def _clipped(model: nn.Module, most: float) -> float:
     return float(norm)
 
 
-def _plain(zero: int, precision: Precision) -> bool:
-    """Whether DeepSpeed runs the optimizer as it is, and does not look whether a gradient is finite."""
-    return zero == 0 and precision == "fp32"
-
-
 def casts(settings: LoopSettings, device: torch.device) -> bool:
     """Whether weights are cast to the precision of a training: by DeepSpeed on GPUs. Elsewhere autocast computes in it, and they stay in float32.
 
@@ -98,6 +93,7 @@ class Engine(ABC):
 
     module: nn.Module
     device: torch.device
+    casts = False  # whether the weights are in the precision of the training, with float32 ones in the optimizer
 
     @abstractmethod
     def forward(self, **batch: Any) -> Any:
@@ -184,6 +180,7 @@ class DeepSpeedEngine(Engine):
         deepspeed = import_deepspeed(device)
         self._mixed = None if precision == "fp32" or casts(settings, device) else DTYPES[precision]
         self.precision: Precision = "fp32" if self._mixed else precision
+        self.casts = self.precision != "fp32"
         self.device, self.zero, self._pieces, self._clip = device, settings.engine.zero, pieces, settings.clip
         model = model.to(device)
         _cast_shards(model, DTYPES[self.precision])
@@ -193,6 +190,7 @@ class DeepSpeedEngine(Engine):
         with redirect_stdout(io.StringIO()):  # it prints what memory is in use
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
         self.module = self._engine.module
+        self._outlast_lowest_scale()
 
     def forward(self, **batch: Any) -> Any:
         with torch.autocast(self.device.type, self._mixed, enabled=self._mixed is not None):
@@ -206,7 +204,7 @@ class DeepSpeedEngine(Engine):
     def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if _plain(self.zero, self.precision):
+        if self.zero == 0:  # DeepSpeed runs the optimizer as it is, and does not look whether a gradient is finite
             norm = _clipped(self.module, self._clip)
             if not math.isfinite(norm):
                 self._engine.zero_grad()  # an optimizer leaves weights that have no gradient as they are
@@ -228,6 +226,12 @@ class DeepSpeedEngine(Engine):
             self._engine.checkpoint_engine = own
         else:
             self._engine.load_checkpoint(str(folder), tag="engine", custom_load_fn=restore)
+        self._outlast_lowest_scale()
+
+    def _outlast_lowest_scale(self) -> None:
+        """Skip steps of fp16 also at the lowest loss scale, where DeepSpeed would end with an error of its own: the loop counts them."""
+        if self.precision == "fp16":
+            self._engine.optimizer.loss_scaler.raise_error_at_min_scale = False
 
     def weights(self) -> dict[str, Tensor]:
         if self.zero < 3 and self.precision == "fp32":
@@ -279,15 +283,14 @@ def deepspeed_config(
 
     Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
     2 GB, whatever the model. On GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn.
-    Gradients of parts and pieces are summed in float32, since half precision would lose small ones; ZeRO 0 cannot do that.
+    Gradients of parts and pieces are summed in float32, since half precision would lose small ones.
     """
     bucket = bucket_of(weights or _BUCKET)
-    adds_in_float32 = settings.engine.zero > 0 and precision != "fp32"
     return {
-        **({"data_types": {"grad_accum_dtype": "fp32"}} if adds_in_float32 else {}),
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if precision != "fp32" else {}),
         "train_micro_batch_size_per_gpu": settings.batch_size // (workers * settings.accumulation),
         "gradient_accumulation_steps": settings.accumulation * pieces,
-        "gradient_clipping": 0.0 if _plain(settings.engine.zero, precision) else settings.clip,
+        "gradient_clipping": settings.clip if settings.engine.zero else 0.0,
         "zero_optimization": {
             "stage": settings.engine.zero,
             "reduce_bucket_size": bucket,

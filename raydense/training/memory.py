@@ -133,14 +133,12 @@ class Outline:
         Those of DeepSpeed are measured with version 0.19, as multiples of the weights.
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
-        trained, largest, each = _count(self._trained), max(p.numel() for p in self._trained), self._weights.itemsize
-        if s.engine.name == "ddp" or (s.engine.zero == 0 and each == 4):
+        trained, each = _count(self._trained), self._weights.itemsize
+        if s.engine.name == "ddp" or s.engine.zero == 0:
             # LAMB makes two tensors of each weight's size at once, fused AdamW none
             made = 2 * trained if s.optimizer == "lamb" else 0
             summed = trained if s.engine.name == "deepspeed" else 0  # over workers, from one flat copy
             return 4 * whole, 4 * trained, 8 * trained, 4 * max(made, summed)
-        if s.engine.zero == 0:
-            return each * whole, (each + 4) * trained, 12 * trained, 16 * largest
         if s.engine.zero == 3:  # float32 weights and moments, and the gradients' sums, of its share; they are copied in an update
             shared = int(4 * share * trained)
             return int(each * share * whole), shared + each * bucket_of(trained), 3 * shared, shared

@@ -41,10 +41,15 @@ def precision_for(settings: LoopSettings, device: torch.device, model: nn.Module
     """The number format of a training of `model` on `device`, as `choose_precision`.
 
     DeepSpeed casts all weights, also those of layers whose values leave fp16's range (a T5's): for such a model `auto` is then fp32,
-    and fp16 an InputError.
+    and fp16 an InputError. So is ZeRO 0 in half precision on a GPU.
     """
     precision = choose_precision(settings.precision, device, begun)
-    if precision != "fp16" or settings.engine.name != "deepspeed" or not overflows_in_fp16(model):
+    if settings.engine.name != "deepspeed" or precision == "fp32" or device.type == "cpu":
+        return precision
+    if settings.engine.zero == 0:
+        # DeepSpeed 0.19 counts one step too many there, sums gradients in half precision, and gives no float32 weights
+        raise InputError(f"ZeRO 0 does not train in {precision}", "engine.zero", "give 1, or --engine.name ddp, or --precision fp32")
+    if precision != "fp16" or not overflows_in_fp16(model):
         return precision
     if settings.precision == "auto":
         return "fp32"

@@ -21,7 +21,7 @@ class State:
     """The state of a training: `step` steps are done, with this number of `workers`; `best_step` has the best dev metric, `best`.
 
     `start` is the dev metric before the first step. `precision` is the one used for the steps, never auto. The last `skipped` steps in a row
-    did not update the weights.
+    did not update the weights. `casts`: whether the weights were in that precision, as of `Engine.casts`; None in states of earlier versions.
     """
 
     precision: Precision
@@ -31,6 +31,7 @@ class State:
     best: float | None = None
     skipped: int = 0
     start: float | None = None
+    casts: bool | None = None
 
 
 def newest_state(shared: Place) -> State | None:

@@ -60,9 +60,18 @@ def test_steps_of_another_precision_are_not_gone_on_with(shared: Place) -> None:
     checkpoint(shared, State("bf16", step=20))
     state = newest_state(shared)
     assert state is not None
-    refuse_other_precision(shared, state, "bf16")
+    refuse_other_precision(shared, state, "bf16", casts=False)
     with pytest.raises(InputError, match=r"20 steps were done in bf16, .* go on in fp32; go on where .* bf16, or delete the folder"):
-        refuse_other_precision(shared, state, "fp32")
+        refuse_other_precision(shared, state, "fp32", casts=False)
+
+
+@pytest.mark.parametrize(("casts", "begun", "here"), [(True, "GPUs", "CPUs"), (False, "CPUs", "GPUs")])
+def test_steps_of_a_gpu_are_not_gone_on_with_on_a_cpu(casts: bool, begun: str, here: str, shared: Place) -> None:
+    """Of DeepSpeed in half precision, which casts the weights on GPUs alone."""
+    state = State("bf16", step=20, casts=casts)
+    refuse_other_precision(shared, state, "bf16", casts)
+    with pytest.raises(InputError, match=f"20 steps were done in bf16 on {begun}, .* not load on {here}; go on on {begun}, or delete"):
+        refuse_other_precision(shared, state, "bf16", not casts)
 
 
 def test_an_upload_that_was_cut_short_is_no_checkpoint_and_goes(shared: Place) -> None:

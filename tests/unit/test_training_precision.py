@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from raydense.errors import InputError
-from raydense.training.precision import _check_kernels, choose_precision
+from raydense.training.precision import _check_kernels, choose_precision, precision_for
+from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 
@@ -28,3 +29,24 @@ def test_a_torch_without_kernels_for_the_gpu() -> None:
     _check_kernels(9, 0, ["sm_90a"])
     with pytest.raises(InputError, match=r"this GPU is sm_70; .*cu126"):
         _check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
+def test_zero_0_trains_in_float32_alone_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's own wrapper of it counts one of Adam's steps too many, and gives no float32 weights."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80"])
+
+    def chosen(precision: str, device: torch.device, **engine: object) -> str:
+        inputs = {"corpus": "c", "queries": "q", "examples": "e", "output": "o"}
+        asked = TrainSettings(objective="retriever", model="tiny", precision=precision, engine=engine, **inputs)  # type: ignore[arg-type]
+        return precision_for(asked, device, torch.nn.Linear(2, 2))
+
+    gpu = torch.device("cuda")
+    with pytest.raises(
+        InputError, match=r"engine.zero: ZeRO 0 does not train in (bf16|fp16); give 1, or --engine.name ddp, or --precision fp32"
+    ):
+        chosen(precision, gpu, name="deepspeed", zero=0)
+    assert chosen("fp32", gpu, name="deepspeed", zero=0) == "fp32"
+    assert {chosen(precision, gpu, name="ddp"), chosen(precision, gpu, zero=1)} <= {"bf16", "fp16"}
+    assert chosen("bf16", CPU, name="deepspeed", zero=0) == "bf16"
