@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from raydense.refresh.check import check_refresh
 from raydense.refresh.generation import make_generation
 from raydense.refresh.training_pool import TrainingPool
 from raydense.storage import Artifact
@@ -16,12 +17,11 @@ def train(settings: TrainSettings) -> Artifact:
 
     The artifact is of kind `model`, or of the method's own kind: joint training makes a `joint` that contains the models `retriever/`
     and `reranker/`. With a refresh it keeps every generation of the examples in its folder `refresh/`. InputError on bad
-    inputs, or on gradients that stay not finite; with a refresh also if the examples are qrels, which have no negatives to begin with,
-    or if the re-ranker that should denoise is not trained.
+    inputs, or on gradients that stay not finite; with a refresh, before the first step, also on what `check_refresh` finds.
     """
     refresh = refresh_of(settings)
     if refresh is not None:
-        Artifact.open(settings.examples, "examples")
+        check_refresh(settings, refresh)
         with TrainingPool() as pool:
             return fit(settings, partial(make_generation, pool))
     return fit(settings)

@@ -191,6 +191,11 @@ class RefreshedSettings(BaseSettings):
         negatives = getattr(self, "negatives", 0)
         if not 1 <= negatives <= self.refresh.negatives:
             raise ValueError(f"refresh needs 1 <= negatives <= refresh.negatives, not {negatives} and {self.refresh.negatives}")
+        ranks = self.refresh.depth - self.refresh.skip
+        if ranks < negatives and not self.refresh.only_changed:
+            raise ValueError(
+                f"refresh.depth less refresh.skip leaves {ranks} ranks, fewer than negatives {negatives}: no query would get new ones"
+            )
         return self
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import forked
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 import torch
+from mining_world import write_table
 from sentence_transformers import SentenceTransformer
 from training_data import TrainingData, make_training_data
 
@@ -312,9 +314,34 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
 
 @pytest.mark.long
 def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="factory"):
-        train(renewing(data, tmp_path / "model", mode="async", factory="Nonsense"))
+    with pytest.raises(InputError, match="IVF4096"):
+        train(renewing(data, tmp_path / "model", mode="async", factory="IVF4096,Flat"))  # more lists than the corpus has passages
     assert not (tmp_path / "model/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"factory": "IVF16Flatt"}, r"refresh.factory: FAISS cannot make 'IVF16Flatt'"),
+        ({"factory": "PQ7"}, r"refresh.factory: FAISS cannot make 'PQ7'"),
+        ({"search_params": "efSearch=64"}, r"refresh.search_params: a IndexFlat\w* does not take 'efSearch=64'"),
+        ({"reranker": "ENCODER"}, "is no trained re-ranker"),
+        ({"qrels": "QRELS"}, "names no passage of the corpus .*; give qrels of this corpus as refresh.qrels"),
+    ],
+)
+def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
+    wrong: dict[str, str], found: str, data: TrainingData, tmp_path: Path
+) -> None:
+    make_tiny_encoder(["a few words", "and some more"], tmp_path / "encoder", 1)
+    write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["of another corpus"], "relevance": [1]})])
+    here = {"ENCODER": str(tmp_path / "encoder"), "QRELS": str(tmp_path / "qrels")}
+    given = {key: here.get(value, value) for key, value in wrong.items()}
+    asked = settings_of(
+        data, tmp_path / "model", refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **given}, model=str(tmp_path / "encoder")
+    )
+    with pytest.raises(InputError, match=found):
+        train(asked)
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_training_that_leaves_no_cpus_for_its_refresh_is_refused(data: TrainingData, tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
         ({"refresh": {"every": 5, "negatives": 1}, "negatives": 2}, "1 <= negatives <= refresh.negatives"),
         ({"refresh": {"every": 5}, "negatives": 0}, "1 <= negatives <= refresh.negatives"),
         ({"refresh": {"every": 5, "skip": 30, "depth": 30}}, "leaves nothing of refresh.depth 30"),
+        (
+            {"negatives": 4, "refresh": {"every": 5, "skip": 2, "depth": 5}},
+            "leaves 3 ranks, fewer than negatives 4: no query would get new",
+        ),
         ({"refresh": {"every": 5, "s_neg": 0.2}}, "without reranker does not use s_neg"),
         ({"refresh": {"every": 5}, "objective": "reranker"}, "objective reranker does not use refresh"),
         ({"refresh": {"every": 5, "only_changed": True, "fraction": 0.5}}, "compares the ranks of all queries, does not use"),
