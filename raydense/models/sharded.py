@@ -88,10 +88,14 @@ def together() -> Iterator[None]:
         raise fault
 
 
+class OnAllWorkers(InputError):
+    """An error that all workers raise, so that none waits for another."""
+
+
 def raise_together(error: InputError | None) -> None:
     """Raise the first error that a worker has, on all of them: one that stopped alone would leave the others waiting for its weights."""
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error and error.args)
     found = next((args for args in errors if args), None)
     if found:
-        raise InputError(*found) from error
+        raise OnAllWorkers(*found) from error

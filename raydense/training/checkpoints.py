@@ -21,6 +21,7 @@ import ray.train
 from torch import Tensor
 
 from raydense.errors import InputError
+from raydense.models.sharded import together
 from raydense.runtime.ray_internals import persist_checkpoint, persisted_checkpoint
 from raydense.storage import Place
 from raydense.training.engine import Engine, tied
@@ -52,7 +53,8 @@ class Checkpoints:
             return State(precision, workers=workers, casts=self._engine.casts)
         with checkpoint.as_directory() as folder:
             state = State(**json.loads((Path(folder) / STATE).read_text()))
-            refuse_other_precision(output, state, precision, self._engine.casts)
+            with together():
+                refuse_other_precision(output, state, precision, self._engine.casts)
             self._engine.load(Path(folder), state.workers)
         self._best_steps.append(state.best_step)
         return replace(state, workers=workers, casts=self._engine.casts)

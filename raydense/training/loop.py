@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.models.sharded import together
+from raydense.models.sharded import OnAllWorkers, together
 from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import Checkpoints
@@ -64,16 +64,20 @@ class Job:
 def train_worker(job: Job) -> dict[str, Any]:
     """Run one worker. An error that the user must fix is returned as `fault`, not raised: Ray Train would retry it.
 
-    Memory that runs out is raised: the other workers may still have some, and wait for this one.
+    It is raised where the other workers may wait for this one, which they would do for half an hour: in the steps, unless all of them have
+    it; and where memory runs out, of which the others may still have some.
     """
     from ray.train import get_context
     from ray.train.torch import get_device
 
-    context = get_context()
+    context, loop = get_context(), None
     try:
         worker = Worker(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
-        return Loop(job, worker).run()
+        loop = Loop(job, worker)
+        return loop.run()
     except InputError as error:
+        if loop and loop.worker.workers > 1 and not isinstance(error, OnAllWorkers):
+            raise
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
         fix = "set a smaller one, or auto; or --activation-checkpointing, or --engine.zero 3; nvidia-smi shows who else uses it"
@@ -220,8 +224,9 @@ class Loop:
         if number != self.generation:
             self.waited += self.job.generations.await_(number)
             newer = {"examples": str(self.job.generations.examples(number))}
-            examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
-            refuse_replaced(self.settings, self.job.inputs)
+            with together():
+                examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
+                refuse_replaced(self.settings, self.job.inputs)
             self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> Sent:
@@ -253,7 +258,7 @@ class Loop:
             self.log.flush()
             self.log.close()
             what = f"the gradients of {state.skipped} steps in a row are not finite, the last at step {state.step}"
-            raise InputError(what, "train", _FIX)
+            raise OnAllWorkers(what, "train", _FIX)
         last = state.step == self.job.steps
         if self.dev and (last or state.step % self.dev_every == 0):
             state, values = self._measured(state)
@@ -308,4 +313,4 @@ def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, worker: Wor
     if worker.workers > 1:
         dist.all_reduce(wrong)
     if wrong.item():
-        raise InputError(f"the weights are not finite numbers after step {step}", "train", _FIX)
+        raise OnAllWorkers(f"the weights are not finite numbers after step {step}", "train", _FIX)

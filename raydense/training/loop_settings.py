@@ -48,7 +48,7 @@ class LoopSettings(Settings):
         None, "dropout of the model, in joint training only of the re-ranker; by default the model folder's", ge=0, lt=1
     )
     epochs: float = setting(1.0, "passes over the examples", gt=0)
-    max_steps: int = setting(0, "stop after this many steps; 0: after the epochs", ge=0)
+    max_steps: int = setting(0, "make this many steps, however many epochs they are; 0: those of the epochs", ge=0)
     batch_size: int = setting(64, "queries of one optimiser step, over all workers", ge=1)
     accumulation: int = setting(
         1, "number of parts of a step, which run one after another; in-batch negatives come from the same part", ge=1

@@ -121,6 +121,7 @@ def _goes(model: nn.Module, outline: Outline, texts: int, device: torch.device) 
         model.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)  # what a trial took is not what the training takes
     return True
 
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from raydense.errors import StorageError
+from raydense.errors import InputError, StorageError
 from raydense.runtime.ray_internals import node_leaves
 from raydense.storage import Place
 
@@ -69,7 +69,7 @@ class Notice:
 
     def _look(self) -> None:
         while not self._closed.wait(self._shared.look_every_s):
-            with suppress(StorageError):
+            with suppress(StorageError, InputError):  # what the store refuses for good, the steps meet as well
                 if (self._shared / _STOP).stat() is not None:
                     return self._end_asked.set()
 

@@ -104,6 +104,23 @@ def test_a_checkpoint_that_the_store_does_not_take_is_no_checkpoint(
         assert state.step == EVERY
 
 
+def test_weights_that_the_store_does_not_take_end_all_workers(
+    data: TrainingData, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0 alone writes them, while the other one waits for it at the next step: for half an hour, if nobody ends it."""
+
+    def refuses(method: str, path: str) -> bool:
+        return method in ("PUT", "POST") and "/.work/weights-" in path
+
+    with proxy(port, lambda *_: None, refuses=refuses) as before:
+        there = environment(before.port, tmp_path / "cache")
+        wanted = settings_of(data, Place.of(f"s3://{BUCKET}/weights-refused")).replaced({"max_failures": 0, "workers": 2})
+        with begin(wanted, there) as process:
+            _, printed = process.communicate()
+    assert process.returncode == 2, printed
+    assert "access is denied; give credentials that may read and write it" in printed.splitlines()[-1]
+
+
 @pytest.mark.long  # four Rays one after another; test_training_checkpoints.py has the order of uploads
 @pytest.mark.parametrize("end", ["killed", "told"])
 def test_steps_go_on_during_an_upload(
