@@ -208,6 +208,11 @@ class Loop:
         dev = getattr(self.settings, "dev", None)
         return dev.patience if dev else 0
 
+    def _keeps_last(self) -> bool:
+        """Whether the weights of the last step are kept, whatever is measured."""
+        dev = getattr(self.settings, "dev", None)
+        return bool(dev and dev.keep == "last")
+
     def _misses(self, state: State) -> int:
         """How many dev measurements in a row were no better than the best."""
         return (state.step - state.best_step) // self.dev_every
@@ -276,7 +281,7 @@ class Loop:
         return state
 
     def _measured(self, state: State) -> tuple[State, dict[str, float]]:
-        """The dev metrics; the weights are kept where the one that decides is the best so far."""
+        """The dev metrics; the weights are kept where the one that decides is the best so far, or where those of the last step are wanted."""
         if self.status:
             self.status.dev(f"measures the dev metric {when(state.step)}")
         values = {
@@ -284,7 +289,8 @@ class Loop:
             for name, dev in self.dev.items()
             for metric, value in dev.measure(self.engine).items()
         }
-        if state.best is None or values[self.decides] > state.best:
+        last = state.step == self.job.steps
+        if last if self._keeps_last() else state.best is None or values[self.decides] > state.best:
             state = replace(state, best=values[self.decides], best_step=state.step)
             self._save_weights(state.step)
         if self.status:

@@ -21,11 +21,20 @@ class DevSettings(BaseSettings):
     )
     every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
     patience: int = setting(0, "stop after so many dev measurements in a row without a better one; 0: never", ge=0)
+    keep: Literal["best", "last"] = setting(
+        "best", "the weights of the step with the best MRR@10, or of the last one: where the same queries are reported afterwards"
+    )
     passages: int = setting(
         5_000,
         "passages that the dev queries are searched in; of more queries than passages, or whose positives are more than half, some are drawn",
         ge=10,
     )
+
+    @model_validator(mode="after")
+    def _fits_what_is_kept(self) -> Self:
+        if self.keep == "last":
+            self._refuse_given(["patience"], "dev.keep last")
+        return self
 
 
 class JointDevSettings(DevSettings):
@@ -104,7 +113,7 @@ class TrainSettings(LoopSettings):
     chosen_by = "objective"
     newer = (
         *LoopSettings.newer,
-        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "one_source"),
+        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "dev.keep", "one_source"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED

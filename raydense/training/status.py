@@ -47,8 +47,13 @@ def when(step: int) -> str:
 
 
 def dev_measured(values: dict[str, float], state: State, misses: int, patience: int) -> str:
-    """The line of a dev measurement: its values, and how it stands among those before, of which `misses` in a row were no better than the best."""
+    """The line of a dev measurement: its values, and how it stands among those before, of which `misses` in a row were no better than the best.
+
+    Where no best one is kept, the values alone.
+    """
     found = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    if state.best is None:
+        return f"dev {when(state.step)}: {found}"
     if state.best_step == state.step:
         return f"dev {when(state.step)}: {found}{', the best so far' if state.step else ''}"
     ends = f"; {misses} of {patience} in a row without a better one" if patience else ""

@@ -282,8 +282,13 @@ def test_a_training_that_only_harms_keeps_the_model_that_it_began_with(
     assert harmed.summary["best_step"] == 0
     assert harmed.summary["dev"] == harmed.summary["dev_start"]
     assert max(line["mrr@10"] for line in read_history(harmed.path / "history.jsonl") if "mrr@10" in line) < harmed.summary["dev"]["mrr@10"]
-    weights, kept = (DualEncoder.load(made.path).state_dict() for made in (good, harmed))
+    changed = {"output": str(tmp_path / "last"), "dev.keep": "last"}
+    last = train(data.settings(tmp_path / "harmed", model=str(good.path), max_steps=5, lr=0.1, warmup=0.0, dev=dev).replaced(changed))
+    assert last.summary["best_step"] == 5
+    assert last.summary["dev"]["mrr@10"] < last.summary["dev_start"]["mrr@10"]
+    weights, kept, those_of_last = (DualEncoder.load(made.path).state_dict() for made in (good, harmed, last))
     assert all(torch.equal(value, kept[name]) for name, value in weights.items())
+    assert not all(torch.equal(value, those_of_last[name]) for name, value in weights.items())
 
 
 def test_zero_3_refuses_checkpoints_of_another_number_of_workers(data: TrainingData, tmp_path: Path) -> None:

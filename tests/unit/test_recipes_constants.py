@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raydense.data.settings import MixSettings
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
 from raydense.recipes.content import recipe_file
@@ -170,6 +171,19 @@ def test_no_fusion_is_tuned_on_what_is_reported(file: Path, tmp_path: Path) -> N
     settings = [stage.settings for stage in Recipe.read(file, tmp_path).stages]
     reported = {one.qrels for one in settings if isinstance(one, EvaluateSettings)}
     assert not [one.output for one in settings if isinstance(one, FuseSettings) and one.qrels in reported]
+
+
+@pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_no_step_is_chosen_on_what_is_reported(file: Path, tmp_path: Path) -> None:
+    """Of several methods in one table those that may choose would be ahead by it."""
+    settings = {stage.name: stage.settings for stage in Recipe.read(file, tmp_path).stages}
+    reported = {one.qrels for one in settings.values() if isinstance(one, EvaluateSettings)}
+    mixed = {
+        f"{one.output}/qrels": {q.partition("=")[2] or q for q in one.qrels} for one in settings.values() if isinstance(one, MixSettings)
+    }
+    devs = {name: dev for name, one in settings.items() if (dev := getattr(one, "dev", None))}
+    chooses = {name: mixed.get(dev.qrels, {dev.qrels}) for name, dev in devs.items() if dev.keep == "best"}
+    assert not [name for name, judged in chooses.items() if judged & reported]
 
 
 def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:

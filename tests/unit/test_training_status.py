@@ -11,6 +11,7 @@ from raydense.training.status import dev_measured
 @pytest.mark.parametrize(
     ("state", "misses", "patience", "line"),
     [
+        (State("fp32", step=20), 0, 0, "dev after step 20: mrr@10 0.2500, ndcg@10 0.5000"),
         (State("fp32", step=0, best=0.25, best_step=0), 0, 3, "dev before the first step: mrr@10 0.2500, ndcg@10 0.5000"),
         (
             State("fp32", step=1_000, best=0.25, best_step=1_000),
