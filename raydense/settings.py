@@ -242,14 +242,12 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key of `values`, which may be dotted; missing groups are created, and the value None removes the key."""
+    """Set a key of `values`, which may be dotted; missing groups are created."""
     name, dot, inner = key.partition(".")
     if dot:
         there = values.get(name)
         values[name] = dict(there) if isinstance(there, dict) else {}
         put(values[name], inner, value)
-    elif value is None:
-        values.pop(name, None)
     else:
         values[name] = value
 

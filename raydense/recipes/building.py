@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from raydense.errors import Faults, InputError, did_you_mean
-from raydense.recipes.content import REFERENCE, named_in
+from raydense.recipes.content import REFERENCE, named_in, without_nulls
 from raydense.recipes.stage import VERBS, Stage
 from raydense.retrieval.settings import SearchSettings
 from raydense.settings import Settings, flat, put
@@ -23,7 +23,7 @@ class Builder:
 
     def __init__(self, content: dict[str, Any], output: Place, file: str, shared: Place | None, faults: Faults) -> None:
         self._content, self._output, self._file, self._shared, self._faults = content, output, file, shared, faults
-        self._given, self._defaults = content["given"], content.get("defaults") or {}
+        self._given, self._defaults = content["given"], without_nulls(content.get("defaults") or {})
         self._folders: dict[str, str] = {}  # of the stages so far
         self._classes: list[type[Settings]] = []
         self._unknown: set[str] = set()  # names in the defaults that are of nothing: reported there, and not again by each stage
@@ -61,9 +61,12 @@ class Builder:
         verb = self._verb(name, values, where)
         needs: list[str] = []
         values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
+        own, values = flat(values), without_nulls(values)
         chosen = VERBS[verb].settings.chosen(values, f"{where}.")
         self._classes.append(chosen)
-        for key, value in self._defaults_for(chosen, values).items():
+        for key in (key for key, value in own.items() if value is None):
+            chosen.refuse_unknown(key, f"{where}.")
+        for key, value in self._defaults_for(chosen, values, own).items():
             put(values, key, self._resolved(value, needs, f"{where}.{key}"))
         seed = self._content.get("seed")
         if seed is not None and "seed" in chosen.model_fields:
@@ -100,9 +103,9 @@ class Builder:
         elif "output" in values and not _inside(values["output"], self._output):
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
 
-    def _defaults_for(self, chosen: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
-        """The defaults that a stage has and does not set itself, without those that name a later stage."""
-        own, has, known = flat(values), chosen.takes(values), {*self._given, *self._folders, *self._unknown}
+    def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        """The defaults that a stage has and does not set itself (`own`, where null switches one off), without those that name a later stage."""
+        has, known = chosen.takes(values), {*self._given, *self._folders, *self._unknown}
         left = {
             key: value for key, value in flat(self._defaults).items() if key in has and key not in own and key.partition(".")[0] not in own
         }

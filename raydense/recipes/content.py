@@ -47,7 +47,7 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     """The content of a recipe. One with `base: RECIPE` (its name, or a path from this one's folder) is that recipe with other values.
 
     A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
-    null leaves a key, or a stage, out; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
+    null leaves a key, or a stage, out, also a key of the defaults; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
     """
     own = load_yaml(file)
     base = own.pop("base", None)
@@ -116,9 +116,14 @@ def _merged_stages(base: dict[str, Any], own: Any, swept: dict[str, list[Any]]) 
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `own` in their place, in groups too; null leaves a key out."""
+    """`base` with the keys of `own` in their place, in groups too. A null stays: it keeps a default of the recipe switched off."""
     both = {k: _merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in own.items()}
-    return {k: v for k, v in {**base, **both}.items() if v is not None}
+    return {**base, **both}
+
+
+def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` without the keys that are null, in groups too."""
+    return {k: without_nulls(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
 
 
 def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 from raydense.errors import Faults, InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.sweep_chart import Axis
-from raydense.recipes.content import apply, recipe_content
+from raydense.recipes.content import apply, recipe_content, without_nulls
 from raydense.recipes.planning import Measured, Prices
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
@@ -132,7 +132,7 @@ def _check_key(key: str, content: dict[str, Any], where: str) -> None:
 def _refuse_unknown(key: str, content: dict[str, Any], where: str) -> None:
     """InputError where the stage that a key names does not have it; `content` has all changes, of which one may choose its keys."""
     stage, dot, field = key.partition(".")
-    values = content["stages"].get(stage, {}) if dot else {}
+    values = without_nulls(content["stages"].get(stage, {})) if dot else {}
     verb = values.get("do")
     if field != "do" and verb in VERBS:
         settings_class = VERBS[verb].settings.chosen(values, f"{where}.{stage}.")

@@ -9,7 +9,7 @@ import pytest
 from raydense.data.tables import commit_table
 from raydense.errors import InputError, InputErrors
 from raydense.evaluation.evaluate import evaluate
-from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.recipes.content import recipe_file, recipe_named
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import Stage
@@ -346,8 +346,45 @@ def test_a_default_is_for_every_stage_that_has_the_setting_and_does_not_set_it(t
 def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS)
     (tmp_path / "own.yaml").write_text("base: recipe.yaml\ndefaults: {queries: other, qrels: null}\n")
-    report = Recipe.read(tmp_path / "own.yaml", "out", ("report.answers=null",)).stages[-1].settings
+    report = Recipe.read(tmp_path / "own.yaml", "out").stages[-1].settings
     assert (report.queries, report.qrels) == ("other", None)
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes"),
+    [
+        ("found: {k: 50}", ()),  # the base of this one has the null
+        ("report: {qrels: null}", ("found.k=50",)),
+        ("", ("found.qrels=null", "report.qrels=null", "report.answers.k=null")),
+    ],
+)
+def test_a_null_keeps_a_default_switched_off_through_base_and_set(tmp_path, stages, changes):
+    (tmp_path / "recipe.yaml").write_text(DEFAULTS)
+    (tmp_path / "between.yaml").write_text("base: recipe.yaml\nstages: {report: {answers: {k: null}}}\n")
+    (tmp_path / "own.yaml").write_text(f"base: between.yaml\nstages: {{{stages}}}\n")
+    found, mined, report = Recipe.read(tmp_path / "own.yaml", "out", changes).stages[3:]
+    assert found.settings.qrels is None
+    assert mined.settings.qrels == "out/data/qrels/train"
+    off = "report" in stages or "report.qrels=null" in changes
+    assert report.settings.qrels == (None if off else "out/data/qrels/test")
+    assert report.settings.answers == AnswerSettings(match="token")
+
+
+def test_a_null_of_a_variant_keeps_a_default_switched_off(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        DEFAULTS.replace(", qrels: null", "") + "sweep: {variants: {on: {}, off: {found.qrels: null}, other: {defaults.qrels: null}}}\n"
+    )
+    trials = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out").trials
+    on, off, other = ({stage.name: stage.settings.qrels for stage in trial.recipe.stages[3:]} for trial in trials)
+    assert (on["found"] == on["report"], off["found"], off["report"]) == (True, None, on["report"])
+    assert (other["found"], other["report"]) == (None, None)
+
+
+def test_a_null_of_an_unknown_key_is_refused(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(DEFAULTS)
+    for change in ("found.qrelz=null", "report.answers.matsh=null"):
+        with pytest.raises(InputError, match=r"unknown key; did you mean"):
+            Recipe.read(tmp_path / "recipe.yaml", "out", (change,))
 
 
 def test_what_only_the_end_of_a_run_would_refuse_is_refused_before(tmp_path):
