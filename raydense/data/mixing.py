@@ -134,8 +134,10 @@ def _examples(folder: str, store: PassageStore) -> pa.Table:
 
 def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa.Table:
     """The first `_DEPTH` hits of some queries in a run, which is read in blocks; InputError if it is of another corpus."""
+    run = Artifact.open(folder, "run")
+    store.refuse_rows_of_another(run)
     lookup, kept = IdLookup(pc.unique(query_ids)), [SCHEMAS["run"].empty_table()]
-    for block in query_blocks(Artifact.open(folder, "run").parts(".parquet"), BLOCK_ROWS):
+    for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
         block = block.filter(pc.less_equal(block["rank"], _DEPTH))
         kept.append(block.filter(pa.array(lookup.positions_of_rows(block["query_id"]) >= 0)))
     found = pa.concat_tables(kept)

@@ -167,7 +167,7 @@ class PassageStore:
         return self.text_hash[order], order
 
     def refuse_rows_of_another(self, artifact: Artifact) -> None:
-        """InputError if `artifact` (training examples) was made with another corpus."""
+        """InputError if `artifact` (training examples, an index, a run) was made with another corpus; not every artifact names its own."""
         made_with = artifact.summary.get("corpus")
         if made_with not in (None, self.fingerprint):
             raise InputError(

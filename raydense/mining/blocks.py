@@ -10,14 +10,19 @@ from raydense.data.runs import not_adjacent
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table, unknown_query
 from raydense.mining.negatives import Flags, Positives
+from raydense.storage import Artifact
 
 
 class Judged:
-    """What all blocks of a run share: the corpus, the queries, the positives, and which queries the run has."""
+    """What all blocks of a run share: the corpus, the queries, the positives, and which queries the run has.
+
+    InputError if the run is of another corpus, or the judgements are of other queries.
+    """
 
     def __init__(self, run: str, corpus: str, queries: str, qrels: str | None) -> None:
         self.run = run
         self.store = PassageStore(corpus)
+        self.store.refuse_rows_of_another(Artifact.open(run, "run"))
         known = read_table(queries, "queries", ["query_id"])
         judgements = read_table(qrels, "qrels") if qrels else SCHEMAS["qrels"].empty_table()
         query_positions(judgements["query_id"], known, qrels)

@@ -114,7 +114,7 @@ def test_sources_of_one_corpus_keep_it(tmp_path: Path) -> None:
     assert read_table(examples.path, "examples")["positives"].to_pylist() == whole[0] + whole[1]
 
 
-def write_run(folder: Path, store: PassageStore, queries: int, first: int = 0) -> str:
+def write_run(folder: Path, store: PassageStore, queries: int, first: int = 0, **summary: Any) -> str:
     """Three hits of each query, in two files of which one ends within a query."""
     rows = [
         (f"q{n}", store.ids(np.array([(first + n * 3 + rank) % len(store)]))[0].as_py(), rank + 1, 3.0 - rank)
@@ -130,7 +130,7 @@ def write_run(folder: Path, store: PassageStore, queries: int, first: int = 0) -
             f"run-{part:05d}.parquet",
             of_part.set_column(2, "rank", of_part["rank"].cast(pa.int32())).set_column(3, "score", of_part["score"].cast(pa.float32())),
         )
-    draft.finish(len(rows))
+    draft.finish(len(rows), **summary)
     return str(folder)
 
 
@@ -174,6 +174,14 @@ def test_a_run_of_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path)
     run = write_run(tmp_path / "run", two["stores"][0], 9, first=10)
     with pytest.raises(InputError, match=r"run: names passage 'p30', which the corpus \S+land does not have"):
         mixed(two, tmp_path / "out", run=[f"b={run}"])
+
+
+def test_a_run_that_records_another_corpus_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
+    own, other = two["stores"]
+    run = write_run(tmp_path / "run", own, 9, corpus=other.fingerprint)
+    with pytest.raises(InputError, match=r"run: was made with another corpus than \S+sea"):
+        mixed(two, tmp_path / "out", run=[f"a={run}"])
+    mixed(two, tmp_path / "again", run=[f"a={write_run(tmp_path / 'own', own, 9, corpus=own.fingerprint)}"])
 
 
 @pytest.mark.parametrize(

@@ -241,3 +241,10 @@ def test_a_listwise_teacher_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(InputError, match="the queries do not have"):
         label_world(tmp_path, "more", model=str(teacher), queries=str(tmp_path / "none"))
     assert ("are no probabilities; pointwise makes them so" in capsys.readouterr().err) == warned
+
+
+def test_a_run_of_another_corpus_is_refused(tmp_path):
+    run = {"q0": [("p0", 7.0), ("p1", -6.0)]}
+    write_world(tmp_path, ["text 0", "text 1"], [("q0", "p0", 1)], run, stage="rerank", model="m", corpus="c" * 64)
+    with pytest.raises(InputError, match=r"run: was made with another corpus than \S+corpus"):
+        label_world(tmp_path)

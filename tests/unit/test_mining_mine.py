@@ -232,3 +232,13 @@ def test_unknown_ids_and_torn_queries_are_refused(tmp_path: Path):
     write_table(tmp_path / "skip" / "torn", "run", [torn])
     with pytest.raises(InputError, match="rows of query 'q' are not adjacent"):
         mine_world(tmp_path / "skip", run=str(tmp_path / "skip" / "torn"), queries=str(tmp_path / "skip" / "queries2"))
+
+
+def test_a_run_of_another_corpus_is_refused(tmp_path):
+    qrels, run = [("q0", "p0", 1)], {"q0": [("p0", 3.0), ("p1", 2.0), ("p2", 1.0)]}
+    write_world(tmp_path, ["text 0", "text 1", "text 2"], qrels, run, corpus="c" * 64)
+    with pytest.raises(InputError, match=r"run: was made with another corpus than \S+corpus"):
+        mine_world(tmp_path)
+    own = Artifact.open(tmp_path / "corpus").fingerprint
+    write_world(tmp_path / "own", ["text 0", "text 1", "text 2"], qrels, run, corpus=own)
+    assert mine_world(tmp_path / "own").rows == 1
