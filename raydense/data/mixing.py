@@ -21,7 +21,7 @@ from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import SCHEMAS, query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named_folders, provenance
+from raydense.storage import Artifact, Draft, named, named_folders, provenance
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
 _DEPTH = 100  # hits of a query in a run: more than a dev metric looks at
@@ -90,12 +90,12 @@ def _refuse_names(settings: MixSettings) -> None:
         raise InputError(f"two sources are called {max(names, key=names.count)!r}", "examples", "write them as NAME=folder")
     for key in ("queries", "corpus", "qrels", "run"):
         given, some = [name for name, _ in named_folders(getattr(settings, key))], key in ("qrels", "run")
-        if not some and len(given) == 1:
+        if not some and _shared(getattr(settings, key)):
             continue
         missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
         if unknown or (missing and not some):
             what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
-            raise InputError(what, key, "name each as in examples, NAME=folder; one folder is for all of them")
+            raise InputError(what, key, "name each as in examples, NAME=folder; one folder without a name is for all")
     judged = [name for name, _ in named_folders(settings.qrels)]
     if without := [name for name, _ in named_folders(settings.run) if name not in judged]:
         raise InputError(f"{without[0]!r} has a run, and no qrels", "run", "give the judgements of its queries, too")
@@ -149,8 +149,12 @@ def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa
 
 def _of(folders: list[str], name: str) -> str:
     """The folder of a source, or the one for all."""
-    pairs = named_folders(folders)
-    return pairs[0][1] if len(pairs) == 1 else dict(pairs)[name]
+    return _shared(folders) or dict(named_folders(folders))[name]
+
+
+def _shared(folders: list[str]) -> str | None:
+    """The folder for all sources: the only one, if it is given without a name."""
+    return folders[0] if len(folders) == 1 and not named(folders[0])[0] else None
 
 
 def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:

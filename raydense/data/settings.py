@@ -146,8 +146,10 @@ class MixSettings(Settings):
     newer = ("run",)
 
     examples: Folders = artifact("examples", "the examples of each source, as NAME=folder", min_length=2)
-    queries: Folders = artifact("queries", "the queries that they name: NAME=folder of each source, or one folder for all", min_length=1)
-    corpus: Folders = artifact("corpus", "the corpus of each source, as NAME=folder, or one for all", min_length=1)
+    queries: Folders = artifact(
+        "queries", "the queries that they name: NAME=folder of each source, or one folder, without a name, for all", min_length=1
+    )
+    corpus: Folders = artifact("corpus", "the corpus of each source, as NAME=folder, or one, without a name, for all", min_length=1)
     qrels: Folders = artifact("qrels", "judgements to measure the training with, as NAME=folder, of some or all sources", [])
     run: Folders = artifact(
         "run",

@@ -203,6 +203,24 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], what: str, two: di
         mixed(two, tmp_path / "out", **change)
 
 
+@pytest.mark.parametrize("key", ["queries", "corpus"])
+@pytest.mark.parametrize(
+    ("name", "what"), [("a=", "{key}: has nothing called 'b'"), ("c=", "{key}: 'c' is no source: they are a, b"), ("", None)]
+)
+def test_one_folder_serves_all_sources_only_without_a_name(key: str, name: str, what: str | None, tmp_path: Path) -> None:
+    store = corpus(tmp_path / "corpus", "sea", 40)
+    parts = [source(tmp_path / word, word, store, 9) for word in "ab"]
+    one = {"queries": parts[0]["queries"], "corpus": str(store.path)}
+    given = one | {key: f"{name}{one[key]}"}
+    examples = [f"{word}={part['examples']}" for word, part in zip("ab", parts, strict=True)]
+    settings = MixSettings(output=str(tmp_path / "out"), examples=examples, **given)
+    if what is None:
+        assert mix(settings).kind == "dataset"
+        return
+    with pytest.raises(InputError, match=what.format(key=key)):
+        mix(settings)
+
+
 @pytest.mark.parametrize("corpora", [1, 2])
 def test_rows_that_the_corpus_does_not_have_are_refused(corpora: int, two: dict[str, Any], tmp_path: Path) -> None:
     store = two["stores"][0]
