@@ -68,6 +68,7 @@ def analyse(settings: AnalyseSettings) -> Artifact:
         refuse_unscored(settings.teacher, "give as --teacher a run that `raydense rerank` made")
         warn_of_loss("analyse", "the teacher", Artifact.open(settings.teacher).summary.get("loss"))
     judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+    judged.say_lacking("analyse")
     splitter, frequencies = _words(settings, judged)
     failed = failures(settings, judged, Artifact.open(settings.run, "run"))
     pairs = _sorted(settings, judged, failed, splitter, frequencies)

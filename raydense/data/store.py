@@ -178,15 +178,26 @@ class PassageStore:
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
         """As `rows_of`, but each distinct id is looked up once; InputError with the first unknown id, and `where` it is."""
-        words = ids.combine_chunks().dictionary_encode()
-        rows = self.rows_of(words.dictionary)
+        rows = self._rows_once(ids)
         if (rows < 0).any():
-            unknown = words.dictionary[int(np.argmax(rows < 0))].as_py()
-            what = f"names passage {unknown!r}, which the corpus {self.path} does not have"
-            raise InputError(
-                what, where, "give the corpus that it was made from; or, after import --no-strict, import strictly to find the line"
-            )
-        return rows[words.indices.to_numpy()]
+            raise self._unknown(ids[int(np.argmax(rows < 0))].as_py(), where)
+        return rows
+
+    def known_judgements(self, qrels: pa.Table, where: object) -> pa.Table:
+        """The judgements of passages that the corpus has; InputError as `known_rows` where it has none of them: they are of another corpus."""
+        known = self._rows_once(qrels["passage_id"]) >= 0
+        if len(known) and not known.any():
+            raise self._unknown(qrels["passage_id"][0].as_py(), where)
+        return qrels.filter(pa.array(known))
+
+    def _rows_once(self, ids: pa.ChunkedArray) -> Rows:
+        words = ids.combine_chunks().dictionary_encode()
+        return self.rows_of(words.dictionary)[words.indices.to_numpy()]
+
+    def _unknown(self, passage_id: str, where: object) -> InputError:
+        what = f"names passage {passage_id!r}, which the corpus {self.path} does not have"
+        fix = "give the corpus that it was made from; or, after import --no-strict, import strictly to find the line"
+        return InputError(what, where, fix)
 
     @cached_property
     def _id_hash(self) -> tuple[NDArray[np.uint64], Rows]:

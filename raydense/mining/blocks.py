@@ -10,6 +10,7 @@ from raydense.data.runs import not_adjacent
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table, unknown_query
 from raydense.mining.negatives import Flags, Positives
+from raydense.runtime.progress import say
 from raydense.storage import Artifact
 
 
@@ -20,16 +21,21 @@ class Judged:
     """
 
     def __init__(self, run: str, corpus: str, queries: str, qrels: str | None) -> None:
-        self.run = run
+        self.run, self._qrels = run, qrels
         self.store = PassageStore(corpus)
         self.store.refuse_rows_of_another(Artifact.open(run, "run"))
         known = read_table(queries, "queries", ["query_id"])
         judgements = read_table(qrels, "qrels") if qrels else SCHEMAS["qrels"].empty_table()
         query_positions(judgements["query_id"], known, qrels)
-        self.positives = Positives.of(judgements, self.store, qrels)
+        self.positives, self._judgements = Positives.of(judgements, self.store, qrels), len(judgements)
         self._queries, self._judged = IdLookup(known["query_id"]), IdLookup(self.positives.query_ids)
         self.met = np.zeros(len(known), dtype=bool)
         self.judged_met = np.zeros(len(self.positives), dtype=bool)
+
+    def say_lacking(self, verb: str) -> None:
+        """Say how many judgements are left out, if some are, as those that `import --no-strict` keeps."""
+        if lacking := self.positives.lacking:
+            say(f"{verb}: {lacking:,} of {self._judgements:,} judgements of {self._qrels} name passages that the corpus lacks: left out")
 
     def queries_of(self, block: pa.Table) -> tuple[pa.Array, Rows, Rows]:
         """The id of each query of a block, how many rows it has, and its number among the judged queries, or -1.

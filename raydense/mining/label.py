@@ -43,8 +43,9 @@ def label(settings: LabelSettings) -> Artifact:
     another label. Other queries have only pseudo-positives; a query without any positive is dropped.
     Equal texts count once, and none is on both sides. Examples come in the order of the run; positives of the qrels by relevance
     falling, then pseudo-positives by probability falling; negatives in the order of the draw. Each has the teacher's score, a
-    logit. `report.md` has the counts, a histogram of the probabilities and a sample to read. Raises InputError on a folder without
-    a trained re-ranker, on an unknown passage or query id, if nothing is left, and on a shortage if `shortage` is "fail".
+    logit. `report.md` has the counts, a histogram of the probabilities and a sample to read. Judgements of passages that the corpus
+    lacks are left out, and counted. Raises InputError on a folder without a trained re-ranker, on an unknown passage of the run or
+    query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
     made_from = provenance("label", settings)
     if settings.model is None:
@@ -58,6 +59,7 @@ def label(settings: LabelSettings) -> Artifact:
     if draft.done:
         return draft.done
     labeller = _Labeller(settings)
+    labeller.judged.say_lacking("label")
     scored = _scores(settings, draft)
     done = draft.committed()
     for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):

@@ -34,7 +34,8 @@ def mine(settings: MineSettings) -> Artifact:
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
     With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
     the run; with `teacher` positives do too, null if the run does not contain them.
-    Raises InputError on an unknown passage or query id, if nothing is left, and on a shortage if `shortage` is "fail".
+    Judgements of passages that the corpus lacks are left out, and counted.
+    Raises InputError on an unknown passage of the run or query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
     if settings.skip >= settings.depth:
         raise InputError(f"skip {settings.skip} leaves nothing of depth {settings.depth}", "skip", "give a larger depth")
@@ -43,6 +44,7 @@ def mine(settings: MineSettings) -> Artifact:
         return draft.done
     run = Artifact.open(settings.run, "run")
     miner = miner_of(settings, run)
+    miner.judged.say_lacking("mine")
     with Progress("mine", run.rows, "candidates") as progress:
         many = run.rows > _FEW * BLOCK_ROWS
         for rows in mine_by_tasks(draft, settings, run, miner, BLOCK_ROWS) if many else _mine_here(draft, run, miner):

@@ -36,19 +36,23 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Positives:
-    """The positives of each query of some qrels: those of query number i are rows[offsets[i]:offsets[i + 1]], best first."""
+    """The positives of each query of some qrels: those of query number i are rows[offsets[i]:offsets[i + 1]], best first.
+
+    `lacking` is how many of the judgements were left out: the corpus does not have their passages.
+    """
 
     query_ids: pa.Array
     offsets: Rows
     rows: Rows
     text_hash: NDArray[np.uint64]
+    lacking: int = 0
 
     @classmethod
     def of(cls, qrels: pa.Table, store: PassageStore, where: object) -> Positives:
-        """All positives (relevance >= 1) by query; InputError that names a passage which the corpus does not have."""
-        store.known_rows(qrels["passage_id"], where)
+        """All positives (relevance >= 1) by query, of the passages that the corpus has; InputError where it has none of those judged."""
         query_ids = pc.unique(qrels["query_id"])
-        table = positives_of(qrels)
+        known = store.known_judgements(qrels, where)
+        table = positives_of(known)
         query = pc.index_in(table["query_id"], value_set=query_ids).to_numpy().astype(np.int64)
         row = store.known_rows(table["passage_id"], where)
         worth = -table["relevance"].to_numpy().astype(np.int64)
@@ -56,7 +60,8 @@ class Positives:
         first = by_row[~_as_before(query[by_row], row[by_row])]
         best = first[np.lexsort((row[first], worth[first], query[first]))]
         offsets = np.searchsorted(query[best], np.arange(len(query_ids) + 1))
-        return cls(query_ids, offsets.astype(np.int64), row[best], np.asarray(store.text_hash[row[best]]))
+        text_hash = np.asarray(store.text_hash[row[best]])
+        return cls(query_ids, offsets.astype(np.int64), row[best], text_hash, len(qrels) - len(known))
 
     def __len__(self) -> int:
         return len(self.query_ids)

@@ -62,7 +62,7 @@ MakeDevSet = Callable[[Ints, Ints, Any, int, int, np.random.Generator], DevSet]
 def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet]) -> dict[str, DevSet]:
     """The dev sets that a method measures, by the names of the metrics; empty without the group `dev`.
 
-    `dev.passages` bounds the passages, or the pairs, of one measurement.
+    `dev.passages` bounds the passages, or the pairs, of one measurement. A query whose positives the corpus lacks is no dev query.
     """
     dev: DevSettings | None = settings.dev
     if dev is None:
@@ -71,6 +71,9 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
     qrels = positives_of(read_table(dev.qrels, "qrels"))
     if not qrels.num_rows:
         raise InputError("no judgement with relevance of at least 1", dev.qrels, "give others")
+    judged, qrels = len(qrels), store.known_judgements(qrels, dev.qrels)
+    if lacking := judged - len(qrels):
+        say(f"train: {lacking:,} of {judged:,} judgements of {dev.qrels} name passages that the corpus lacks: left out")
     at = query_positions(qrels["query_id"], queries, dev.qrels)
     rows = store.known_rows(qrels["passage_id"], dev.qrels)
     run = _first_of_run(dev, queries, store) if dev.run else None

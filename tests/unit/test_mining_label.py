@@ -248,3 +248,13 @@ def test_a_run_of_another_corpus_is_refused(tmp_path):
     write_world(tmp_path, ["text 0", "text 1"], [("q0", "p0", 1)], run, stage="rerank", model="m", corpus="c" * 64)
     with pytest.raises(InputError, match=r"run: was made with another corpus than \S+corpus"):
         label_world(tmp_path)
+
+
+def test_judgements_of_passages_that_the_corpus_lacks_are_left_out_and_counted(tmp_path, capsys):
+    run = {"q0": [("p0", 7.0), ("p1", -6.0)], "q1": [("p1", 6.0), ("p0", -6.0)]}
+    write_world(tmp_path, ["text 0", "text 1"], [("q0", "p0", 1), ("q0", "p8", 1), ("q1", "p9", 1)], run, stage="rerank", model="m")
+    found = examples_of(label_world(tmp_path, negatives=1))
+    assert (found["q0"]["positives"], found["q1"]["positives"]) == ([0], [1])
+    assert found["q1"]["positive_sources"] == ["pseudo"]
+    line = f"label: 2 of 3 judgements of {tmp_path / 'qrels'} name passages that the corpus lacks: left out"
+    assert capsys.readouterr().err.splitlines().count(line) == 1

@@ -220,7 +220,7 @@ def test_unknown_ids_and_torn_queries_are_refused(tmp_path: Path):
     write_world(tmp_path / "run", TEXTS, QRELS, {"q": [("p99", 1.0)]})
     with pytest.raises(InputError, match="names passage 'p99'"):
         mine_world(tmp_path / "run")
-    write_world(tmp_path / "qrels", TEXTS, [*QRELS, ("q", "p77", 0)], RUN)
+    write_world(tmp_path / "qrels", TEXTS, [("q", "p77", 1), ("q", "p78", 0)], RUN)
     with pytest.raises(InputError, match="names passage 'p77'"):
         mine_world(tmp_path / "qrels")
     write_world(tmp_path / "skip", TEXTS, QRELS, RUN)
@@ -242,3 +242,15 @@ def test_a_run_of_another_corpus_is_refused(tmp_path):
     own = Artifact.open(tmp_path / "corpus").fingerprint
     write_world(tmp_path / "own", ["text 0", "text 1", "text 2"], qrels, run, corpus=own)
     assert mine_world(tmp_path / "own").rows == 1
+
+
+def test_judgements_of_passages_that_the_corpus_lacks_are_left_out_and_counted(tmp_path, capsys):
+    write_world(tmp_path / "whole", TEXTS, QRELS, RUN)
+    write_world(tmp_path / "some", TEXTS, [("q", "p77", 2), *QRELS, ("without", "p78", 1)], RUN | {"without": [("p1", 1.0)]})
+    whole = mine_world(tmp_path / "whole")
+    capsys.readouterr()
+    some = mine_world(tmp_path / "some")
+    assert examples_of(some) == examples_of(whole)
+    assert some.summary["dropped"]["no positive"] == whole.summary["dropped"]["no positive"] + 1
+    line = f"mine: 2 of {len(QRELS) + 2} judgements of {tmp_path / 'some' / 'qrels'} name passages that the corpus lacks: left out"
+    assert capsys.readouterr().err.splitlines().count(line) == 1

@@ -17,7 +17,7 @@ from raydense.data.tables import SCHEMAS, commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
-from raydense.training.dev import METRIC, METRICS, Dev, of_queries, read_dev_sets, reranker_set, retriever_set
+from raydense.training.dev import METRIC, METRICS, Dev, DevSet, of_queries, read_dev_sets, reranker_set, retriever_set
 from raydense.training.engine import TorchEngine
 from raydense.training.settings import DevSettings, TrainSettings
 from raydense.training.texts import Texts
@@ -125,3 +125,30 @@ def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path
         assert found[f"mrr@10 of {name}"] == pytest.approx(Dev(alone, model, words, 0, 1).measure(engine)[METRIC])
     assert found[METRIC] == pytest.approx((found["mrr@10 of a"] + found["mrr@10 of b"]) / 2)
     assert set(whole.sources) == {"a", "b"}
+
+
+def test_dev_judgements_of_passages_that_the_corpus_lacks_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A query without another positive is no dev query; judgements of none of the passages are those of another corpus."""
+    ids = [f"p{n}" for n in range(6)]
+    writer = CorpusWriter(Draft.open(tmp_path / "corpus", "corpus", {}), 10)
+    writer.add(pa.table({"passage_id": ids, "title": [""] * 6, "text": ids}))
+    store = PassageStore(writer.finish().path)
+    queries = {"query_id": ["a", "b", "c"], "text": ["a", "b", "c"]}
+    some = {"query_id": ["a", "a", "b", "c"], "passage_id": ["p1", "gone", "lost", "p2"], "relevance": pa.array([1, 1, 1, 1], pa.int32())}
+    none = {"query_id": ["a"], "passage_id": ["gone"], "relevance": pa.array([1], pa.int32())}
+    for name, kind, table in (("queries", "queries", queries), ("some", "qrels", some), ("none", "qrels", none)):
+        draft = Draft.open(tmp_path / name, kind, {})
+        commit_table(draft, f"{name}.parquet", pa.table(table))
+        draft.finish(len(table["query_id"]))
+
+    def dev_set(qrels: str) -> DevSet:
+        dev = DevSettings(qrels=str(tmp_path / qrels), passages=12)
+        settings = SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1)
+        return read_dev_sets(settings, store, {METRIC: retriever_set})[METRIC]
+
+    found = dev_set("some")
+    assert found.query.tolist() == [0, 2]
+    assert [found.rows[row].tolist() for row in found.relevant] == [[1], [2]]
+    assert f"train: 2 of 4 judgements of {tmp_path / 'some'} name passages that the corpus lacks: left out" in capsys.readouterr().err
+    with pytest.raises(InputError, match="none: names passage 'gone'"):
+        dev_set("none")
