@@ -540,3 +540,12 @@ stages:
     rows = {row["stage"]: row for row in plan(Recipe.read("recipe.yaml", "out", (change,)))}
     assert [name for name, row in rows.items() if row["state"] == "wrong"] == [stage]
     assert rows[stage]["note"] == note
+
+
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_own_data_is_trained_for_more_than_half_of_its_steps_at_any_length(tmp_path, steps):
+    """Patience must not end a longer training inside its warm-up, which is a share of the steps."""
+    stages = {stage.name: stage for stage in Recipe.read(recipe_file("own-data"), tmp_path, (f"retriever.max_steps={steps}",)).stages}
+    training = stages["retriever"].settings
+    every = training.dev.every or -(-steps // 10)
+    assert training.dev.patience * every > max(steps / 2, training.warmup * steps)
