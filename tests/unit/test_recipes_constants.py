@@ -108,7 +108,12 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
         {"batch_size": 2048, "lr": 1e-4, "max_steps": 120_000, "weight_decay": 0.01},
         None,
     ),
-    ("query-as-context-cotmae-msmarco", "encoder-2", {"batch_size": 16384, "lr": 4e-4, "max_steps": 50_000, "warmup": 0.1}, None),
+    (
+        "query-as-context-cotmae-msmarco",
+        "encoder-2",
+        {"layers": 1, "mask": 0.3, "context_mask": 0.45, "batch_size": 16384, "lr": 4e-4, "max_steps": 50_000, "warmup": 0.1},
+        None,
+    ),
     ("query-as-context-cocondenser-msmarco", "retriever-1", FINE_TUNED | {"epochs": 3}, None),
     ("query-as-context-cocondenser-msmarco", "retriever-2", FINE_TUNED | {"epochs": 1.5}, None),
     ("query-as-context-beir-msmarco", "retriever-2", FINE_TUNED | {"negatives": 1, "batch_size": 75, "epochs": 10, "warmup": 0.015}, None),
