@@ -66,12 +66,15 @@ def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
 
 
 def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
-    """By metric that both have, the values of each query and those of the first variant, both averaged over the seeds that both have."""
+    """By metric that both have, the values of each query and those of the first variant, both averaged over the seeds that both have it of."""
     both = values.merge(first, on=["seed", "query_id"], suffixes=("", " of the first"))
-    means = both.drop(columns="seed").groupby("query_id").mean()
-    shared = [m for m in values.columns if m not in ("seed", "query_id") and f"{m} of the first" in means]
-    pairs = {m: (means[m].to_numpy(), means[f"{m} of the first"].to_numpy()) for m in shared}
-    return {m: pair for m, pair in pairs.items() if not np.isnan(pair[0] - pair[1]).all()}
+    pairs = {}
+    for metric in (m for m in values.columns if m not in ("seed", "query_id") and f"{m} of the first" in both):
+        there = both[["query_id", metric, f"{metric} of the first"]].dropna()
+        if len(there):
+            means = there.groupby("query_id").mean()
+            pairs[metric] = (means[metric].to_numpy(), means[f"{metric} of the first"].to_numpy())
+    return pairs
 
 
 def text_table(summary: dict[str, Any], once: Collection[str]) -> str:

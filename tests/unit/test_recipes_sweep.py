@@ -342,3 +342,19 @@ def test_one_seed_has_no_spread_and_only_shared_seeds_are_compared(tmp_path):
     assert rows["second"]["significance"]["RR@10"]["difference"] == pytest.approx(-0.25)
     assert rows["third"]["significance"] == {}
     assert "none" not in rows
+
+
+def test_a_seed_counts_only_where_both_variants_have_the_metric(tmp_path):
+    """One seed of the second variant has no value, for all queries or for some: the first variant's of that seed is left out, too."""
+    rng = np.random.default_rng(3)
+    first, second = rng.random((3, 40)), rng.random((3, 40))
+    second[2] = np.nan
+    second[1, :5] = np.nan
+    reports = {
+        name: {f"seed={seed}": report(tmp_path / f"{name}{seed}", {"dense": of[seed]}) for seed in range(3)}
+        for name, of in (("complete", first), ("other", second))
+    }
+    found = summarise(reports)["runs"]["dense"]["other"]["significance"]["RR@10"]
+    gaps = np.nanmean(second - first, axis=0)
+    assert found["difference"] == pytest.approx(gaps.mean())
+    assert found["p_t_test"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
