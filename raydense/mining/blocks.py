@@ -6,12 +6,23 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.data.lookup import IdLookup
-from raydense.data.runs import not_adjacent
+from raydense.data.runs import not_adjacent, scored_depth
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table, unknown_query
 from raydense.mining.negatives import Flags, Positives
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
+
+
+def depth_of(run: Artifact, asked: int) -> int:
+    """How many first hits of each query are candidates: of a re-ranked run at most the scored ones, others have scores of another kind."""
+    return min(asked, scored_depth(run) or asked)
+
+
+def say_depth(verb: str, run: str, depth: int, asked: int) -> None:
+    """Say that fewer hits are candidates than was asked for, if so."""
+    if depth < asked:
+        say(f"{verb}: {run} has scores of the re-ranker down to rank {depth}: it is the depth, not {asked}")
 
 
 class Judged:

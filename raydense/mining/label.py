@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.runs import BLOCK_ROWS, query_blocks, scored_depth
+from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows, hash_strings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, probability, refuse_unscored, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
-from raydense.mining.blocks import Judged
+from raydense.mining.blocks import Judged, depth_of, say_depth
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
@@ -60,6 +60,7 @@ def label(settings: LabelSettings) -> Artifact:
         return draft.done
     labeller = _Labeller(settings)
     labeller.judged.say_lacking("label")
+    say_depth("label", settings.run, labeller.depth, settings.depth)
     scored = _scores(settings, draft)
     done = draft.committed()
     for number, block in enumerate(query_blocks(scored.parts(".parquet"), BLOCK_ROWS)):
@@ -70,7 +71,7 @@ def label(settings: LabelSettings) -> Artifact:
             commit_table(draft, name, table, counts=counts)
     parts = [file for file in draft.committed().values() if file.path != REPORT]
     summary = _sum_up(settings, labeller.judged, [file.note["counts"] for file in parts])
-    summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint}
+    summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint, "depth": labeller.depth}
     files = [draft.read(file.path) for file in parts]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
     _report(settings, summary)
@@ -110,8 +111,7 @@ class _Labeller:
     def __init__(self, settings: LabelSettings) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
-        scored = None if settings.model else scored_depth(Artifact.open(settings.run, "run"))
-        self._depth = min(settings.depth, scored or settings.depth)  # the hits below are kept ones, whose scores are no logits
+        self.depth = settings.depth if settings.model else depth_of(Artifact.open(settings.run, "run"), settings.depth)
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
@@ -134,7 +134,7 @@ class _Labeller:
 
     def _scored(self, block: pa.Table, numbers: Rows, lengths: Rows) -> _Scored:
         rank = block["rank"].to_numpy()
-        taken = rank <= self._depth
+        taken = rank <= self.depth
         query = np.repeat(np.arange(len(lengths)), lengths)[taken]
         row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
         score = block["score"].to_numpy()[taken]

@@ -16,6 +16,7 @@ from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.mining.block_tasks import file_of, mine_by_tasks, miner_of
+from raydense.mining.blocks import say_depth
 from raydense.mining.counts import added, added_sources, listed
 from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
@@ -45,6 +46,7 @@ def mine(settings: MineSettings) -> Artifact:
     run = Artifact.open(settings.run, "run")
     miner = miner_of(settings, run)
     miner.judged.say_lacking("mine")
+    say_depth("mine", settings.run, miner.depth, settings.depth)
     with Progress("mine", run.rows, "candidates") as progress:
         many = run.rows > _FEW * BLOCK_ROWS
         for rows in mine_by_tasks(draft, settings, run, miner, BLOCK_ROWS) if many else _mine_here(draft, run, miner):
@@ -104,6 +106,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
             "too few negatives": total("short") if settings.shortage == "drop" else 0,
         },
         "run_queries_not_judged": total("unjudged"),
+        "depth": miner.depth,
         "candidates": total("candidates"),
         "removed": removed,
         "short": short,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from raydense.data.runs import scored_depth
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
-from raydense.mining.blocks import Judged
+from raydense.mining.blocks import Judged, depth_of
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats, scores_of, too_near
 from raydense.mining.settings import MineSettings
@@ -28,7 +28,7 @@ class Miner:
         self.positives, self.store = self.judged.positives, self.judged.store
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
-        self.scored = scored_depth(run)  # below it a re-ranked run has hits with scores of another kind
+        self.scored, self.depth = scored_depth(run), depth_of(run, settings.depth)
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's
         self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]
@@ -58,7 +58,7 @@ class Miner:
     def candidates(self, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """The candidates of each query, in the order of the run; counts what is left out, by cause."""
         rank = block["rank"].to_numpy()
-        inside = (query >= 0) & (rank <= self.settings.depth)
+        inside = (query >= 0) & (rank <= self.depth)
         taken = inside & (rank > self.settings.skip)
         counts |= {"candidates": int(inside.sum()), "skipped": int(inside.sum() - taken.sum())}
         found = self.taken(block, query, taken)

@@ -143,13 +143,17 @@ def test_gold_stays_whatever_the_score_of_the_teacher(tmp_path: Path, capsys: py
     assert "1 of 1 gold positives below s_neg (100%)" in capsys.readouterr().err
 
 
-def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path) -> None:
+def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = {q: hits[:2] for q, hits in {**RUN, **FREE}.items()}
     for name, run, depth in (("kept", {**RUN, **FREE}, 2), ("cut", cut, 100)):
         write_world(tmp_path / name, TEXTS, QRELS, run, stage="rerank", model="m", depth=depth)
     found, wanted = (label_world(tmp_path / name, negatives=2) for name in ("kept", "cut"))
     assert examples_of(found) == examples_of(wanted)
-    assert {**found.summary, "corpus": ""} == {**wanted.summary, "corpus": ""}
+    assert {**found.summary, "corpus": "", "depth": 0} == {**wanted.summary, "corpus": "", "depth": 0}
+    assert (found.summary["depth"], wanted.summary["depth"]) == (2, 50)
+    assert ["of the first 2 candidates" in one.file("report.md").read_text() for one in (found, wanted)] == [True, False]
+    line = f"label: {tmp_path / 'kept' / 'run'} has scores of the re-ranker down to rank 2: it is the depth, not 50"
+    assert [one for one in capsys.readouterr().err.splitlines() if "scores of the re-ranker" in one] == [line]
     assert sum(found.summary["candidates"].values()) == 6
 
 

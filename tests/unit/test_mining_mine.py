@@ -158,14 +158,17 @@ def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("more", [{}, {"teacher": True}, {"absolute_margin": 0.5}])
-def test_of_a_re_ranked_run_the_scored_hits_are_candidates(tmp_path: Path, more: dict[str, object]):
+def test_of_a_re_ranked_run_the_scored_hits_are_candidates(tmp_path: Path, more: dict[str, object], capsys: pytest.CaptureFixture[str]):
     """Those that it keeps below its depth have other scores: no teacher's, and none to compare with a positive's."""
     cut = {q: hits[:3] for q, hits in RUN.items()}
     for name, run, depth in (("kept", RUN, 3), ("cut", cut, 100)):
         write_world(tmp_path / name, TEXTS, QRELS, run, stage="rerank", depth=depth)
-    found, wanted = (mine_world(tmp_path / name, pick="top", **more) for name in ("kept", "cut"))
+    found, wanted = (mine_world(tmp_path / name, pick="top", depth=50, **more) for name in ("kept", "cut"))
     assert examples_of(found) == examples_of(wanted)
     assert found.summary["candidates"] == wanted.summary["candidates"] == 3
+    assert (found.summary["depth"], wanted.summary["depth"]) == (3, 50)
+    line = f"mine: {tmp_path / 'kept' / 'run'} has scores of the re-ranker down to rank 3: it is the depth, not 50"
+    assert [one for one in capsys.readouterr().err.splitlines() if "scores of the re-ranker" in one] == [line]
 
 
 def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
