@@ -22,11 +22,7 @@ def check_refresh(settings: TrainSettings, refresh: RefreshSettings) -> None:
     if refresh.reranker:
         refuse_untrained(refresh.reranker)
     if refresh.qrels:
-        passages = read_table(refresh.qrels, "qrels", ["passage_id"])["passage_id"].combine_chunks()
-        if (PassageStore(settings.corpus).rows_of(passages) < 0).all():
-            raise InputError(
-                f"names no passage of the corpus {settings.corpus}", refresh.qrels, "give qrels of this corpus as refresh.qrels"
-            )
+        PassageStore(settings.corpus).known_judgements(read_table(refresh.qrels, "qrels"), refresh.qrels)
     if model := model_of(Known(), settings.model):
         try:
             index = index_of(refresh.factory, int(model.each))

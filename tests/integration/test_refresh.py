@@ -326,7 +326,7 @@ def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: P
         ({"factory": "PQ7"}, r"refresh.factory: FAISS cannot make 'PQ7'"),
         ({"search_params": "efSearch=64"}, r"refresh.search_params: a IndexFlat\w* does not take 'efSearch=64'"),
         ({"reranker": "ENCODER"}, "is no trained re-ranker"),
-        ({"qrels": "QRELS"}, "names no passage of the corpus .*; give qrels of this corpus as refresh.qrels"),
+        ({"qrels": "QRELS"}, "names passage 'of another corpus', which the corpus .* does not have"),
     ],
 )
 def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
