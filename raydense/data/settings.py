@@ -98,8 +98,8 @@ class ImportSettings(Settings):
     shard_rows: int = setting(25_000, "passages a corpus file: also what one commit of `encode` holds", ge=1)
     strict: bool = setting(
         True,
-        "refuse passages without text, and judgements of passages that the corpus lacks; otherwise both are kept and counted: `evaluate` reads such judgements,"
-        " `mine`, `label` and the dev measurements of `train` leave them out",
+        "refuse passages without text, and judgements of passages that the corpus lacks; otherwise both are kept and counted:"
+        " `evaluate` reads such judgements, `mine`, `label` and the dev measurements of `train` leave them out",
     )
     titles: bool = setting(
         True,

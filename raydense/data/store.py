@@ -184,7 +184,7 @@ class PassageStore:
         return rows
 
     def known_judgements(self, qrels: pa.Table, where: object) -> pa.Table:
-        """The judgements of passages that the corpus has; InputError as `known_rows` where it has none of them: they are of another corpus."""
+        """The judgements of passages that the corpus has; InputError where it has none of them: they are of another corpus."""
         known = self._rows_once(qrels["passage_id"]) >= 0
         if len(known) and not known.any():
             raise self._unknown(qrels["passage_id"][0].as_py(), where)

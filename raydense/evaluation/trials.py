@@ -66,7 +66,7 @@ def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
 
 
 def _pairs(values: pd.DataFrame, first: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
-    """By metric that both have, the values of each query and those of the first variant, both averaged over the seeds that both have it of."""
+    """By metric, the values of each query and those of the first variant, both averaged over the seeds of which both have the metric."""
     both = values.merge(first, on=["seed", "query_id"], suffixes=("", " of the first"))
     pairs = {}
     for metric in (m for m in values.columns if m not in ("seed", "query_id") and f"{m} of the first" in both):

@@ -27,7 +27,8 @@ def write_report(path: Path, settings: LabelSettings, summary: dict[str, Any], p
 
 def _counts(settings: LabelSettings, summary: dict[str, Any]) -> Iterator[str]:
     yield "# Labels by a teacher\n"
-    yield f"Pseudo-positives above {settings.s_pos}, confident negatives below {settings.s_neg}, of the first {summary['depth']} candidates.\n"
+    thresholds = f"Pseudo-positives above {settings.s_pos}, confident negatives below {settings.s_neg}"
+    yield f"{thresholds}, of the first {summary['depth']} candidates.\n"
     rows = [(name.replace("_", " "), summary[name]) for name in ("queries", "labelled", "unlabelled", "kept", "kept_labelled")]
     rows += [(f"dropped: {cause}", count) for cause, count in summary["dropped"].items()]
     rows += [(f"fewer than {settings.negatives} negatives", summary["short"])]

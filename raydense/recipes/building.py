@@ -104,7 +104,7 @@ class Builder:
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """The defaults that a stage has and does not set itself (`own`, where null switches one off), without those that name a later stage."""
+        """The defaults that a stage has and does not set itself in `own`, to null neither, without those that name a later stage."""
         has, known = chosen.takes(values), {*self._given, *self._folders, *self._unknown}
         left = {
             key: value for key, value in flat(self._defaults).items() if key in has and key not in own and key.partition(".")[0] not in own

@@ -47,7 +47,8 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     """The content of a recipe. One with `base: RECIPE` (its name, or a path from this one's folder) is that recipe with other values.
 
     A key of a stage that it gives stands in place of the base's; a stage of another verb stands in place of the whole stage;
-    null leaves a key, or a stage, out, also a key of the defaults; a new stage comes before the first that names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
+    null leaves a key, or a stage, out, and a key of a stage without its default, too; a new stage comes before the first that
+    names it, or else last. InputError as `load_yaml`, and where a recipe is its own base.
     """
     own = load_yaml(file)
     base = own.pop("base", None)
