@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
-from raydense.data.store import store_of
+from raydense.data.store import PassageStore, store_of
 from raydense.data.tables import commit_table, concat_parts, query_starts, unknown_query
 from raydense.errors import InputError
 from raydense.inference.device import Device
@@ -47,7 +47,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     The passages below `depth` follow in the order of the first run; the i-th of n has the query's least score - i / n, so that the run stays
     sorted by score, and its recall is that of the first run. `scored_depth` says which scores are logits.
     Blocks of queries that an earlier run committed are kept. InputError if the model is not a re-ranker, the run names an unknown
-    query or passage, or the output was made from other settings or inputs, or begun in a precision that a device lacks.
+    query or passage or is of another corpus, or the output was made from other settings or inputs, or begun in a precision that a device lacks.
     """
     made_from = provenance("rerank", settings)
     require_model(settings.model, scores=True)
@@ -57,6 +57,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         if "kept" not in draft.done.summary:
             say(f"rerank: {settings.output} is of an earlier version, without the passages below depth: delete it to have them")
         return draft.done
+    PassageStore(settings.corpus).refuse_rows_of_another(Artifact.open(settings.run, "run"))
     loss = loss_of(settings.model)
     blocks = candidates.blocks(settings.block, settings.depth)
     there = draft.committed()

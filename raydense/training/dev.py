@@ -26,6 +26,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tokens import Tokens
 from raydense.runtime.progress import say
+from raydense.storage import Artifact
 from raydense.training.engine import Engine
 from raydense.training.settings import DevSettings
 from raydense.training.tensors import pad
@@ -108,6 +109,7 @@ def _of_sources(query: Ints, queries: pa.Table) -> dict[str, NDArray[np.bool_]]:
 def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
     """Query positions, ranks (from 0) and rows of the first passages of a run, ordered by query and rank."""
     assert dev.run is not None
+    store.refuse_rows_of_another(Artifact.open(dev.run, "run"))
     run = read_table(dev.run, "run", ["query_id", "passage_id", "rank"])
     run = run.filter(pc.less_equal(run["rank"], _DEPTH))
     at = query_positions(run["query_id"], queries, dev.run)

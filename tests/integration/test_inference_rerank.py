@@ -137,6 +137,15 @@ def test_an_unknown_id_is_named_with_the_run(world: Path, tmp_path: Path, query:
     assert str(tmp_path / "run") in str(caught.value)
 
 
+def test_a_run_of_another_corpus_is_refused(world: Path, tmp_path: Path) -> None:
+    """Its ids are those of this one, too: a passage that was cut in another way, for instance."""
+    draft = Draft.open(tmp_path / "run", "run", {})
+    commit_table(draft, "run.parquet", a_run()[0])
+    draft.finish(31, corpus="f" * 64)
+    with pytest.raises(InputError, match="run: was made with another corpus"):
+        rerank(settings(world, tmp_path / "out", run=str(tmp_path / "run")))
+
+
 def test_refuses_a_retriever(world: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without a head that scores"):
         rerank(settings(world, tmp_path / "out", model=str(world / "encoder")))

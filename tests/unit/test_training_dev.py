@@ -113,6 +113,12 @@ def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path
         with pytest.raises(InputError, match=f"{name}: {fault}"):
             read_dev_sets(SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1), store, {METRIC: made})
     assert "train: 5 of 6 dev queries are not in" in capsys.readouterr().err
+    draft = Draft.open(tmp_path / "elsewhere", "run", {})
+    commit_table(draft, "run.parquet", pa.table(wrong, schema=SCHEMAS["run"]))
+    draft.finish(1, corpus="f" * 64)
+    dev = DevSettings(qrels=str(tmp_path / "qrels"), run=str(tmp_path / "elsewhere"), passages=12)
+    with pytest.raises(InputError, match="elsewhere: was made with another corpus"):
+        read_dev_sets(SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1), store, {METRIC: retriever_set})
 
     settings = SimpleNamespace(dev=DevSettings(qrels=str(tmp_path / "qrels"), passages=12), queries=str(tmp_path / "queries"), seed=1)
     whole = read_dev_sets(settings, store, {METRIC: retriever_set})[METRIC]
