@@ -127,6 +127,7 @@ def _probability(settings: AnalyseSettings, judged: Judged, failed: Failures) ->
         return np.full(len(failed.hits), np.nan)
     scored = []
     run = Artifact.open(settings.teacher, "run")
+    judged.store.refuse_rows_of_another(run)
     for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
         block = block.filter(pc.less_equal(block["rank"], scored_depth(run)))
         place = pc.index_in(block["query_id"], value_set=failed.ids)

@@ -44,6 +44,7 @@ class Pool:
         self.names, self._store, self._depth, self._lookup = list(runs), store, depth, IdLookup(query_ids)
         self._places = [Places(self._lookup, Artifact.open(folder, "run")) for folder in runs.values()]
         for place in self._places:
+            store.refuse_rows_of_another(place.artifact)
             place.find()
         self.hits: Rows = np.sum([np.minimum(place.count, depth) for place in self._places], axis=0)
         if not self.hits.any():

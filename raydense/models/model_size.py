@@ -8,7 +8,7 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.forecast import Known, Model
-from raydense.models.encoder_folder import MODULES, OWN_FILE, encoder_folders, module_entries, optional_json
+from raydense.models.encoder_folder import MODULES, OWN_FILE, PROMPTS, encoder_folders, module_entries, optional_json
 from raydense.storage import is_hub_name, model_place
 
 _DENSE = "Dense"
@@ -49,7 +49,8 @@ def _model(folder: Path) -> Model:
     width = next((int(each["out_features"]) for each in reversed(dense) if "out_features" in each), _hidden(config))
     if not own and (longest := optional_json(inner / "sentence_bert_config.json").get("max_seq_length")):
         lengths = {"query_length": int(longest), "passage_length": int(longest)}
-    return Model(0, each=float(own.get("dimension") or width), bytes=disk, flops=_flops(config), **lengths)
+    each = own.get("dimension") or optional_json(folder / PROMPTS).get("truncate_dim") or width
+    return Model(0, each=float(each), bytes=disk, flops=_flops(config), **lengths)
 
 
 def _hidden(config: dict[str, Any]) -> int:

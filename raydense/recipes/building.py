@@ -64,10 +64,12 @@ class Builder:
         own, values = flat(values), without_nulls(values)
         chosen = VERBS[verb].settings.chosen(values, f"{where}.")
         self._classes.append(chosen)
-        for key in (key for key, value in own.items() if value is None):
-            chosen.refuse_unknown(key, f"{where}.")
+        if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
+            for key in (key for key, value in own.items() if value is None):
+                chosen.refuse_unknown(key, f"{where}.")
         for key, value in self._defaults_for(chosen, values, own).items():
-            put(values, key, self._resolved(value, needs, f"{where}.{key}"))
+            if (found := self._resolved(value, needs, f"{where}.{key}")) is not None:
+                put(values, key, found)
         seed = self._content.get("seed")
         if seed is not None and "seed" in chosen.model_fields:
             values.setdefault("seed", seed)

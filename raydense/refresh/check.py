@@ -24,10 +24,19 @@ def check_refresh(settings: TrainSettings, refresh: RefreshSettings) -> None:
     if refresh.qrels:
         PassageStore(settings.corpus).known_judgements(read_table(refresh.qrels, "qrels"), refresh.qrels)
     if model := model_of(Known(), settings.model):
-        try:
-            index = index_of(refresh.factory, int(model.each))
-            if params := with_defaults(refresh.search_params, refresh.factory):
-                set_search_params(index, params)
-        except InputError as error:
-            what, key, fix = error.args
-            raise InputError(what, f"refresh.{key}", fix) from error
+        widths = [times * int(model.each) for times in (1, 2, 3)]  # joined poolings have a multiple of the states' width
+        faults = [fault for width in widths if (fault := _fault_of(refresh, width))]
+        if len(faults) == len(widths):
+            what, key, fix = faults[0].args
+            raise InputError(what, f"refresh.{key}", fix)
+
+
+def _fault_of(refresh: RefreshSettings, dimension: int) -> InputError | None:
+    """What FAISS does not take of the index of vectors of a dimension."""
+    try:
+        index = index_of(refresh.factory, dimension)
+        if params := with_defaults(refresh.search_params, refresh.factory):
+            set_search_params(index, params)
+    except InputError as error:
+        return error
+    return None

@@ -24,6 +24,7 @@ from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.sharded import OnAllWorkers
 from raydense.models.tokens import Tokens
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
@@ -209,7 +210,7 @@ class Dev:
         values = found.tolist()
         if any(math.isnan(value) for value in values):
             fix = "lower --lr, clip the gradient with --clip, or give --precision fp32"
-            raise InputError("the dev scores are not numbers", "train", fix)
+            raise OnAllWorkers("the dev scores are not numbers", "train", fix)
         of_source = dict(zip((f"{METRIC} of {name}" for name in self.dev.sources), values[len(METRICS) :], strict=True))
         return dict(zip(METRICS if self.dev.absent is None else METRICS[:2], values, strict=False)) | of_source
 

@@ -146,9 +146,10 @@ class Loop:
             texts, line = int(kept), f"micro_batch {kept}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)
-        if worker.rank == 0:
-            (self.job.shared / name).write_text(str(texts))
-            (self.job.shared / FOUND).write_text(line)
+        with together():
+            if worker.rank == 0:
+                (self.job.shared / name).write_text(str(texts))
+                (self.job.shared / FOUND).write_text(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:
@@ -227,9 +228,9 @@ class Loop:
     def _take_generation(self, number: int) -> None:
         """Use generation `number` of the hard negatives from now on; waits until it is made."""
         if number != self.generation:
-            self.waited += self.job.generations.await_(number)
-            newer = {"examples": str(self.job.generations.examples(number))}
-            with together():
+            with together():  # the driver may have given up
+                self.waited += self.job.generations.await_(number)
+                newer = {"examples": str(self.job.generations.examples(number))}
                 examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
                 refuse_replaced(self.settings, self.job.inputs)
             self.sampler, self.generation = Sampler(examples, self.settings), number

@@ -32,8 +32,8 @@ class DevSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _fits_what_is_kept(self) -> Self:
-        if self.keep == "last":
-            self._refuse_given(["patience"], "dev.keep last")
+        if self.keep == "last" and self.patience:
+            raise ValueError("dev.keep last makes all steps: it does not use dev.patience")
         return self
 
 

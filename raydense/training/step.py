@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from raydense.errors import InputError
+from raydense.models.sharded import OnAllWorkers
 from raydense.training.engine import Engine
 from raydense.training.method import Batch, Method, Metrics, Outputs, method_of
 from raydense.training.pieces import Cut, Texts, cut_up, rows_of
@@ -82,7 +83,7 @@ def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Met
         case _:
             returned = f"a {type(found).__name__}"
     where = f"{type(method).__module__}.{type(method).__qualname__}.loss"
-    raise InputError(f"returns {returned}", where, "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`")
+    raise OnAllWorkers(f"returns {returned}", where, "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`")
 
 
 def run(engine: Engine, texts: Texts) -> Outputs:

@@ -114,7 +114,7 @@ def test_weights_that_the_store_does_not_take_end_all_workers(
 
     with proxy(port, lambda *_: None, refuses=refuses) as before:
         there = environment(before.port, tmp_path / "cache")
-        wanted = settings_of(data, Place.of(f"s3://{BUCKET}/weights-refused")).replaced({"max_failures": 0, "workers": 2})
+        wanted = settings_of(data, Place.of(f"s3://{BUCKET}/weights-refused")).replaced({"max_failures": 1, "workers": 2})
         with begin(wanted, there) as process:
             _, printed = process.communicate()
     assert process.returncode == 2, printed

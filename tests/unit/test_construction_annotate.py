@@ -17,6 +17,7 @@ import raydense.construction.pooling as pooling
 from raydense.construction.annotate import annotate
 from raydense.construction.ranked import first_to_judge
 from raydense.construction.settings import AnnotateSettings
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.forecast import Known
 from raydense.storage import Artifact, Draft
@@ -211,6 +212,11 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run has a query that is judged here"):
         annotate(world_of(tmp_path / "other", runs=({"unjudged": [("p1", 1.0)]},)))
     assert not (tmp_path / "other" / "annotation" / "manifest.json").exists()
+    elsewhere = Draft.open(tmp_path / "elsewhere", "run", {})
+    commit_table(elsewhere, "run.parquet", read_table(tmp_path / "run0" / "run", "run"))
+    elsewhere.finish(1, corpus="f" * 64)
+    with pytest.raises(InputError, match="elsewhere: was made with another corpus"):
+        annotate(base.replaced({"run": [str(tmp_path / "elsewhere")]}))
 
 
 def test_rerankers_trained_listwise_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """The figures of a plan: sizes that flow from the files of a data set through every stage, and time and money by rates."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,15 @@ def test_the_size_of_a_model_is_read_from_its_folder(tiny_folder: Path) -> None:
     assert (model.each, model.flops, model.scale) == (TINY.each, TINY.flops, "tiny")
     assert model.bytes == sum(file.stat().st_size for file in tiny_folder.rglob("*") if file.is_file())
     assert model_of(Known(), "owner/name-of-the-hub") is None
+
+
+def test_a_folder_whose_vectors_are_cut_has_their_width(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "cut"))
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), "truncate_dim": 100}))
+    model = model_of(Known(), str(folder))
+    assert model
+    assert model.each == 100.0
 
 
 def test_time_and_money_follow_from_rates() -> None:

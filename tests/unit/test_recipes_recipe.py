@@ -380,6 +380,21 @@ def test_a_null_of_a_variant_keeps_a_default_switched_off(tmp_path):
     assert (other["found"], other["report"]) == (None, None)
 
 
+def test_a_default_that_is_given_as_null_is_left_out(tmp_path):
+    text = DEFAULTS.replace("defaults: {", "given: {wide: null}\ndefaults: {k: $wide, ", 1)
+    assert text != DEFAULTS
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert Recipe.read(tmp_path / "recipe.yaml", "out").stages[3].settings.k == 100
+
+
+def test_a_null_leaves_out_a_key_of_another_method(tmp_path):
+    """Such as the one that the base has, by which only its own class knows what is a key."""
+    inputs = "corpus: c, queries: q, examples: e, model: m"
+    (tmp_path / "base.yaml").write_text(f"stages: {{r: {{do: train, objective: pair, alpha: 0.2, {inputs}}}}}\n")
+    (tmp_path / "own.yaml").write_text("base: base.yaml\nstages: {r: {objective: retriever, alpha: null, own_key: null}}\n")
+    assert Recipe.read(tmp_path / "own.yaml", "out").stages[0].settings.objective == "retriever"
+
+
 def test_a_null_of_an_unknown_key_is_refused(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS)
     for change in ("found.qrelz=null", "report.answers.matsh=null"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raydense.errors import InputError
 from raydense.training.registered import State
+from raydense.training.settings import DevSettings
 from raydense.training.status import dev_measured
 
 
@@ -35,3 +37,9 @@ from raydense.training.status import dev_measured
 )
 def test_a_measurement_is_said_with_its_place_among_all(state: State, misses: int, patience: int, line: str) -> None:
     assert dev_measured({"mrr@10": 0.25, "ndcg@10": 0.5}, state, misses, patience) == line
+
+
+def test_the_last_step_is_kept_of_a_training_that_makes_all() -> None:
+    assert DevSettings(qrels="q", keep="last", patience=0).keep == "last"
+    with pytest.raises(InputError, match=r"dev.keep last makes all steps: it does not use dev.patience"):
+        DevSettings(qrels="q", keep="last", patience=2)
