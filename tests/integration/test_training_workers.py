@@ -35,7 +35,6 @@ WAYS: dict[str, tuple[dict[str, Any], Precision]] = {
     "zero 0": ({"engine": {"zero": 0}}, "fp32"),
     "zero 1": ({"engine": {"zero": 1}}, "fp32"),
     "zero 2": ({"engine": {"zero": 2}}, "fp32"),
-    "zero 0 bf16": ({"engine": {"zero": 0}}, "bf16"),
     "zero 1 bf16": ({"engine": {"zero": 1}}, "bf16"),
     "zero 2 bf16": ({"engine": {"zero": 2}}, "bf16"),
 }
