@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.errors import InputError
+from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, Place
 
 _MOST_FILES = 100_000  # their order is that of their names
@@ -189,6 +190,11 @@ class PassageStore:
         if len(known) and not known.any():
             raise self._unknown(qrels["passage_id"][0].as_py(), where)
         return qrels.filter(pa.array(known))
+
+    def say_lacking(self, stage: str, lacking: int, judged: int, where: object) -> None:
+        """Say how many judgements a stage leaves out, if some, as those that `import --no-strict` keeps."""
+        if lacking:
+            say(f"{stage}: {lacking:,} of {judged:,} judgements of {where} name passages that the corpus lacks: left out")
 
     def _rows_once(self, ids: pa.ChunkedArray) -> Rows:
         words = ids.combine_chunks().dictionary_encode()

@@ -44,9 +44,8 @@ class Judged:
         self.judged_met = np.zeros(len(self.positives), dtype=bool)
 
     def say_lacking(self, verb: str) -> None:
-        """Say how many judgements are left out, if some are, as those that `import --no-strict` keeps."""
-        if lacking := self.positives.lacking:
-            say(f"{verb}: {lacking:,} of {self._judgements:,} judgements of {self._qrels} name passages that the corpus lacks: left out")
+        """As `PassageStore.say_lacking`."""
+        self.store.say_lacking(verb, self.positives.lacking, self._judgements, self._qrels)
 
     def queries_of(self, block: pa.Table) -> tuple[pa.Array, Rows, Rows]:
         """The id of each query of a block, how many rows it has, and its number among the judged queries, or -1.

@@ -74,8 +74,7 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
     if not qrels.num_rows:
         raise InputError("no judgement with relevance of at least 1", dev.qrels, "give others")
     judged, qrels = len(qrels), store.known_judgements(qrels, dev.qrels)
-    if lacking := judged - len(qrels):
-        say(f"train: {lacking:,} of {judged:,} judgements of {dev.qrels} name passages that the corpus lacks: left out")
+    store.say_lacking("train", judged - len(qrels), judged, dev.qrels)
     at = query_positions(qrels["query_id"], queries, dev.qrels)
     rows = store.known_rows(qrels["passage_id"], dev.qrels)
     run = _first_of_run(dev, queries, store) if dev.run else None

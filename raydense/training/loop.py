@@ -32,6 +32,7 @@ from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.registered import State, newest_state
+from raydense.training.settings import DevSettings
 from raydense.training.start_model import load_start
 from raydense.training.status import Status, dev_measured, when
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
@@ -115,6 +116,8 @@ class Loop:
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
         self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
+        dev: DevSettings | None = getattr(s, "dev", None)
+        self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
         self.status = Status(job.shared) if worker.rank == 0 else None
         self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False
 
@@ -202,17 +205,7 @@ class Loop:
 
     def _stalled(self, state: State) -> bool:
         """Whether as many dev measurements in a row as the settings allow were no better than the best."""
-        return bool(self._patience() and state.best is not None and self._misses(state) >= self._patience())
-
-    def _patience(self) -> int:
-        """How many dev measurements in a row may be no better than the best; 0 is any number."""
-        dev = getattr(self.settings, "dev", None)
-        return dev.patience if dev else 0
-
-    def _keeps_last(self) -> bool:
-        """Whether the weights of the last step are kept, whatever is measured."""
-        dev = getattr(self.settings, "dev", None)
-        return bool(dev and dev.keep == "last")
+        return bool(self.patience and state.best is not None and self._misses(state) >= self.patience)
 
     def _misses(self, state: State) -> int:
         """How many dev measurements in a row were no better than the best."""
@@ -291,11 +284,11 @@ class Loop:
             for metric, value in dev.measure(self.engine).items()
         }
         last = state.step == self.job.steps
-        if last if self._keeps_last() else state.best is None or values[self.decides] > state.best:
+        if last if self.keeps_last else state.best is None or values[self.decides] > state.best:
             state = replace(state, best=values[self.decides], best_step=state.step)
             self._save_weights(state.step)
         if self.status:
-            self.status.dev(dev_measured(values, state, self._misses(state), self._patience()))
+            self.status.dev(dev_measured(values, state, self._misses(state), self.patience))
         return state, values
 
     def _is_due(self, step: int) -> bool:
