@@ -7,7 +7,7 @@ truncation is set once, so that threads never race for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,15 @@ class TextTokenizer:
         room = self.config.query_length - _SPECIAL - len(self.config.query_prefix.encode())
         found = [len(text.encode("utf-8", "replace")) > room for text in texts]  # a token has a byte at least
         long = [at for at, is_long in enumerate(found) if is_long]
-        for at, tokens in zip(
-            long,
-            self._query.encode_batch_fast([self.config.query_prefix + texts[at] for at in long], add_special_tokens=self._special[0]),
-            strict=True,
-        ):
-            found[at] = bool(tokens.overflowing)
+        given = [self.config.query_prefix + texts[at] for at in long]
+        for at, tokens in zip(long, self._longer_query.encode_batch_fast(given, add_special_tokens=self._special[0]), strict=True):
+            found[at] = len(tokens) > self.config.query_length
         return found
+
+    @cached_property
+    def _longer_query(self) -> Tokenizer:
+        """Cuts a query to one token more: tokenizers 0.23.1 and 0.23.2 do not say what they cut."""
+        return _cut_to(self.query_source, self.config.query_length + 1)
 
     def passages(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `passage_length` of them."""
@@ -89,9 +91,9 @@ class PairTokenizer:
 
     def pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
         """Tokens of each pair; only the passage is cut, but a query of more than half the length is cut to that half first."""
-        unique = list(dict.fromkeys(queries))
+        unique, half = list(dict.fromkeys(queries)), self.length // 2
         encoded = self._query.encode_batch(unique, add_special_tokens=False)
-        cut = {q: q[: e.offsets[-1][1]] if e.overflowing else q for q, e in zip(unique, encoded, strict=True)}
+        cut = {q: q[: e.offsets[-1][1]] if len(e) == half else q for q, e in zip(unique, encoded, strict=True)}
         return _tokens(self._pair.encode_batch_fast, [(cut[q], p) for q, p in zip(queries, passages, strict=True)], self._typed)
 
 
