@@ -19,21 +19,27 @@ from raydense.errors import InputError
 class _Stage3:
     """What transformers asks a configuration of DeepSpeed for; its own class for that needs accelerate, too."""
 
-    def __init__(self) -> None:
-        self.config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    def __init__(self, offload: bool) -> None:
+        self.config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, **(offloading(3) if offload else {})}}
 
     def is_zero3(self) -> bool:
         return True
 
 
+def offloading(zero: int) -> dict[str, Any]:
+    """What DeepSpeed's configuration says of ZeRO 1, 2 or 3 where a GPU's share is kept in the machine's memory."""
+    where = {"device": "cpu", "pin_memory": True}
+    return {"offload_optimizer": where, **({"offload_param": where} if zero == 3 else {})}
+
+
 @contextmanager
-def sharing_out() -> Iterator[None]:
+def sharing_out(offload: bool = False) -> Iterator[None]:
     """In the block, a model of transformers is made with its weights shared out, one module after another: no worker ever holds all.
 
-    Worker 0 reads them, from files mapped into memory. All workers load the same models at the same time, with torch's process group
+    With `offload` each worker's share is in the machine's memory, not in its GPU's. Worker 0 reads them, from files mapped into memory. All workers load the same models at the same time, with torch's process group
     open and DeepSpeed imported. Modules that are made by other means have whole weights.
     """
-    asked = _Stage3()  # of which transformers keeps a weak reference
+    asked = _Stage3(offload)  # of which transformers keeps a weak reference
     set_hf_deepspeed_config(asked)
     try:
         yield
@@ -82,7 +88,7 @@ def together() -> Iterator[None]:
         yield
     except InputError as error:
         fault = error
-    if dist.is_initialized():
+    if dist.is_initialized() and dist.get_world_size() > 1:
         raise_together(fault)
     elif fault:
         raise fault

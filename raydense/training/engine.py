@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.models.cpu_layers import use_cpu_layers
-from raydense.models.sharded import full_count, full_shape, is_sharded
+from raydense.models.sharded import full_count, full_shape, is_sharded, offloading
 from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
 from raydense.training.loop_settings import LoopSettings
@@ -282,7 +282,8 @@ def deepspeed_config(
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
     Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
-    2 GB, whatever the model. On GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn.
+    2 GB, whatever the model. On GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn, and the
+    optimizer's state, with ZeRO 3 the weights too, may be in the machine's memory: there is no other on a CPU.
     Gradients of parts and pieces are summed in float32, since half precision would lose small ones.
     """
     bucket = bucket_of(weights or _BUCKET)
@@ -298,6 +299,7 @@ def deepspeed_config(
             "stage3_max_live_parameters": WHOLE_AT_ONCE,
             "stage3_max_reuse_distance": WHOLE_AT_ONCE,
             "overlap_comm": gpu and settings.engine.zero > 0,
+            **(offloading(settings.engine.zero) if gpu and settings.engine.offload else {}),
         },
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},

@@ -26,7 +26,7 @@ from raydense.training.inputs import refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
-from raydense.training.micro_batch import find_micro_batch
+from raydense.training.micro_batch import find_micro_batch, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
@@ -81,7 +81,7 @@ def train_worker(job: Job) -> dict[str, Any]:
             raise
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
-        fix = "set a smaller one, or auto; or --activation-checkpointing, or --engine.zero 3; nvidia-smi shows who else uses it"
+        fix = "set a smaller one, or auto; or --activation-checkpointing, --engine.zero 3 or --engine.offload; nvidia-smi shows who else uses it"
         raise InputError("the GPU has too little free memory for the training", "micro_batch", fix) from error
 
 
@@ -104,6 +104,8 @@ class Loop:
             checkpoint_activations(model)
             if worker.device.type == "cpu":
                 give_memory_back()
+        with together():
+            refuse_too_little_to_offload(s, job.start, worker.device, worker.on_machine)
         if s.micro_batch == "auto":
             s = self.settings = self._with_micro_batch(model)
         self.method = method(s, model, texts, worker.rank, worker.workers)

@@ -21,10 +21,18 @@ class EngineSettings(BaseSettings):
     name: Literal["deepspeed", "ddp"] = setting("deepspeed", "DeepSpeed, or PyTorch's DistributedDataParallel")
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3; with 3 no worker ever holds the whole model", ge=0, le=3)
 
+    offload: bool = resource(
+        False,
+        "on GPUs, keep the optimizer's state in the machine's memory, with zero 3 the weights too, and update the weights there:"
+        " for models that do not fit a GPU otherwise; slower",
+    )
+
     @model_validator(mode="after")
     def _fits_engine(self) -> Self:
         if self.name == "ddp":
-            self._refuse_given(["zero"], "engine ddp")
+            self._refuse_given(["zero", "offload"], "engine ddp")
+        if self.zero == 0 and self.offload:
+            raise ValueError("zero 0 keeps the optimizer's state on the GPU: offload needs zero 1, 2 or 3")
         return self
 
 

@@ -39,6 +39,8 @@ from raydense.training.step import checkpoint_activations
 _PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
 # glibc's heap keeps holes between the tensors of a step: 1.1 to 1.6 times what is alive was seen on CPUs.
 _HOLES = 1.3
+# Bytes a weight of the machine's memory with offload: with ZeRO 1 and 2, and with ZeRO 3 (docs/benchmarks/memory.md).
+_OFFLOADED, _OFFLOADED_3 = 23, 33
 # Copies of the scores that a loss and its gradient hold at once: scores, logits, shares, and the gradients of these.
 _COPIES = 6
 _LETTERS = string.ascii_lowercase
@@ -93,6 +95,16 @@ class Outline:
         self._running: dict[int, int] = {}
 
     @property
+    def on_machine(self) -> int:
+        """Bytes of the machine's memory that a worker with a GPU uses for what is offloaded; 0 without offload. Measured with DeepSpeed 0.19.
+
+        Weights, moments and gradients in float32 are 16 bytes a weight, and buffers of pinned memory, whose sizes PyTorch rounds up.
+        """
+        if not (self._gpu and self.settings.engine.offload):
+            return 0
+        return int((_OFFLOADED_3 if tied(self.settings) else _OFFLOADED) * _count(self._trained) / self.settings.workers)
+
+    @property
     def here(self) -> int:
         """Bytes of the model as it is loaded, in float32, and of its gradients."""
         return 4 * (_count(self.model.parameters()) + _count(self._trained))
@@ -134,6 +146,10 @@ class Outline:
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, each = _count(self._trained), self._weights.itemsize
+        if self._gpu and s.engine.offload:
+            summed = 4 * (trained if s.engine.zero == 1 else bucket_of(trained)) if each < 4 else 0
+            held = each * bucket_of(trained) if tied(s) else each * trained + summed + self._buckets()
+            return 0 if tied(s) else each * whole, held, 0, 0
         if s.engine.name == "ddp" or s.engine.zero == 0:
             # LAMB makes two tensors of each weight's size at once, fused AdamW none
             made = 2 * trained if s.optimizer == "lamb" else 0
@@ -150,11 +166,12 @@ class Outline:
     def _gathered(self) -> int:
         """Bytes of ZeRO 3 in a backward beyond a worker's share: weights that are whole, and a bucket's gradients, flat and as they are reduced.
 
-        Of several workers: one alone has no other weights than its share. As measured with DeepSpeed 0.19, docs/benchmarks/memory.md.
+        Of several workers: one alone has no other weights than its share, unless they are offloaded. As measured with DeepSpeed 0.19, docs/benchmarks/memory.md.
         """
         if not tied(self.settings):
             return 0
-        whole = min(_count(self.model.parameters()), WHOLE_AT_ONCE) if self.settings.workers > 1 else 0
+        shared = self.settings.workers > 1 or (self._gpu and self.settings.engine.offload)
+        whole = min(_count(self.model.parameters()), WHOLE_AT_ONCE) if shared else 0
         return self._weights.itemsize * (whole + 3 * bucket_of(_count(self._trained)))
 
     def _buckets(self) -> int:
@@ -210,11 +227,12 @@ def describe(settings: LoopSettings) -> tuple[str, int]:
             outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
         except InputError:
             return "", 0
+    more = f", and {outline.on_machine / 2**30:.1f} GiB of the machine's memory" if outline.on_machine else ""
     if isinstance(settings.micro_batch, int):
         memory = outline.memory(settings.micro_batch)
-        return f"about {memory}", memory.total
+        return f"about {memory}{more}", memory.total
     least, most = outline.memory(1), outline.memory(0)
-    return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once", most.total
+    return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once{more}", most.total
 
 
 def many_words() -> Iterator[str]:

@@ -75,6 +75,15 @@ def too_little(outline: Outline, settings: LoopSettings) -> InputError:
     )
 
 
+def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: torch.device, on_machine: int) -> None:
+    """InputError if this machine does not have the memory that its workers, `on_machine` of them, offload to."""
+    if settings.engine.offload and device.type == "cuda":
+        needed, free = Outline(settings, start, device).on_machine, memory_for(on_machine)
+        if needed > free:
+            what = f"offload needs about {needed / 2**30:.1f} GiB of the machine's memory for each of {on_machine} worker(s), which have {free / 2**30:.1f}"
+            raise InputError(what, "engine.offload", "give a machine with more memory, more machines, or a smaller model")
+
+
 def choices(settings: LoopSettings) -> list[int]:
     """The candidates of auto: all texts at once, then smaller powers of two."""
     most = max(texts_of(settings).values())

@@ -23,5 +23,5 @@ def load_start(settings: LoopSettings, folder: str, device: torch.device) -> Any
     import_deepspeed(device)
     with together():
         method_of(settings).check(settings, folder)
-    with sharing_out():
+    with sharing_out(settings.engine.offload and device.type == "cuda"):
         return load_model(settings, folder)

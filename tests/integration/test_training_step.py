@@ -358,7 +358,7 @@ def test_deepspeed_in_pieces(data: TrainingData, tmp_path: Path, steep: None, ze
 
 
 def overlapping(rank: int, given: list[dict[str, Any]], folder: str) -> None:
-    """For each ZeRO stage, without and with reduction during the backward: the bytes of the buckets in it, and the weights after two steps."""
+    """For each ZeRO stage, without and with reduction during the backward, and with offload: the bytes of the buckets in it, and the weights after two steps."""
     import raydense.training.engine as engine_module
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
@@ -366,8 +366,9 @@ def overlapping(rank: int, given: list[dict[str, Any]], folder: str) -> None:
     plain, found = engine_module.deepspeed_config, []
     for asked in given:
         of_stage = []
-        for gpu in (False, True):
+        for gpu, offload in ((False, False), (True, False), (True, True)):
             engine_module.deepspeed_config = lambda *args, on=gpu: plain(*args[:-1], on)
+            asked["engine"]["offload"] = offload
             torch.manual_seed(1)
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
             engine: Any = make_engine(model, TrainSettings(**asked), CPU, "fp32", 2)
@@ -391,17 +392,19 @@ def overlapping(rank: int, given: list[dict[str, Any]], folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_reduction_during_the_backward_gives_the_same_from_two_buckets(data: TrainingData, tmp_path: Path) -> None:
-    """What GPUs do; a CPU has no streams, but the same order of events. ZeRO 3 has one bucket either way."""
+def test_reduction_during_the_backward_and_offload_give_the_same(data: TrainingData, tmp_path: Path) -> None:
+    """What GPUs do; a CPU has no streams and no other memory, but the same order of events. ZeRO 3 has one bucket either way."""
     asked = [
         settings(data, "retriever", engine={"name": "deepspeed", "zero": zero}, batch_size=6, accumulation=1, workers=2)
         for zero in (1, 2, 3)
     ]
     run_ranks(overlapping, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 2)
     weights = 8 * 16 + 16 + 16 * 4 + 4
-    for zero, ((alone, plain), (both, overlapped)) in enumerate(torch.load(tmp_path / "found.pt"), 1):
+    for zero, ((alone, plain), (both, overlapped), (_, offloaded)) in enumerate(torch.load(tmp_path / "found.pt"), 1):
         assert (alone, both) == (4 * weights, 4 * weights * (2 if zero < 3 else 1))
         assert all(torch.equal(value, overlapped[name]) for name, value in plain.items())
+        for name, value in plain.items():
+            torch.testing.assert_close(offloaded[name], value, rtol=1e-6, atol=1e-7)
 
 
 def many_small_gradients(rank: int, asked: list[dict[str, Any]], folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,25 @@ def test_gradients_are_reduced_while_others_are_computed_on_gpus() -> None:
 
     assert [overlaps(zero, gpu=True) for zero in range(4)] == [False, True, True, True]
     assert not any(overlaps(zero, gpu=False) for zero in range(4))
+
+
+def test_offload_changes_nothing_on_a_cpu_and_keeps_a_gpus_share_in_the_machines_memory() -> None:
+    def offloaded(zero: int, gpu: bool) -> list[str]:
+        asked = settings(engine={"name": "deepspeed", "zero": zero, "offload": True})
+        found = deepspeed_config(asked, "fp32", 2, gpu=gpu)["zero_optimization"]
+        return [key for key in found if key.startswith("offload")]
+
+    assert [offloaded(zero, gpu=True) for zero in (1, 2, 3)] == [["offload_optimizer"]] * 2 + [["offload_optimizer", "offload_param"]]
+    assert [offloaded(zero, gpu=False) for zero in (1, 2, 3)] == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [({"name": "ddp", "offload": True}, "engine ddp does not use offload"), ({"zero": 0, "offload": True}, "offload needs zero 1, 2 or 3")],
+)
+def test_offload_where_there_is_none_is_refused(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainSettings.read(settings().model_dump(exclude_unset=True) | {"engine": engine})
 
 
 def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:

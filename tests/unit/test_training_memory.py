@@ -25,7 +25,14 @@ from raydense.training.loop import FOUND, Job, Loop
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
-from raydense.training.micro_batch import find_micro_batch, largest_by_estimate, largest_by_trial, memory_for, refuse_too_little
+from raydense.training.micro_batch import (
+    find_micro_batch,
+    largest_by_estimate,
+    largest_by_trial,
+    memory_for,
+    refuse_too_little,
+    refuse_too_little_to_offload,
+)
 from raydense.training.pieces import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.worker import Worker
@@ -197,6 +204,35 @@ def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monk
     assert [gradients(zero) - whole[zero] for zero in (1, 2)] == [4_000] * 2
     assert gradients(3) == 4 * weights + 4_000
     assert gradients(1, gpu=True) - whole[1] == 8_000
+
+
+@pytest.mark.parametrize(("zero", "precision", "each"), [(1, "fp32", 8), (1, "bf16", 8), (2, "bf16", 8), (3, "bf16", 0)])
+def test_what_is_offloaded_is_not_on_the_gpu(
+    data: TrainingData, monkeypatch: pytest.MonkeyPatch, zero: int, precision: str, each: int
+) -> None:
+    """Bytes a weight on the GPU without buckets: weights, and gradients of a piece, in half precision their sum, or of a bucket, in float32."""
+    monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
+    asked = settings(data, precision=precision, engine={"name": "deepspeed", "zero": zero, "offload": True})
+    found, weights, size = outline(asked), sum(p.numel() for p in loaded(asked).parameters()), 4 if precision == "fp32" else 2
+    assert found.memory(1).optimizer > 0, "a CPU has no other memory"
+    assert found.on_machine == 0
+    found._gpu = True
+    memory, buckets = found.memory(1), size * weights * (2 if zero == 1 and size == 2 else 1)
+    assert memory.optimizer == 0
+    assert memory.weights + memory.gradients == pytest.approx(each * weights + buckets, rel=1e-3)
+    assert found._gathered() == (0 if zero < 3 else 4 * size * weights)
+    assert found.on_machine == (33 if zero == 3 else 23) * weights
+
+
+def test_too_little_memory_of_the_machine_to_offload_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.training.precision.choose_precision", lambda *_: "fp32")
+    asked, gpu = settings(data, engine={"name": "deepspeed", "offload": True}), torch.device("cuda")
+    refuse_too_little_to_offload(asked, asked.model, gpu, 2)
+    monkeypatch.setattr(micro_batch, "_SHARE", 1e-9)
+    refuse_too_little_to_offload(asked, asked.model, torch.device("cpu"), 2)
+    refuse_too_little_to_offload(settings(data, engine={"name": "deepspeed"}), asked.model, gpu, 2)
+    with pytest.raises(InputError, match=r"engine.offload: offload needs about .* of the machine's memory for each of 2 worker"):
+        refuse_too_little_to_offload(asked, asked.model, gpu, 2)
 
 
 def test_half_precision_holds_half(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
