@@ -50,7 +50,13 @@ _SLOW += ["torch._inductor.compile_fx", "setuptools.dist", "sentence_transformer
 
 @contextmanager
 def warm_workers(folder: Path) -> Iterator[None]:
-    """While it is open, workers of a Ray that this process starts are forked from a process whose socket is in `folder`."""
+    """While it is open, workers of a Ray that this process starts are forked from a process whose socket is in `folder`.
+
+    Not where there is a GPU: NCCL failed there in such workers ("GPU access blocked by the operating system").
+    """
+    if Path("/dev/nvidiactl").exists():
+        yield
+        return
     from ray._private import ray_constants
 
     from raydense.runtime.allocator import cpu_worker_env
