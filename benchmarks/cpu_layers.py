@@ -61,7 +61,7 @@ def steps(given: argparse.Namespace) -> tuple[list[float], float]:
     job = Job(
         method="retriever", corpus=given.corpus, queries=given.queries, examples=given.examples, model=given.model, reranker="", texts="",
         sampled=[], batch_size=given.batch_size, negatives=1, length=given.length, precision=given.precision[0], engine="deepspeed",
-        micro_batch=0, threads=1,
+        micro_batch=0, threads=1, device="cpu",
     )  # fmt: skip
     with nullcontext() if given.way == "ours" else patch("raydense.training.engine.use_cpu_layers", lambda model: None):
         method, sampler, engine, pieces = step_ours.start(job)

@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
     end, done = time.monotonic() + 60 * given.minutes, _done(given.out)
     _write(given.out, {"machine": facts(ROOT) | _card(given.device), "tiny": given.tiny})
     with tempfile.TemporaryDirectory(prefix="raydense-gpu-") as folder:
-        place = Place(torch.device(given.device), given.tiny, Path(folder))
+        place = Place(torch.device(given.device), given.tiny, given.folder or Path(folder))
         wanted = {name: row for name, row in gpu_rows.rows(place).items() if given.all or any(word in name for word in given.rows)}
         for name, row in wanted.items():
             if "ratio" not in done.get(name, {}):
@@ -57,6 +57,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"))
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--folder", type=Path, help="keep models, data and indexes here, and use what is there")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(words)

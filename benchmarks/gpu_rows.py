@@ -44,13 +44,27 @@ def rows(place: Place) -> dict[str, Callable[[Place], Found]]:
     """Every row by its name, in the order of what matters most."""
     found: dict[str, Callable[[Place], Found]] = {"matrix product bf16": matrix_product}
     found |= {f"encode {half}": partial(encoding, half=half) for half in HALVES}
-    lists = place.many(1_024, 8)
-    search = {"Flat, float32": ("Flat", False), "Flat, float16": ("Flat", True), "SQfp16": ("SQfp16", True)}
-    search |= {name: (name, False) for name in (f"IVF{lists},Flat", f"IVF{lists},SQfp16", f"IVF{lists},PQ{place.many(64, 8)}")}
-    found |= {f"search {name}": partial(searching, factory=factory, half=half) for name, (factory, half) in search.items()}
+    found |= {f"search {name}": partial(searching, factory=factory, half=half) for name, (factory, half) in _indexes(place).items()}
     found |= {f"train step {name}": partial(train_step, verb="train", name=name) for name in built_in("train")}
     found |= {f"pretrain step {name}": partial(train_step, verb="pretrain", name=name) for name in built_in("pretrain")}
     return found | {"generate": generating, "search, a pool of shards that share the GPU": shared_pool}
+
+
+def _indexes(place: Place) -> dict[str, tuple[str, bool]]:
+    """The indexes of the search rows: their factory strings, and whether their vectors are numbers of float16."""
+    lists = place.many(1_024, 8)
+    found = {"Flat, float32": ("Flat", False), "Flat, float16": ("Flat", True), "SQfp16": ("SQfp16", True)}
+    return found | {name: (name, False) for name in (f"IVF{lists},Flat", f"IVF{lists},SQfp16", f"IVF{lists},PQ{place.many(64, 8)}")}
+
+
+def _vectors_of(place: Place, half: bool) -> np.ndarray:
+    return world.vectors(place.many(1_000_000, 2_000), place.many(768, 32), half)
+
+
+def build_indexes(place: Place) -> None:
+    """Write the files of all search rows."""
+    for factory, half in _indexes(place).values():
+        world.index_file(place, factory, _vectors_of(place, half))
 
 
 def against(place: Place, count: int, unit: str, ways: dict[str, Callable[[], object]], **more: Any) -> Found:
@@ -131,8 +145,20 @@ def train_step(place: Place, verb: str, name: str) -> Found:
             optimizer.step()
             optimizer.zero_grad()
 
-    count = len(batches) * training.settings.batch_size
-    return against(place, count, "queries/s" if verb == "train" else "passages/s", {"ours": ours, "bare torch": bare}, precision=precision)
+    count, unit = len(batches) * training.settings.batch_size, "queries/s" if verb == "train" else "passages/s"
+    for way in (ours, bare):
+        way()  # makes the optimizer's state, which then is there for both
+    memory = {"gib": most_memory(place, ours), "gib_of_bare_torch": most_memory(place, bare)} if place.device.type == "cuda" else {}
+    return against(place, count, unit, {"ours": ours, "bare torch": bare}, precision=precision, **memory)
+
+
+def most_memory(place: Place, steps: Callable[[], None]) -> float:
+    """GiB of tensors that are on a GPU at most during some steps, with both models and their optimizer states."""
+    place.wait()
+    torch.cuda.reset_peak_memory_stats()
+    steps()
+    place.wait()
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -145,8 +171,8 @@ def searching(place: Place, factory: str, half: bool) -> Found:
     from raydense.retrieval.faiss_shard import FaissShard
     from raydense.retrieval.gpu import temporary_bytes
 
-    rows, count, k = place.many(1_000_000, 2_000), place.many(2_048, 32), place.many(100, 10)
-    vectors, queries = world.vectors(rows, place.many(768, 32), half), world.vectors(count, place.many(768, 32), half, seed=2)
+    count, k, vectors = place.many(2_048, 32), place.many(100, 10), _vectors_of(place, half)
+    queries = world.vectors(count, vectors.shape[1], half, seed=2)
     params = f"nprobe={place.many(32, 2)}" if factory.startswith("IVF") else ""
     file = world.index_file(place, factory, vectors)
     shard = FaissShard(str(file), 0, torch.get_num_threads(), params)
@@ -168,7 +194,7 @@ def searching(place: Place, factory: str, half: bool) -> Found:
         ways["torch"] = lambda: [(part @ held.T).topk(k, dim=1)[1].cpu() for part in asked.split(256)]
     found = shard.nearest(queries[:64], k)[1]
     same = np.mean([len(set(a) & set(b)) / k for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
-    return against(place, count, "queries/s", ways, rows=rows, k=k, hits_of_the_cpu=round(float(same), 4))
+    return against(place, count, "queries/s", ways, rows=len(vectors), k=k, hits_of_the_cpu=round(float(same), 4))
 
 
 def generating(place: Place) -> Found:

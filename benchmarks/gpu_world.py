@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from raydense.training.method import Batch, Method
 
-__all__ = ["encoder", "generator", "index_file", "random_tokens", "training", "vectors", "write_embeddings"]
+__all__ = ["encoder", "generator", "index_file", "random_tokens", "training", "training_settings", "vectors", "write_embeddings"]
 
 _LISTED = 8  # passages of a query: a positive and seven negatives, of which a method takes some
 _STEPS = 2
@@ -41,6 +42,7 @@ def random_tokens(count: int, shortest: int, longest: int) -> Tokens:
     return Tokens(rng.integers(5, 30, offsets[-1]).astype(np.int32), offsets)
 
 
+@lru_cache(maxsize=4)
 def vectors(rows: int, dimension: int, half: bool, seed: int = 1) -> np.ndarray:
     """Random vectors of length 1, float32; with `half` they are numbers of float16."""
     drawn = np.random.default_rng(seed).standard_normal((rows, dimension), dtype=np.float32)
@@ -53,14 +55,16 @@ def index_file(place: Place, factory: str, held: np.ndarray) -> Path:
     from raydense.retrieval.faiss_library import faiss
 
     folder = place.folder / f"{factory}-{held[0, 0]}"
-    if not folder.exists():
-        folder.mkdir()
+    file, whole = folder / "shard-00000.faiss", folder / "whole"
+    if not whole.exists():
+        folder.mkdir(exist_ok=True)
         index = faiss.index_factory(held.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         index.train(held[:100_000])
         faiss.write_index(index, str(folder / "empty.faiss"))
         index.add(held)
-        faiss.write_index(index, str(folder / "shard-00000.faiss"))
-    return folder / "shard-00000.faiss"
+        faiss.write_index(index, str(file))
+        whole.touch()
+    return file
 
 
 def _texts(place: Place) -> list[str]:
@@ -115,7 +119,17 @@ class Training:
 def training(place: Place, verb: str, name: str) -> Training:
     """A training by the method of this name, with its defaults: 32 queries (or passages) a step, of 128 tokens a passage."""
     from raydense.training.batches import Sampler
-    from raydense.training.method import load_model
+    from raydense.training.method import load_model, method_of
+
+    settings = training_settings(place, verb, name, engine={"name": "ddp"})
+    kind = method_of(settings)
+    examples, texts = kind.read(settings, PassageStore(settings.corpus))
+    sampler, method = Sampler(examples, settings), kind(settings, load_model(settings, settings.model), texts, 0, 1)
+    return Training(settings, kind, texts, [method.prepare(sampler.step(step)[0]) for step in range(_STEPS)])
+
+
+def training_settings(place: Place, verb: str, name: str, **more: Any) -> Any:
+    """The settings of a training by the method of this name."""
     from raydense.training.registry import load_method
     from raydense.training.settings import PretrainSettings, TrainSettings
 
@@ -131,12 +145,9 @@ def training(place: Place, verb: str, name: str) -> Training:
     given = {key: value for key, value in own.items() if key in known}
     given |= {key: str(data / key) for key in ("corpus", "queries", "examples", "generated") if key in known}
     model = _folder(place, "generator" if name == "generator" else "encoder")
-    given |= {"model": str(model), "output": "none", "batch_size": place.many(32, 4), "engine": {"name": "ddp"}}
+    given |= {"model": str(model), "output": "none", "batch_size": place.many(32, 4)}
     read, chosen = (TrainSettings, "objective") if verb == "train" else (PretrainSettings, "method")
-    settings = read.read({**given, chosen: name})
-    examples, texts = kind.read(settings, PassageStore(settings.corpus))
-    sampler, method = Sampler(examples, settings), kind(settings, load_model(settings, str(model)), texts, 0, 1)
-    return Training(settings, kind, texts, [method.prepare(sampler.step(step)[0]) for step in range(_STEPS)])
+    return read.read({**given, chosen: name, **more})
 
 
 def _data(place: Place) -> Path:

@@ -1,8 +1,12 @@
 """The estimated memory of a training worker against the most that it held: each setting in a fresh process, without Ray's own memory.
 
     PYTHONPATH=tests python benchmarks/memory.py [--only NAME ...] [--ray]
+    PYTHONPATH=tests python benchmarks/memory.py --device cuda [--auto GIB]
 
-A process makes two steps (the first has no optimiser state yet) of full-length texts on one CPU worker, as the loop does: batches,
+With `--device cuda`, on one GPU: its most memory in use by tensors, also of what only GPUs do (weights in half precision, offload), and the
+most resident memory of the process, with it what is offloaded. With `--auto` too, what `micro_batch: auto` finds where that much of the GPU
+may be used, the most that two steps with it take, and whether they go with twice as many texts at once.
+On a CPU a process makes two steps (the first has no optimiser state yet) of full-length texts on one CPU worker, as the loop does: batches,
 method, engine, pieces; with `--ray` the stage itself makes them in a worker of Ray Train. Printed: the estimate, its parts, the peak resident memory (getrusage), and estimate / peak.
 `base` is an encoder of BERT-base size (12 layers of 768, vocabulary 30,522), `small` one of 6 layers of 384, both of random weights.
 """
@@ -10,12 +14,14 @@ method, engine, pieces; with `--ray` the stage itself makes them in a worker of 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +88,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "base, CoT-MAE": {"model": "base", "method": "cotmae", "context": "query", "batch_size": 4, "engine": {"name": "deepspeed"}},
     "base, joint 1:127 in pieces": {"model": "base", "objective": "joint", "batch_size": 1, "negatives": 127, "micro_batch": 16, **SHORT},
 }
+_LARGE = {"model": "base", "batch_size": 64, "negatives": 1, **SHORT}
+ON_GPUS: dict[str, dict[str, Any]] = {
+    "base, fp32": {**_LARGE, "precision": "fp32"},
+    "base, bf16": {**_LARGE, "precision": "bf16"},
+    "base, fp16": {**_LARGE, "precision": "fp16"},
+    "base, bf16, in pieces": {**_LARGE, "precision": "bf16", "micro_batch": 16},
+    "base, bf16, checkpointed": {**_LARGE, "precision": "bf16", "activation_checkpointing": True},
+    "base, joint 1:31, bf16": {"model": "base", "objective": "joint", "batch_size": 4, "negatives": 31, "precision": "bf16"},
+    "base, CoT-MAE, bf16": {"model": "base", "method": "cotmae", "context": "query", "batch_size": 64, "precision": "bf16"},
+} | {
+    f"base, ZeRO {zero}, {precision}{', offload' * offload}": {
+        "model": "base", "batch_size": 4, "negatives": 1, "precision": precision, **SHORT,
+        "engine": {"name": "deepspeed", "zero": zero, "offload": offload},
+    }
+    for zero in (1, 2, 3)
+    for precision in ("fp32", "bf16", "fp16")
+    for offload in (False, True)
+}  # fmt: skip
 _WIDTHS = {
     "base": {},
     "small": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
@@ -91,7 +115,12 @@ _WIDTHS = {
 def settings_of(name: str, root: Path) -> Any:
     from raydense.training.settings import PretrainSettings, TrainSettings
 
-    values: dict[str, Any] = {"engine": {"name": "ddp"}, "output": str(root / "o"), "corpus": str(root / "corpus"), **SETTINGS[name]}
+    values: dict[str, Any] = {
+        "engine": {"name": "ddp"},
+        "output": str(root / "o"),
+        "corpus": str(root / "corpus"),
+        **(SETTINGS | ON_GPUS)[name],
+    }
     if "method" in values:
         generated = {"generated": str(root / "generated")} if "context" in values else {}
         return PretrainSettings(**{**values, **generated, "model": str(root / values["model"])})
@@ -145,39 +174,63 @@ def make_world(root: Path) -> None:
         CrossEncoder.load(root / name).save(root / f"{name}-scorer")
 
 
-def measure(name: str, root: Path) -> None:
-    """Two steps; print the peak in bytes. Ray Train is imported since a worker of it has it loaded."""
+def measure(name: str, root: Path, kind: str, auto: float) -> None:
+    """Two steps; print the peak in bytes, with `auto` of those that fit. Ray Train is imported since a worker of it has it loaded."""
     import ray.train.torch  # noqa: F401
     import torch
     import torch.distributed as dist
 
+    from raydense.training.method import load_model
+    from raydense.training.micro_batch import find_micro_batch
+
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    settings, device, found = settings_of(name, root), torch.device(kind), {}
+    with tempfile.TemporaryDirectory() as group:
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.FileStore(f"{group}/store", 1), rank=0, world_size=1)
+        if auto:
+            torch.cuda.set_per_process_memory_fraction(auto * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+            texts, _ = find_micro_batch(settings, settings.model, load_model(settings, settings.model), device, 1)
+            settings = settings.model_copy(update={"micro_batch": texts})
+            found = {"texts": texts}
+        _two_steps(settings, device)
+        found |= {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        if kind == "cuda":
+            found |= {"gpu": torch.cuda.max_memory_allocated()}
+        if auto:
+            try:
+                _two_steps(settings.model_copy(update={"micro_batch": 2 * found["texts"]}), device)
+                found |= {"twice": 1}
+            except torch.OutOfMemoryError:
+                found |= {"twice": 0}
+        dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+def _two_steps(settings: Any, device: Any) -> None:
+    """The first two steps of a training, as its loop makes them."""
     from raydense.data.store import PassageStore
     from raydense.training.batches import Sampler
     from raydense.training.engine import make_engine
-    from raydense.training.method import load_model, method_of
+    from raydense.training.method import method_of
     from raydense.training.pieces import pieces_of
-    from raydense.training.precision import choose_precision
+    from raydense.training.precision import precision_for
+    from raydense.training.start_model import load_start
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back
 
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    settings, device = settings_of(name, root), torch.device("cpu")
-    with tempfile.TemporaryDirectory() as group:
-        dist.init_process_group("gloo", store=dist.FileStore(f"{group}/store", 1), rank=0, world_size=1)
-        examples, texts = method_of(settings).read(settings, PassageStore(settings.corpus))
-        model = load_model(settings, settings.model)
-        if settings.activation_checkpointing:
-            checkpoint_activations(model)
+    examples, texts = method_of(settings).read(settings, PassageStore(settings.corpus))
+    model = load_start(settings, settings.model, device)
+    if settings.activation_checkpointing:
+        checkpoint_activations(model)
+        if device.type == "cpu":
             give_memory_back()
-        method = method_of(settings)(settings, model, texts, 0, 1)
-        pieces = pieces_of(settings)
-        engine = make_engine(model, settings, device, choose_precision(settings.precision, device), pieces)
-        engine.module.train()
-        sampler = Sampler(examples, settings)
-        for step in range(2):
-            forward_and_backward(engine, method, method.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
-            engine.step(1e-5)
-        dist.destroy_process_group()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    method, pieces = method_of(settings)(settings, model, texts, 0, 1), pieces_of(settings)
+    engine = make_engine(model, settings, device, precision_for(settings, device, model), pieces)
+    engine.module.train()
+    sampler = Sampler(examples, settings)
+    for step in range(2):
+        forward_and_backward(engine, method, method.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
+        engine.step(1e-5)
 
 
 def measure_in_ray(name: str, root: Path) -> int:
@@ -208,35 +261,58 @@ def measure_in_ray(name: str, root: Path) -> int:
     return max(peaks)
 
 
-def measure_alone(name: str, root: Path) -> int:
-    """The peak in bytes of a fresh process that makes two steps."""
-    command = [sys.executable, __file__, "--measure", name, "--world", str(root)]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1])
+def measure_alone(name: str, root: Path, device: str, auto: float) -> dict[str, int]:
+    """What a fresh process that makes two steps held at most, in bytes."""
+    command = [sys.executable, __file__, "--measure", name, "--world", str(root), "--device", device, "--auto", str(auto)]
+    found: dict[str, int] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), metavar="NAME", default=list(SETTINGS))
+    parser.add_argument("--only", nargs="+", choices=[*SETTINGS, *ON_GPUS], metavar="NAME")
     parser.add_argument("--world", type=Path, help="keep the data and the models here, and use what is there")
     parser.add_argument("--ray", action="store_true", help="train in a worker of Ray Train")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--auto", type=float, default=0.0, metavar="GIB")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="so many processes next to each other")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
-        measure(asked.measure, asked.world)
+        measure(asked.measure, asked.world, asked.device, asked.auto)
         return
-    import torch
-
-    from raydense.training.memory import Outline
-
     with tempfile.TemporaryDirectory() as folder:
         root = asked.world or Path(folder)
         if not (root / "examples").is_dir():
             make_world(root)
-        for name in asked.only:
-            settings = settings_of(name, root)
-            estimate = Outline(settings, settings.model, torch.device("cpu")).memory(settings.micro_batch)
-            peak = (measure_in_ray if asked.ray else measure_alone)(name, root)
-            print(f"{name}: {estimate}, measured {peak / 2**30:.2f} GiB, estimated / measured {estimate.total / peak:.2f}", flush=True)
+        names = asked.only or (SETTINGS if asked.device == "cpu" else ON_GPUS)
+        with ThreadPoolExecutor(asked.at_once) as pool:
+            for name, found in zip(names, pool.map(lambda name: measured(name, root, asked), names), strict=True):
+                print(f"{name}: {compared(settings_of(name, root), found, asked.device) if found else 'failed'}", flush=True)
+
+
+def measured(name: str, root: Path, asked: argparse.Namespace) -> dict[str, int]:
+    """What was held at most, in bytes, and what else is to be said; nothing if the process failed."""
+    if asked.ray:
+        return {"resident": measure_in_ray(name, root)}
+    try:
+        return measure_alone(name, root, asked.device, asked.auto)
+    except subprocess.CalledProcessError:
+        return {}
+
+
+def compared(settings: Any, found: dict[str, int], device: str) -> str:
+    """The estimate and what was measured, in a line."""
+    import torch
+
+    from raydense.training.memory import Outline
+
+    peak = found.get("gpu", found["resident"])
+    estimate = Outline(settings, settings.model, torch.device(device)).memory(found.get("texts", settings.micro_batch))
+    more = f", resident {found['resident'] / 2**30:.2f} GiB" if "gpu" in found else ""
+    if "texts" in found:
+        more += f", auto {found['texts']} texts, twice as many {'fit' if found['twice'] else 'do not fit'}"
+    return f"{estimate}, measured {peak / 2**30:.2f} GiB, estimated / measured {estimate.total / peak:.2f}{more}"
 
 
 if __name__ == "__main__":

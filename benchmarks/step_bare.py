@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 Texts = dict[str, Any]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Retriever(nn.Module):
@@ -25,13 +26,14 @@ class Retriever(nn.Module):
         self.encoder = AutoModel.from_pretrained(job.model, add_pooling_layer=False)
 
     def vectors(self, texts: list[str]) -> Tensor:
-        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=self.job.length, return_tensors="pt")
+        limits: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.job.length}
+        tokens = self.tokenizer(texts, return_tensors="pt", **limits).to(self.encoder.device)
         states, mask = self.encoder(**tokens).last_hidden_state, tokens["attention_mask"].unsqueeze(2)
         return normalize((states.float() * mask).sum(1) / mask.sum(1), dim=1)
 
     def forward(self, texts: Texts) -> Tensor:
         scores = self.vectors(texts["queries"]).float() @ self.vectors(texts["passages"]).float().T
-        return cross_entropy(SCALE * scores, torch.arange(len(scores)))
+        return cross_entropy(SCALE * scores, torch.arange(len(scores), device=scores.device))
 
 
 class Reranker(nn.Module):
@@ -44,10 +46,12 @@ class Reranker(nn.Module):
 
     def scores(self, queries: list[str], passages: list[str]) -> Tensor:
         limits: dict[str, Any] = {"padding": True, "truncation": "only_second", "max_length": self.job.length}
-        return self.model(**self.tokenizer(queries, passages, return_tensors="pt", **limits)).logits.squeeze(1).float()
+        tokens = self.tokenizer(queries, passages, return_tensors="pt", **limits).to(self.model.device)
+        return self.model(**tokens).logits.squeeze(1).float()
 
     def forward(self, texts: Texts) -> Tensor:
-        return binary_cross_entropy_with_logits(self.scores(texts["queries"], texts["passages"]), torch.tensor(texts["labels"]))
+        scores = self.scores(texts["queries"], texts["passages"])
+        return binary_cross_entropy_with_logits(scores, torch.tensor(texts["labels"], device=scores.device))
 
 
 class Joint(nn.Module):
@@ -64,7 +68,7 @@ class Joint(nn.Module):
         retriever = SCALE * (of_passages.view(len(queries), lists, -1) @ of_queries.unsqueeze(2)).squeeze(2)
         reranker = self.reranker.scores([query for query in queries for _ in range(lists)], passages).view(-1, lists)
         distilled = kl_div(reranker.log_softmax(1), retriever.log_softmax(1), reduction="batchmean", log_target=True)
-        return distilled + cross_entropy(reranker, torch.zeros(len(queries), dtype=torch.int64))
+        return distilled + cross_entropy(reranker, torch.zeros(len(queries), dtype=torch.int64, device=reranker.device))
 
 
 class Mlm(nn.Module):
@@ -75,9 +79,9 @@ class Mlm(nn.Module):
         self.tokenizer, self.model = AutoTokenizer.from_pretrained(job.model), AutoModelForMaskedLM.from_pretrained(job.model)
 
     def forward(self, texts: Texts) -> Tensor:
-        batch = self.tokenizer.pad({"input_ids": texts["input_ids"]}, return_tensors="pt")
+        batch = self.tokenizer.pad({"input_ids": texts["input_ids"]}, return_tensors="pt").to(self.model.device)
         labels = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in texts["labels"]], batch_first=True, padding_value=-100)
-        loss: Tensor = self.model(**batch, labels=labels).loss
+        loss: Tensor = self.model(**batch, labels=labels.to(self.model.device)).loss
         return loss
 
 
@@ -89,14 +93,17 @@ def main() -> None:
     job = Job.given()
     if job.threads:
         torch.set_num_threads(job.threads)
-    model = MODELS[job.method](job).train()
+    model = MODELS[job.method](job).to(job.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    scaler = torch.amp.GradScaler(job.device, enabled=job.precision == "fp16")
     for texts, begun in zip(job.steps(), job.asked(), strict=True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bf16"):
+        with torch.autocast(job.device, HALF.get(job.precision), enabled=job.precision in HALF):
             loss = model(texts)
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         job.say(begun, loss.item())
 

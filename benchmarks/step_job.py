@@ -25,6 +25,7 @@ class Job:
     """The same for all ways. `texts` is the file with the texts of each step, for those that are not ours.
 
     `sampled` are the steps of our sampler. `threads` 0: as many as a way takes by itself.
+    `device` is cpu or cuda.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Job:
     engine: str
     micro_batch: int
     threads: int
+    device: str
 
     @classmethod
     def given(cls) -> Job:
@@ -63,9 +65,18 @@ class Job:
             yield clocks()
 
     def say(self, begun: Clocks, loss: float) -> None:
-        """Say what the step cost that was asked for at `begun`, on the wall and on all cores, and the most memory so far."""
+        """Say what the step cost that was asked for at `begun`, on the wall and on all cores, and the most memory so far.
+
+        On a GPU the step ends when the GPU has done it, and the memory is that of its tensors.
+        """
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            held = torch.cuda.max_memory_allocated() / 2**30
+        else:
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         seconds, cpu = (now - then for now, then in zip(clocks(), begun, strict=True))
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({"seconds": seconds, "cpu": cpu, "loss": loss, "gib": held}), flush=True)
 
 

@@ -100,12 +100,12 @@ def _texts(method: Method, part: Part, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(job: Job) -> tuple[Method, Sampler, Engine, int]:
-    """What a worker of one process has before its first step, on the CPU: method, sampler, the engine in training, and the number of pieces."""
+    """What a worker of one process has before its first step: method, sampler, the engine in training, and the number of pieces."""
     torch.set_num_threads(job.threads or physical_cpus())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if job.device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     method, sampler = method_and_sampler(job)
-    device, pieces = torch.device("cpu"), pieces_of(method.settings)
+    device, pieces = torch.device(job.device), pieces_of(method.settings)
     engine = make_engine(method.model, method.settings, device, choose_precision(job.precision, device), pieces)
     engine.module.train()
     return method, sampler, engine, pieces

@@ -82,7 +82,7 @@ def retriever(job: Job, arguments: dict[str, Any]) -> Any:
         taken = [passages[at : at + job.batch_size] for at in range(0, len(passages), job.batch_size)]
         for name, column in zip(names, [texts["queries"], *taken], strict=True):
             columns.setdefault(name, []).extend(column)
-    model = SentenceTransformer(job.model, device="cpu")
+    model = SentenceTransformer(job.model, device=job.device)
     model.max_seq_length = job.length
     loss = MultipleNegativesRankingLoss(model, scale=SCALE)
     return Retriever(model, SentenceTransformerTrainingArguments(**arguments), Dataset.from_dict(columns), loss=loss)
@@ -92,7 +92,7 @@ def reranker(job: Job, arguments: dict[str, Any]) -> Any:
     """Binary cross-entropy of each pair."""
     names = {"query": "queries", "passage": "passages", "label": "labels"}
     columns = {name: [value for texts in job.steps() for value in texts[key]] for name, key in names.items()}
-    model = CrossEncoder(job.model, max_length=job.length, device="cpu")
+    model = CrossEncoder(job.model, max_length=job.length, device=job.device)
     arguments["per_device_train_batch_size"] *= 1 + job.negatives
     return Reranker(model, CrossEncoderTrainingArguments(**arguments), Dataset.from_dict(columns), loss=BinaryCrossEntropyLoss(model))
 
@@ -112,9 +112,10 @@ def main() -> None:
         torch.set_num_threads(job.threads)
     with tempfile.TemporaryDirectory() as aside:
         arguments = {"output_dir": aside, "per_device_train_batch_size": job.batch_size, "num_train_epochs": 1, "learning_rate": LR}
-        arguments |= {"save_strategy": "no", "report_to": [], "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+        arguments |= {"save_strategy": "no", "report_to": [], "logging_strategy": "no", "disable_tqdm": True}
+        arguments |= {"use_cpu": job.device == "cpu", "bf16": job.precision == "bf16", "fp16": job.precision == "fp16"}
         asked = Asked(job)
-        trainer = {"retriever": retriever, "reranker": reranker, "mlm": mlm}[job.method](job, arguments | {"bf16": job.precision == "bf16"})
+        trainer = {"retriever": retriever, "reranker": reranker, "mlm": mlm}[job.method](job, arguments)
         asked.trainer = trainer
         trainer.add_callback(asked)
         trainer.train()
