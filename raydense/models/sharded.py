@@ -36,8 +36,9 @@ def offloading(zero: int) -> dict[str, Any]:
 def sharing_out(offload: bool = False) -> Iterator[None]:
     """In the block, a model of transformers is made with its weights shared out, one module after another: no worker ever holds all.
 
-    With `offload` each worker's share is in the machine's memory, not in its GPU's. Worker 0 reads them, from files mapped into memory. All workers load the same models at the same time, with torch's process group
-    open and DeepSpeed imported. Modules that are made by other means have whole weights.
+    With `offload` each worker's share is in the machine's memory, not in its GPU's. Worker 0 reads the weights, from files mapped into memory.
+    All workers load the same models at the same time, with torch's process group open and DeepSpeed imported. Modules that are made by
+    other means have whole weights.
     """
     asked = _Stage3(offload)  # of which transformers keeps a weak reference
     set_hf_deepspeed_config(asked)

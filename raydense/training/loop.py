@@ -97,6 +97,8 @@ class Loop:
         with together():  # a path may be missing on one machine alone
             examples, texts = method.read(s, PassageStore(s.corpus))
         self.sampler, self.generation, self.waited = Sampler(examples, s), 0, 0.0
+        with together():
+            refuse_too_little_to_offload(s, job.start, worker.device, worker.on_machine)
         model = load_start(s, job.start, worker.device)
         with together():
             refuse_replaced(s, job.inputs)
@@ -104,8 +106,6 @@ class Loop:
             checkpoint_activations(model)
             if worker.device.type == "cpu":
                 give_memory_back()
-        with together():
-            refuse_too_little_to_offload(s, job.start, worker.device, worker.on_machine)
         if s.micro_batch == "auto":
             s = self.settings = self._with_micro_batch(model)
         self.method = method(s, model, texts, worker.rank, worker.workers)

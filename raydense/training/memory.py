@@ -166,7 +166,8 @@ class Outline:
     def _gathered(self) -> int:
         """Bytes of ZeRO 3 in a backward beyond a worker's share: weights that are whole, and a bucket's gradients, flat and as they are reduced.
 
-        Of several workers: one alone has no other weights than its share, unless they are offloaded. As measured with DeepSpeed 0.19, docs/benchmarks/memory.md.
+        Of several workers, or offloaded: one alone has no other weights than its share. As measured with DeepSpeed 0.19,
+        docs/benchmarks/memory.md.
         """
         if not tied(self.settings):
             return 0

@@ -385,6 +385,15 @@ def overlapping(rank: int, given: list[dict[str, Any]], folder: str) -> None:
                     engine.backward(engine.forward(input=torch.full((3, 8), 1.0 + piece + rank)).square().mean())
                 engine.step(0.01)
             of_stage.append((max(held), engine.weights()))
+            if not gpu:
+                Path(saved := f"{folder}/{asked['engine']['zero']}").mkdir(exist_ok=True)
+                engine.save(Path(saved))
+            if offload:
+                fresh = make_engine(
+                    torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)), TrainSettings(**asked), CPU, "fp32", 2
+                )
+                fresh.load(Path(saved), 2)
+                of_stage.append((0, fresh.weights()))
         found.append(of_stage)
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
@@ -400,9 +409,10 @@ def test_reduction_during_the_backward_and_offload_give_the_same(data: TrainingD
     ]
     run_ranks(overlapping, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 2)
     weights = 8 * 16 + 16 + 16 * 4 + 4
-    for zero, ((alone, plain), (both, overlapped), (_, offloaded)) in enumerate(torch.load(tmp_path / "found.pt"), 1):
+    for zero, ((alone, plain), (both, overlapped), (_, offloaded), (_, loaded)) in enumerate(torch.load(tmp_path / "found.pt"), 1):
         assert (alone, both) == (4 * weights, 4 * weights * (2 if zero < 3 else 1))
         assert all(torch.equal(value, overlapped[name]) for name, value in plain.items())
+        assert all(torch.equal(value, loaded[name]) for name, value in plain.items()), "from a checkpoint that was written without offload"
         for name, value in plain.items():
             torch.testing.assert_close(offloaded[name], value, rtol=1e-6, atol=1e-7)
 
