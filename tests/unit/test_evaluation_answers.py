@@ -16,12 +16,16 @@ from raydense.evaluation.examples import answer_pattern, cut
 
 
 def slow_tokens(text: str) -> list[str]:
-    """Runs of letters, digits and marks; other visible signs one by one (DPR's SimpleTokenizer), and so each Chinese character."""
+    """Runs of letters, digits and marks; other visible signs one by one (DPR's SimpleTokenizer), and so each Chinese character, with its marks."""
     tokens: list[str] = []
-    word = False
+    word = chinese = False
     for sign in unicodedata.normalize("NFD", text):
         kind = unicodedata.category(sign)[0]
-        if unicodedata.name(sign, "").startswith("CJK UNIFIED IDEOGRAPH"):
+        if chinese and kind == "M":
+            tokens[-1] += sign
+            continue
+        chinese = unicodedata.name(sign, "").startswith("CJK UNIFIED IDEOGRAPH")
+        if chinese:
             tokens, word = [*tokens, sign], False
             continue
         if kind in "LNM":
