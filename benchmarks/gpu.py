@@ -36,6 +36,8 @@ def main(words: list[str] | None = None) -> int:
         return 2
     end, done = time.monotonic() + 60 * given.minutes, _done(given.out)
     _write(given.out, {"machine": facts(ROOT) | _card(given.device), "tiny": given.tiny})
+    if given.folder:
+        given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="raydense-gpu-") as folder:
         place = Place(torch.device(given.device), given.tiny, given.folder or Path(folder))
         wanted = {name: row for name, row in gpu_rows.rows(place).items() if given.all or any(word in name for word in given.rows)}

@@ -34,9 +34,12 @@ def main() -> int:
         out = given.out or Path(folder)
         _prepare(out)
         names = [name for name in trainings(given.device) if not given.only or any(word in name for word in given.only)]
+        if not names:
+            raise SystemExit("--only names no training")
         print("| training | first losses | last losses | skipped | GPU, GiB | seconds |\n| --- | --- | --- | --- | --- | --- |")
+        groups = [names[number :: given.at_once] for number in range(min(given.at_once, len(names)))]
         with ThreadPoolExecutor(given.at_once) as pool:
-            done = sum(pool.map(lambda number: _shown(out, names[number :: given.at_once], given.steps), range(given.at_once)))
+            done = sum(pool.map(lambda group: _shown(out, group, given.steps), groups))
     return int(done < len(names))
 
 

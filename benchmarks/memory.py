@@ -180,31 +180,43 @@ def measure(name: str, root: Path, kind: str, auto: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from raydense.training.method import load_model
-    from raydense.training.micro_batch import find_micro_batch
-
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     settings, device, found = settings_of(name, root), torch.device(kind), {}
     with tempfile.TemporaryDirectory() as group:
         backend = "nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.FileStore(f"{group}/store", 1), rank=0, world_size=1)
         if auto:
-            torch.cuda.set_per_process_memory_fraction(auto * 2**30 / torch.cuda.get_device_properties(0).total_memory)
-            texts, _ = find_micro_batch(settings, settings.model, load_model(settings, settings.model), device, 1)
-            settings = settings.model_copy(update={"micro_batch": texts})
-            found = {"texts": texts}
+            found = {"texts": _that_fit(settings, device, auto)}
+            settings = settings.model_copy(update={"micro_batch": found["texts"]})
         _two_steps(settings, device)
         found |= {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         if kind == "cuda":
             found |= {"gpu": torch.cuda.max_memory_allocated()}
         if auto:
-            try:
-                _two_steps(settings.model_copy(update={"micro_batch": 2 * found["texts"]}), device)
-                found |= {"twice": 1}
-            except torch.OutOfMemoryError:
-                found |= {"twice": 0}
+            found |= {"twice": _fits(settings.model_copy(update={"micro_batch": 2 * found["texts"]}), device)}
         dist.destroy_process_group()
     print(json.dumps(found))
+
+
+def _that_fit(settings: Any, device: Any, gib: float) -> int:
+    """What `micro_batch: auto` finds in so much of the GPU."""
+    import torch
+
+    from raydense.training.method import load_model
+    from raydense.training.micro_batch import find_micro_batch
+
+    torch.cuda.set_per_process_memory_fraction(gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    return find_micro_batch(settings, settings.model, load_model(settings, settings.model), device, 1)[0]
+
+
+def _fits(settings: Any, device: Any) -> bool:
+    import torch
+
+    try:
+        _two_steps(settings, device)
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def _two_steps(settings: Any, device: Any) -> None:
@@ -268,7 +280,7 @@ def measure_alone(name: str, root: Path, device: str, auto: float) -> dict[str, 
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*SETTINGS, *ON_GPUS], metavar="NAME")
     parser.add_argument("--world", type=Path, help="keep the data and the models here, and use what is there")
@@ -280,15 +292,20 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.measure:
         measure(asked.measure, asked.world, asked.device, asked.auto)
-        return
+        return 0
+    if (asked.device == "cpu" and asked.auto) or (asked.device == "cuda" and asked.ray):
+        parser.error("--auto is for --device cuda, --ray for --device cpu")
     with tempfile.TemporaryDirectory() as folder:
         root = asked.world or Path(folder)
         if not (root / "examples").is_dir():
             make_world(root)
         names = asked.only or (SETTINGS if asked.device == "cpu" else ON_GPUS)
+        failed = 0
         with ThreadPoolExecutor(asked.at_once) as pool:
             for name, found in zip(names, pool.map(lambda name: measured(name, root, asked), names), strict=True):
                 print(f"{name}: {compared(settings_of(name, root), found, asked.device) if found else 'failed'}", flush=True)
+                failed += not found
+        return int(failed > 0)
 
 
 def measured(name: str, root: Path, asked: argparse.Namespace) -> dict[str, int]:
@@ -316,4 +333,4 @@ def compared(settings: Any, found: dict[str, int], device: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

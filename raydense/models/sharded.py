@@ -83,7 +83,10 @@ def gathered(*parts: nn.Module | nn.Parameter) -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """An InputError in the block on one of the workers, if there are several, is raised on all of them, at its end; nothing in it may wait for other workers."""
+    """An InputError in the block on one of the workers is raised on all of them, at its end; nothing in it may wait for other workers.
+
+    One worker alone asks nobody: NCCL would begin for that.
+    """
     fault = None
     try:
         yield

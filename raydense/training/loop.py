@@ -81,7 +81,7 @@ def train_worker(job: Job) -> dict[str, Any]:
             raise
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
-        fix = "set a smaller one, or auto; or --activation-checkpointing, --engine.zero 3 or --engine.offload; nvidia-smi shows who else uses it"
+        fix = "set a smaller one, or auto; or --activation-checkpointing, or DeepSpeed with --engine.offload; nvidia-smi shows who else uses it"
         raise InputError("the GPU has too little free memory for the training", "micro_batch", fix) from error
 
 
@@ -91,7 +91,7 @@ class Loop:
     def __init__(self, job: Job, worker: Worker) -> None:
         self.job, self.worker, self.settings = job, worker, job.settings
         s = self.settings
-        threads = share_cores(worker.device, int(s.cpus_per_worker), worker.on_machine, job.generations.behind)
+        threads = share_cores(worker.device, int(s.cpus_per_worker), worker.on_machine, job.generations.behind, s.engine.offload)
         self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(worker.device)
         method = method_of(s)
         with together():  # a path may be missing on one machine alone

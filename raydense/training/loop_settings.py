@@ -20,7 +20,7 @@ class EngineSettings(BaseSettings):
 
     name: Literal["deepspeed", "ddp"] = setting("deepspeed", "DeepSpeed, or PyTorch's DistributedDataParallel")
     zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3; with 3 no worker ever holds the whole model", ge=0, le=3)
-    offload: bool = resource(
+    offload: bool = setting(
         False,
         "on GPUs, keep the optimizer's state in the machine's memory, with zero 3 the weights too, and update the weights there:"
         " for models that do not fit a GPU otherwise; slower",
@@ -45,7 +45,7 @@ class LoopSettings(Settings):
     verb: ClassVar[str]
     renamed: ClassVar[dict[str, str]] = {"zero": "engine.zero"}
     scratch = ("model",)
-    newer: ClassVar[tuple[str, ...]] = ("schedule", "tf32")
+    newer: ClassVar[tuple[str, ...]] = ("schedule", "tf32", "engine.offload")
 
     model: Folder = artifact(
         "model", "the model folder to start from (Hugging Face or sentence-transformers), or 'tiny': a small new model"

@@ -96,13 +96,16 @@ class Outline:
 
     @property
     def on_machine(self) -> int:
-        """Bytes of the machine's memory that a worker with a GPU uses for what is offloaded; 0 without offload. Measured with DeepSpeed 0.19.
+        """Bytes of the machine's memory that a worker with a GPU uses for what is offloaded; 0 without offload.
 
-        Weights, moments and gradients in float32 are 16 bytes a weight, and buffers of pinned memory, whose sizes PyTorch rounds up.
+        Weights, moments and gradients in float32 are 16 bytes a weight; the rest is pinned buffers, whose sizes PyTorch rounds up, as measured
+        with DeepSpeed 0.19 on one worker. ZeRO 2 adds up the gradients of pieces and parts in float32 there, too.
         """
-        if not (self._gpu and self.settings.engine.offload):
+        s, trained = self.settings, _count(self._trained)
+        if not (self._gpu and s.engine.offload):
             return 0
-        return int((_OFFLOADED_3 if tied(self.settings) else _OFFLOADED) * _count(self._trained) / self.settings.workers)
+        summed = 8 * trained if s.engine.zero == 2 and s.accumulation * pieces_of(s) > 1 else 0
+        return int((_OFFLOADED_3 if tied(s) else _OFFLOADED) * trained / s.workers) + summed
 
     @property
     def here(self) -> int:
@@ -147,8 +150,9 @@ class Outline:
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, each = _count(self._trained), self._weights.itemsize
         if self._gpu and s.engine.offload:
-            summed = 4 * (trained if s.engine.zero == 1 else bucket_of(trained)) if each < 4 else 0
-            held = each * bucket_of(trained) if tied(s) else each * trained + summed + self._buckets()
+            piece = each * (trained if s.engine.zero == 1 or each == 4 else bucket_of(trained))
+            summed = int(4 * (share if s.engine.zero == 2 else 1) * trained) if each < 4 else 0
+            held = each * bucket_of(trained) if tied(s) else piece + summed + self._buckets()
             return 0 if tied(s) else each * whole, held, 0, 0
         if s.engine.name == "ddp" or s.engine.zero == 0:
             # LAMB makes two tensors of each weight's size at once, fused AdamW none

@@ -80,7 +80,8 @@ def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: tor
     if settings.engine.offload and device.type == "cuda":
         needed, free = Outline(settings, start, device).on_machine, memory_for(on_machine)
         if needed > free:
-            what = f"offload needs about {needed / 2**30:.1f} GiB of the machine's memory for each of {on_machine} worker(s), which have {free / 2**30:.1f}"
+            each = f"for each of {on_machine} worker(s), which have {free / 2**30:.1f}"
+            what = f"offload needs about {needed / 2**30:.1f} GiB of the machine's memory {each}"
             raise InputError(what, "engine.offload", "give a machine with more memory, more machines, or a smaller model")
 
 

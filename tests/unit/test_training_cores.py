@@ -39,6 +39,11 @@ def test_on_a_gpu_the_tokenizer_has_them() -> None:
     assert torch.get_num_threads() == before
 
 
+def test_with_offload_the_update_has_them_too() -> None:
+    cores.share_cores(GPU, 1, 2, 0, offload=True)
+    assert torch.get_num_threads() == 4
+
+
 def test_a_number_of_threads_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
     cores.share_cores(GPU, 1, 1, 0)

@@ -222,6 +222,9 @@ def test_what_is_offloaded_is_not_on_the_gpu(
     assert memory.weights + memory.gradients == pytest.approx(each * weights + buckets, rel=1e-3)
     assert found._gathered() == (0 if zero < 3 else 4 * size * weights)
     assert found.on_machine == (33 if zero == 3 else 23) * weights
+    monkeypatch.setattr("raydense.training.engine._BUCKET", weights // 4)
+    if (zero, size) == (2, 2):
+        assert found.memory(1).gradients == pytest.approx((0.5 + 4 + 2 * 0.5) * weights, rel=1e-3), "of a bucket, the sum, and two buckets"
 
 
 def test_too_little_memory_of_the_machine_to_offload_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
