@@ -72,6 +72,11 @@ def casts(settings: LoopSettings, device: torch.device) -> bool:
     return settings.engine.name == "deepspeed" and device.type != "cpu"
 
 
+def offloads(settings: LoopSettings, gpu: bool) -> bool:
+    """Whether what the optimizer holds is in the machine's memory and not on a GPU: a CPU has no other."""
+    return gpu and settings.engine.offload
+
+
 def frozen(model: nn.Module) -> set[str]:
     """The names of the weights that are not trained."""
     return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
@@ -299,7 +304,7 @@ def deepspeed_config(
             "stage3_max_live_parameters": WHOLE_AT_ONCE,
             "stage3_max_reuse_distance": WHOLE_AT_ONCE,
             "overlap_comm": gpu and settings.engine.zero > 0,
-            **(offloading(settings.engine.zero) if gpu and settings.engine.offload else {}),
+            **(offloading(settings.engine.zero) if offloads(settings, gpu) else {}),
         },
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},

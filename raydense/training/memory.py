@@ -28,7 +28,7 @@ from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, tied
+from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.pieces import largest_piece, pieces_of
@@ -102,7 +102,7 @@ class Outline:
         with DeepSpeed 0.19 on one worker. ZeRO 2 adds up the gradients of pieces and parts in float32 there, too.
         """
         s, trained = self.settings, _count(self._trained)
-        if not (self._gpu and s.engine.offload):
+        if not offloads(s, self._gpu):
             return 0
         summed = 8 * trained if s.engine.zero == 2 and s.accumulation * pieces_of(s) > 1 else 0
         return int((_OFFLOADED_3 if tied(s) else _OFFLOADED) * trained / s.workers) + summed
@@ -149,7 +149,7 @@ class Outline:
         """
         s, whole, share = self.settings, _count(self.model.parameters()), 1 / self.settings.workers
         trained, each = _count(self._trained), self._weights.itemsize
-        if self._gpu and s.engine.offload:
+        if offloads(s, self._gpu):
             piece = each * (trained if s.engine.zero == 1 or each == 4 else bucket_of(trained))
             summed = int(4 * (share if s.engine.zero == 2 else 1) * trained) if each < 4 else 0
             held = each * bucket_of(trained) if tied(s) else piece + summed + self._buckets()
@@ -175,7 +175,7 @@ class Outline:
         """
         if not tied(self.settings):
             return 0
-        shared = self.settings.workers > 1 or (self._gpu and self.settings.engine.offload)
+        shared = self.settings.workers > 1 or offloads(self.settings, self._gpu)
         whole = min(_count(self.model.parameters()), WHOLE_AT_ONCE) if shared else 0
         return self._weights.itemsize * (whole + 3 * bucket_of(_count(self._trained)))
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raydense.errors import InputError
-from raydense.training.engine import tied
+from raydense.training.engine import offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
 from raydense.training.pieces import pieces_of, texts_of
@@ -77,7 +77,7 @@ def too_little(outline: Outline, settings: LoopSettings) -> InputError:
 
 def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: torch.device, on_machine: int) -> None:
     """InputError if this machine does not have the memory that its workers, `on_machine` of them, offload to."""
-    if settings.engine.offload and device.type == "cuda":
+    if offloads(settings, device.type == "cuda"):
         needed, free = Outline(settings, start, device).on_machine, memory_for(on_machine)
         if needed > free:
             each = f"for each of {on_machine} worker(s), which have {free / 2**30:.1f}"

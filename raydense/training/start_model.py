@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raydense.models.sharded import sharing_out, together
-from raydense.training.engine import import_deepspeed, tied
+from raydense.training.engine import import_deepspeed, offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 
@@ -23,5 +23,5 @@ def load_start(settings: LoopSettings, folder: str, device: torch.device) -> Any
     import_deepspeed(device)
     with together():
         method_of(settings).check(settings, folder)
-    with sharing_out(settings.engine.offload and device.type == "cuda"):
+    with sharing_out(offloads(settings, device.type == "cuda")):
         return load_model(settings, folder)
