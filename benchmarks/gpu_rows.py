@@ -92,9 +92,10 @@ def matrix_product(place: Place) -> Found:
 
 def encoding(place: Place, half: str) -> Found:
     """A model actor's own loop over tokens, against the forward of transformers' model in half precision over the same batches."""
-    model, count = world.encoder(place), place.many(8_192, 64)
+    exact, count = world.encoder(place), place.many(8_192, 64)
     tokens = world.random_tokens(count, 64, 128)
     actor = Device(Layout(1, 1, 1, float(place.device.type == "cuda"), 1, 1), place.many(65_536, 1_024), half)
+    model = actor.place(world.encoder(place))
     bare = AutoModel.from_pretrained(place.folder / "encoder", add_pooling_layer=False).to(place.device, HALVES[half]).eval()
     batches = batches_by_token_budget(tokens.lengths, actor.budget)
 
@@ -108,8 +109,8 @@ def encoding(place: Place, half: str) -> Found:
     run = partial(actor.run, tokens, 0, model.encode_passages, lambda _: None)
     vectors = run()[0]
     with torch.inference_mode():
-        exact = model.encode_passages(tokens.select(np.arange(32)).pad(0, place.device)).float().cpu().numpy()
-    cosine = (vectors[:32] * exact).sum(1) / np.linalg.norm(vectors[:32], axis=1) / np.linalg.norm(exact, axis=1)
+        wanted = exact.encode_passages(tokens.select(np.arange(32)).pad(0, place.device)).float().cpu().numpy()
+    cosine = (vectors[:32] * wanted).sum(1) / np.linalg.norm(vectors[:32], axis=1) / np.linalg.norm(wanted, axis=1)
     return against(place, count, "passages/s", {"ours": run, f"torch, {half}": theirs}, least_cosine=round(float(cosine.min()), 6))
 
 

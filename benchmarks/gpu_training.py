@@ -112,7 +112,7 @@ def made(out: Path, name: str, steps: int) -> str:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:200]}"
     losses = [line["loss"] for line in read_history(artifact.path / "history.jsonl") if "loss" in line]
     first, last = (sum(some) / len(some) for some in (losses[:ENDS], losses[-ENDS:]))
-    skipped, memory = artifact.summary.get("steps_skipped", 0), artifact.summary["memory"] / 2**30
+    skipped, memory = artifact.summary.get("steps_skipped", 0), artifact.summary["memory"]
     return f"{first:.4f} | {last:.4f} | {skipped} | {memory:.2f} | {artifact.summary['seconds']:.0f}"
 
 

@@ -117,7 +117,7 @@ class Training:
 
 
 def training(place: Place, verb: str, name: str) -> Training:
-    """A training by the method of this name, with its defaults: 32 queries (or passages) a step, of 128 tokens a passage."""
+    """A training by the method of this name, with its defaults: 128 queries (or passages) a step, of 128 tokens a passage."""
     from raydense.training.batches import Sampler
     from raydense.training.method import load_model, method_of
 
@@ -145,7 +145,7 @@ def training_settings(place: Place, verb: str, name: str, **more: Any) -> Any:
     given = {key: value for key, value in own.items() if key in known}
     given |= {key: str(data / key) for key in ("corpus", "queries", "examples", "generated") if key in known}
     model = _folder(place, "generator" if name == "generator" else "encoder")
-    given |= {"model": str(model), "output": "none", "batch_size": place.many(32, 4)}
+    given |= {"model": str(model), "output": "none", "batch_size": place.many(128, 4)}
     read, chosen = (TrainSettings, "objective") if verb == "train" else (PretrainSettings, "method")
     return read.read({**given, chosen: name, **more})
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -220,7 +221,7 @@ def _fits(settings: Any, device: Any) -> bool:
 
 
 def _two_steps(settings: Any, device: Any) -> None:
-    """The first two steps of a training, as its loop makes them."""
+    """The first steps of a training, as its loop makes them, until two have updated the weights: fp16's first loss scales may be too large."""
     from raydense.data.store import PassageStore
     from raydense.training.batches import Sampler
     from raydense.training.engine import make_engine
@@ -240,9 +241,11 @@ def _two_steps(settings: Any, device: Any) -> None:
     engine = make_engine(model, settings, device, precision_for(settings, device, model), pieces)
     engine.module.train()
     sampler = Sampler(examples, settings)
-    for step in range(2):
+    updates = step = 0
+    while updates < 2:
         forward_and_backward(engine, method, method.prepare(sampler.step(step)[0]), pieces, list(range(pieces)))
-        engine.step(1e-5)
+        updates += math.isfinite(engine.step(1e-5))
+        step += 1
 
 
 def measure_in_ray(name: str, root: Path) -> int:

@@ -40,18 +40,24 @@ class Device:
         torch.set_num_threads(1)
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads start, which inherit it
+        self._cast_whole = False
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def place(self, model: Any) -> Any:
-        """The model (an nn.Module) on this device.
+        """The model (an nn.Module) on this device, with weights cast here, once.
 
-        The weights of its linear layers are cast here, once, and not by autocast in each batch: the bits of what it computes are the same.
+        On a GPU these are all weights of its transformers: norms and sums of states are then in half precision too, which takes a fifth less
+        time than autocast. Not of those whose values leave fp16's range, and not on a CPU: there the weights of linear layers are cast, and
+        the bits are those of autocast, which would cast them in each batch.
         """
-        import torch
+        from raydense.models.float32_linear import overflows_in_fp16
 
-        for module in model.modules() if self._half else ():
-            if isinstance(module, torch.nn.Linear) and self._half not in getattr(module, "leaves", ()):
-                module.to(self._half)
+        half = self._half
+        self._cast_whole = half is not None and self.name == "cuda" and not overflows_in_fp16(model)
+        for layer in _layers(model, self._cast_whole) if half else ():
+            if half not in getattr(layer, "leaves", ()):
+                for weight in layer.parameters(recurse=False):
+                    weight.data = weight.data.to(half)
         return model.to(self.name)
 
     def run(
@@ -72,7 +78,8 @@ class Device:
         ordered = np.empty_like(found)
         ordered[np.concatenate(batches)] = found
         if not np.isfinite(ordered).all():
-            raise InputError("the model gives numbers that are not finite", "", "train it again, or give another model")
+            fix = "give --precision fp32, whose range is larger" if self.precision == "fp16" else "train it again, or give another model"
+            raise InputError("the model gives numbers that are not finite", "", fix)
         return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
 
     def each(self, batches: list[Any], compute: Callable[[Any], Any], count: Callable[[int], None]) -> Iterator[Any]:
@@ -90,7 +97,8 @@ class Device:
     def _precision(self) -> Any:
         import torch
 
-        return torch.autocast(self.name, dtype=self._half) if self._half else contextlib.nullcontext()
+        autocasts = self._half and not self._cast_whole
+        return torch.autocast(self.name, dtype=self._half) if autocasts else contextlib.nullcontext()
 
     @property
     def _half(self) -> Any:
@@ -108,6 +116,8 @@ class Device:
         """
         import torch
 
+        if self._asked == "fp16" and self.name == "cpu":
+            raise InputError("fp16 is for GPUs", "precision", "give auto, fp32 or bf16")
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
@@ -115,3 +125,15 @@ class Device:
         else:
             has = ["bf16", "fp16", "fp32"] if torch.cuda.is_bf16_supported(including_emulation=False) else ["fp16", "fp32"]
         return self._begun if self._begun in has else has[0]
+
+
+def _layers(model: Any, whole: bool) -> Iterator[Any]:
+    """The linear layers of a model; `whole`: all layers of its transformers."""
+    import torch
+    from transformers import PreTrainedModel
+
+    for part in model.modules():
+        if whole and isinstance(part, PreTrainedModel):
+            yield from part.modules()
+        elif not whole and isinstance(part, torch.nn.Linear):
+            yield part

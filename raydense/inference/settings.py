@@ -86,7 +86,7 @@ class EncodeSettings(Settings, Spread):
         None, "keep only this many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
     )
     dtype: Literal["float16", "float32"] = setting("float16", "number format of the vectors")
-    precision: Literal["auto", "fp32", "bf16"] = setting(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto",
         "auto: queries fp32, as `search` encodes them; passages on a GPU bf16 if it has it, otherwise fp16; on a CPU that gains by it bf16"
         " (with AMX, or AMD's with AVX-512 BF16), otherwise fp32, and fp32 for a static encoder",
@@ -245,7 +245,7 @@ class RerankSettings(Settings, Spread):
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
     depth: int = setting(100, "passages of each query to score; the others follow in the order of the run", ge=1)
-    precision: Literal["auto", "fp32", "bf16"] = setting(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", f"{PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
     )
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)

@@ -1,7 +1,7 @@
 """What FAISS takes to a GPU, and the memory that it takes there: rules that need neither FAISS's GPU build nor a GPU.
 
 Read from FAISS 1.15's faiss/gpu: GpuCloner.cpp (which indexes), impl/IndexUtils.cu (k and nprobe), impl/IVFPQ.cu (code sizes),
-impl/FlatIndex.cu (half precision), StandardGpuResources.cpp (temporary memory). Flat, SQfp16 and IVF of both have run on a GPU.
+impl/FlatIndex.cu (half precision), StandardGpuResources.cpp (temporary memory). Flat, SQfp16, IVF of both, and of PQ64 have run on a GPU.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Outline:
             if self._weights != torch.float32:
                 _cast(self.model, self._weights)
         if settings.activation_checkpointing:
-            checkpoint_activations(self.model)
+            checkpoint_activations(self.model, lambda: _KernelDropout(self._gpu))  # a mode does not last into the backward pass
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self._running: dict[int, int] = {}
 
@@ -165,6 +165,8 @@ class Outline:
         half = each < 4  # then gradients are added up in float32, next to those of a piece
         gradients = each + ((4 if s.engine.zero == 1 else 2 * share) if half else 0)
         updating = 3 + 6 * share if half and s.engine.zero == 1 else max(0, 16 * share - gradients)
+        if self._gpu and s.workers == 1:
+            updating = 0
         return each * whole, int(gradients * trained) + self._buckets(), int((12 + each) * share * trained), int(updating * trained)
 
     def _gathered(self) -> int:

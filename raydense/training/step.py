@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +96,8 @@ def run(engine: Engine, texts: Texts) -> Outputs:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass.
+def checkpoint_activations(model: nn.Module, again: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass, within `again()`.
 
     InputError if an encoder's family does not support that.
     """
@@ -103,7 +106,7 @@ def checkpoint_activations(model: nn.Module) -> None:
             if not part.supports_gradient_checkpointing:
                 fix = "leave it out; micro_batch saves memory too"
                 raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", fix)
-            part.gradient_checkpointing_enable({"use_reentrant": False})
+            part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())})
 
 
 def give_memory_back() -> None:
