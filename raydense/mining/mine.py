@@ -33,6 +33,7 @@ def mine(settings: MineSettings) -> Artifact:
     Candidates are the passages at ranks skip+1..depth, without the query's positives (relevance >= 1), passages with the
     text of one, and repeated texts. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
+    After them come `random` passages of the whole corpus, without a score, the same for every run of the query.
     With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
     the run; with `teacher` positives do too, null if the run does not contain them.
     Judgements of passages that the corpus lacks are left out, and counted.
@@ -126,6 +127,8 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
         say(
             f"mine: sources: {listed(summary['sources']['positives'])}; {listed(summary['sources']['negatives'])}; {listed(summary['hybrid'])}"
         )
+    elif settings.random:
+        say(f"mine: negatives by source: {listed(summary['sources']['negatives'])}")
     if summary["short"]:
         say(f"mine: {summary['short']:,} queries have fewer than {settings.negatives} negatives; nothing was filled in")
     if none := summary["negatives"][0]:

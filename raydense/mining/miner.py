@@ -12,7 +12,7 @@ from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged, depth_of
 from raydense.mining.lists import Listed, examples_table
-from raydense.mining.negatives import Candidates, Flags, draw, first_of_each, repeats, scores_of, too_near
+from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, random_rows, repeats, scores_of, too_near
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 
@@ -89,9 +89,21 @@ class Miner:
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
         """Positives and negatives of each query, and whether it has fewer negatives than asked."""
-        chosen = found.at(self.pick(found, ids, self.settings.negatives))
+        chosen = found.at(self.pick(found, ids, self.settings.negatives - self.settings.random))
         negatives = Listed.of(chosen.query, chosen.row, chosen.score, self.source)
+        if self.settings.random:
+            negatives = negatives.then(self.random(chosen, ids, wanted))
         return self.gold(wanted), negatives, negatives.counts(len(wanted)) < self.settings.negatives
+
+    def random(self, chosen: Candidates, ids: pa.Array, wanted: Rows) -> Listed:
+        """Random passages of the corpus for each query: no positive, and no text of a positive, of a chosen one, or twice."""
+        query, row = random_rows(self.settings.seed, hash_strings(ids), len(self.store), self.settings.random)
+        text = self.store.text_hash[row]
+        free = ~self.positives.hold_text(wanted[query], text) & ~repeats(query, text)
+        free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
+        query, row = query[free], row[free]
+        first = first_of_each(query, np.arange(len(query)), self.settings.random)
+        return Listed.of(query[first], row[first], np.full(len(first), np.nan, dtype=np.float32), "random")
 
     def gold(self, wanted: Rows) -> Listed:
         """All positives of the qrels."""

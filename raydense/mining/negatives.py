@@ -15,6 +15,8 @@ from raydense.data.tables import positives_of
 from raydense.ranges import ranges
 
 Flags = NDArray[np.bool_]
+_RANDOM = 3  # a stream of `draw`: 1 and 2 are those of `label` and of hybrid lists
+_SPARE = 16
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,21 @@ def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) 
     """
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + stream) & 0xFFFFFFFFFFFFFFFF)
     return _mix(_mix(query_hash + start) ^ row.astype(np.uint64))
+
+
+def random_rows(seed: int, query_hash: NDArray[np.uint64], rows: int, count: int) -> tuple[Rows, Rows]:
+    """Random rows of a corpus of `rows` passages for each query: the number of the query, and the row, int64 [n], by query.
+
+    More than the `count` that are wanted, as some may be positives; of a small corpus all, in a random order. They depend on seed, query
+    and `rows` alone.
+    """
+    each = min(rows, 2 * count + _SPARE)
+    query = np.repeat(np.arange(len(query_hash)), each)
+    number = np.tile(np.arange(each), len(query_hash))
+    drawn = draw(seed, query_hash[query], number, _RANDOM)
+    if each < rows:
+        return query, (drawn % np.uint64(rows)).astype(np.int64)
+    return query, number[np.lexsort((drawn, query))]
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

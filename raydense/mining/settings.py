@@ -49,7 +49,7 @@ class HybridSettings(BaseSettings):
 class MineSettings(Settings, Margins):
     """Make examples from a run: positives and hard negatives; a positive of the query, or a passage of its text, is never a negative."""
 
-    newer = ("teacher", *MARGINS)
+    newer = ("teacher", "random", *MARGINS)
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: Folder = artifact("run", "the run to take negatives from")
@@ -57,7 +57,8 @@ class MineSettings(Settings, Margins):
     queries: Folder = artifact("queries", "the queries")
     qrels: Folder = artifact("qrels", "the positives; queries not judged here get no example")
     hybrid: HybridSettings | None = group("also take pseudo-positives and confident negatives of labels (RocketQAv2)")
-    negatives: int = setting(8, "hard negatives of each query, with hybrid of both parts together", ge=1)
+    negatives: int = setting(8, "negatives of each query, with hybrid of both parts together", ge=1)
+    random: int = setting(0, "how many of them are random passages of the corpus, and not of the run", ge=0)
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
     skip: int = setting(0, "first ranks to skip", ge=0)
     pick: Literal["random", "top"] = setting("random", "random: draw from the ranks at random; top: take the highest")
@@ -72,6 +73,10 @@ class MineSettings(Settings, Margins):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.random > self.negatives:
+            raise ValueError(f"random {self.random} is more than the {self.negatives} negatives that it is a part of")
+        if self.random and (self.teacher or self.hybrid):
+            raise ValueError("random passages have no score of a teacher: leave out random, or teacher and hybrid")
         if self.hybrid is None:
             return self
         if self.teacher:

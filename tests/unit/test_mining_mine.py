@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import raydense.mining.mine as mining
@@ -19,7 +19,7 @@ from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
-from raydense.mining.negatives import draw
+from raydense.mining.negatives import draw, random_rows
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
@@ -108,6 +108,56 @@ def test_equals_the_slow_reading(world, margins, negatives, window, pick, shorta
         assert artifact.rows == artifact.summary["kept"] == len(expected)
         assert artifact.summary["kept"] + sum(artifact.summary["dropped"].values()) == artifact.summary["queries"]
         assert artifact.summary["corpus"] == PassageStore(root / "corpus").fingerprint
+
+
+@given(world=worlds(), negatives=st.integers(1, 6), random=st.integers(1, 6), cuts=st.integers(1, 4), block=st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_random_passages_are_any_others_of_the_corpus(world, negatives, random, cuts, block):
+    """These worlds are so small that every passage is drawn, so that a query has as many as there are other texts."""
+    texts, qrels, run = world
+    negatives += random
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mining, "BLOCK_ROWS", block)
+        root = Path(folder)
+        write_world(root, texts, qrels, run, cuts)
+        s = MineSettings(output="x", run="x", corpus="x", queries="x", qrels="x", negatives=negatives - random)
+        expected = slowly(texts, qrels, run, s)
+        assume(expected)
+        alone = examples_of(mine_world(root, "alone", negatives=negatives - random))
+        both = mine_world(root, negatives=negatives, random=random)
+        for query, example in examples_of(both).items():
+            positives, first = expected[query][0], alone[query]["negatives"]
+            assert example["negatives"][: len(first)] == first
+            drawn = example["negatives"][len(first) :]
+            taken = {texts[row] for row in positives + first}
+            assert len({texts[row] for row in drawn} - taken) == len(drawn) == min(random, len(set(texts) - taken))
+            assert example["negative_scores"][len(first) :] == [None] * len(drawn)
+        assert both.summary["sources"]["negatives"].get("random", 0) > 0 or len(set(texts)) < 8
+
+
+def test_random_rows_are_uniform_and_of_each_query_its_own():
+    hashes = np.arange(2_000, dtype=np.uint64)
+    query, row = random_rows(1, hashes, 1_000_003, 4)
+    each = len(row) // len(hashes)
+    assert each > 2 * 4
+    assert query.tolist() == np.repeat(np.arange(2_000), each).tolist()
+    assert 0 <= row.min() < 200
+    assert 1_000_003 > row.max() > 1_000_003 - 200
+    assert len(np.unique(row)) > 0.97 * len(row)
+    counted = np.bincount(row * 100 // 1_000_003, minlength=100)
+    assert ((counted - len(row) / 100) ** 2 / (len(row) / 100)).sum() < 180, "chi-square with 99 degrees of freedom"
+    again = random_rows(1, hashes[7:8], 1_000_003, 4)[1]
+    assert again.tolist() == row[query == 7].tolist(), "whatever the other queries are"
+    assert random_rows(2, hashes[7:8], 1_000_003, 4)[1].tolist() != again.tolist()
+    few = random_rows(1, hashes, 9, 4)[1].reshape(-1, 9)
+    assert (np.sort(few, axis=1) == np.arange(9)).all()
+    assert len(np.unique(few[:, 0])) == 9
+
+
+@pytest.mark.parametrize("more", [{"random": 3}, {"random": 1, "teacher": True}, {"random": 1, "hybrid": {"labels": "x"}}])
+def test_random_passages_that_cannot_be_are_refused(more: dict[str, object]):
+    with pytest.raises(InputError, match=r"random 3 is more than the 2 negatives|random passages have no score of a teacher"):
+        MineSettings.read(dict.fromkeys(("output", "run", "corpus", "queries", "qrels"), "x") | {"negatives": 2} | more)
 
 
 def digest(artifact: Artifact) -> list[str]:

@@ -68,7 +68,7 @@ DUREADER_CE = RERANKER | {"batch_size": 12, "epochs": 7.7, "pair_length": 384}
 
 # each training, its constants, and its updates where papers.md has them, from the examples of an epoch
 TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
-    ("rocketqa-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
+    ("rocketqa-msmarco", "retriever-1", RETRIEVER | {"epochs": 170}, (MARCO, 20_740)),
     ("rocketqa-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
     ("rocketqa-msmarco", "retriever-2", RETRIEVER | {"epochs": 42.5}, (MARCO, 5_185)),
     ("rocketqa-msmarco", "retriever-3", RETRIEVER | {"epochs": 40}, (MARCO + 1_700_000, 21_480)),
@@ -84,7 +84,7 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("pair-nq", "teacher", NQ_RERANKER, (NQ, 3_674)),
     ("pair-nq", "stage-1", PAIR | {"optimizer": "adamw", "cross_batch": False}, (1_800_000, 17_560)),
     ("pair-nq", "stage-2", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
-    ("rocketqav2-msmarco", "retriever-1", RETRIEVER | {"negatives": 0, "epochs": 170}, (MARCO, 20_740)),
+    ("rocketqav2-msmarco", "retriever-1", RETRIEVER | {"epochs": 170}, (MARCO, 20_740)),
     ("rocketqav2-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
     ("rocketqav2-msmarco", "joint", JOINT, (2 * MARCO, 20_954)),
     ("rocketqav2-nq", "retriever-1", RETRIEVER | {"batch_size": 1024, "epochs": 30}, (NQ, 1_710)),
@@ -161,6 +161,15 @@ def test_step_4_on_natural_questions_has_the_updates_of_the_scripts(pseudo: int,
     steps = _steps(settings, Holds(NQ + pseudo))
     assert steps is not None
     assert steps.rows == (NQ + pseudo) // 512 // 2 * 30
+
+
+@pytest.mark.parametrize("recipe", ["rocketqa-msmarco", "rocketqav2-msmarco", "main-table-msmarco"])
+def test_step_1_has_four_random_passages_of_each_query(recipe: str, tmp_path: Path) -> None:
+    stages: dict[str, Any] = {stage.name: stage.settings for stage in Recipe.read(recipe_file(recipe), tmp_path).stages}
+    assert (stages["negatives-1"].random, stages["negatives-1"].negatives, stages["retriever-1"].negatives) == (4, 4, 1)
+    assert str(stages["retriever-1"].examples).endswith("negatives-1")
+    if "dpr" in stages:
+        assert stages["negatives-dpr"].random == 0, "DPR's are BM25's"
 
 
 @pytest.mark.parametrize("recipe", ["rocketqav2-msmarco", "rocketqav2-nq"])
