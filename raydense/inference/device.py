@@ -40,24 +40,21 @@ class Device:
         torch.set_num_threads(1)
         if layout.background and not layout.gpus and hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # before its threads start, which inherit it
-        self._cast_whole = False
+        self._whole = False  # whether no weight is left for autocast
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def place(self, model: Any) -> Any:
         """The model (an nn.Module) on this device, with weights cast here, once.
 
-        On a GPU these are all weights of its transformers: norms and sums of states are then in half precision too, which takes a fifth less
-        time than autocast. Not of those whose values leave fp16's range, and not on a CPU: there the weights of linear layers are cast, and
-        the bits are those of autocast, which would cast them in each batch.
+        On a GPU all weights of its transformers, where they may be: that takes a sixth less time than autocast (docs/benchmarks/speed.md).
+        Else, and on a CPU, those of linear layers.
         """
-        from raydense.models.float32_linear import overflows_in_fp16
+        from raydense.models.half import cast_linear, cast_whole
 
-        half = self._half
-        self._cast_whole = half is not None and self.name == "cuda" and not overflows_in_fp16(model)
-        for layer in _layers(model, self._cast_whole) if half else ():
-            if half not in getattr(layer, "leaves", ()):
-                for weight in layer.parameters(recurse=False):
-                    weight.data = weight.data.to(half)
+        if self._half:
+            self._whole = self.name == "cuda" and cast_whole(model, self._half)
+            if not self._whole:
+                cast_linear(model, self._half)
         return model.to(self.name)
 
     def run(
@@ -78,7 +75,8 @@ class Device:
         ordered = np.empty_like(found)
         ordered[np.concatenate(batches)] = found
         if not np.isfinite(ordered).all():
-            fix = "give --precision fp32, whose range is larger" if self.precision == "fp16" else "train it again, or give another model"
+            larger = "compute in fp32, whose range is larger: --precision fp32, or a CPU"
+            fix = larger if self.precision == "fp16" else "train it again, or give another model"
             raise InputError("the model gives numbers that are not finite", "", fix)
         return ordered, sum(len(b) * int(lengths[b].max()) for b in batches)
 
@@ -97,7 +95,7 @@ class Device:
     def _precision(self) -> Any:
         import torch
 
-        autocasts = self._half and not self._cast_whole
+        autocasts = self._half and not self._whole
         return torch.autocast(self.name, dtype=self._half) if autocasts else contextlib.nullcontext()
 
     @property
@@ -116,8 +114,6 @@ class Device:
         """
         import torch
 
-        if self._asked == "fp16" and self.name == "cpu":
-            raise InputError("fp16 is for GPUs", "precision", "give auto, fp32 or bf16")
         if self._asked != "auto":
             return self._asked
         if self.name == "cpu":
@@ -125,15 +121,3 @@ class Device:
         else:
             has = ["bf16", "fp16", "fp32"] if torch.cuda.is_bf16_supported(including_emulation=False) else ["fp16", "fp32"]
         return self._begun if self._begun in has else has[0]
-
-
-def _layers(model: Any, whole: bool) -> Iterator[Any]:
-    """The linear layers of a model; `whole`: all layers of its transformers."""
-    import torch
-    from transformers import PreTrainedModel
-
-    for part in model.modules():
-        if whole and isinstance(part, PreTrainedModel):
-            yield from part.modules()
-        elif not whole and isinstance(part, torch.nn.Linear):
-            yield part

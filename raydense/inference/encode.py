@@ -52,7 +52,7 @@ def encode(settings: EncodeSettings) -> Artifact:
         draft.commit(ids, source.write_ids, total)
     pending = {part: stop - start for part, (start, stop) in enumerate(source.parts) if _name(part) not in there}
     if pending:
-        actor = partial(PartEncoder, begun=precision_of(there.values(), draft), cpu_bf16=multiplies(settings.model))
+        actor = partial(PartEncoder, begun=precision_of(there.values(), draft), multiplies=multiplies(settings.model))
         tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
         parts, left = [{"part": part} for part in pending], sum(pending.values())
         run_parts(settings, draft, source.unit, parts, left, total, tokenise, actor, prints=made_from["inputs"])
@@ -95,12 +95,13 @@ class PartEncoder:
     """A model actor: takes the tokens of a part, commits its vectors, and returns the record of the commit."""
 
     def __init__(
-        self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, cpu_bf16: bool = False
+        self, settings: EncodeSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, multiplies: bool = True
     ) -> None:
         self._draft, self._dtype, self._settings = draft, np.dtype(settings.dtype), settings
-        # `search` encodes queries in fp32; those that are encoded before it get the same vectors
-        precision = "fp32" if settings.queries and settings.precision == "auto" else settings.precision
-        self._device = Device(layout, settings.token_budget, precision, begun or recorded(draft), cpu_bf16)
+        # `search` encodes queries in fp32; those that are encoded before it get the same vectors. A static encoder only adds up rows
+        exact = settings.queries or not multiplies
+        precision = "fp32" if exact and settings.precision == "auto" else settings.precision
+        self._device = Device(layout, settings.token_budget, precision, begun or recorded(draft), cpu_bf16=True)
         # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
         self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
 

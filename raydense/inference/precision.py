@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from raydense.errors import InputError
+from raydense.inference.layout import Layout
+from raydense.inference.settings import Spread
 from raydense.storage import Draft, File
 
 _FOLDER = "precision"  # in a draft's shared folder: an empty file for each precision that an actor of this run computes in
 _PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def refuse_fp16_on_cpus(spread: Spread, layout: Layout) -> None:
+    """InputError if fp16 was asked for, and the actors have no GPU."""
+    if getattr(spread, "precision", "") == "fp16" and not layout.gpus:
+        raise InputError("fp16 is for GPUs, and the actors have none", "precision", "give auto, fp32 or bf16")
 
 
 def forget_precision(draft: Draft) -> None:

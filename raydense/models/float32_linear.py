@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 class Float32Linear(nn.Linear):
     """As nn.Linear; under autocast to fp16 it computes in float32, and gives float32. bf16 has float32's range, and stays as it is."""
 
-    leaves: ClassVar[tuple[torch.dtype, ...]] = (torch.float16,)
+    in_float32: ClassVar[tuple[torch.dtype, ...]] = (torch.float16,)
 
     def forward(self, input: Tensor) -> Tensor:
         kind = input.device.type
-        if not (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in self.leaves):
+        if not (torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in self.in_float32):
             return super().forward(input)
         with torch.autocast(kind, enabled=False):
             return linear(input.float(), self.weight, self.bias)
@@ -30,7 +30,7 @@ class Float32Linear(nn.Linear):
 class ScoreLinear(Float32Linear):
     """As nn.Linear; it computes in float32, and gives float32: under autocast, and where DeepSpeed has cast the weights."""
 
-    leaves = (torch.float16, torch.bfloat16)
+    in_float32 = (torch.float16, torch.bfloat16)
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = torch.promote_types(input.dtype, torch.float32)
@@ -47,8 +47,13 @@ def keep_in_float32(model: PreTrainedModel) -> None:
 
 
 def keep_score_in_float32(model: PreTrainedModel) -> None:
-    """Make ScoreLinear of the last linear layer, which gives the score of a pair."""
-    [*_, last] = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    """Make ScoreLinear of the last linear layer of the head, which gives the score of a pair.
+
+    Some classes, as XLM-RoBERTa's, register the head before the encoder.
+    """
+    encoder = set(model.base_model.modules())
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    [*_, last] = [layer for layer in linear if layer not in encoder] or linear
     last.__class__ = ScoreLinear
 
 

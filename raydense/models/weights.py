@@ -77,7 +77,7 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
 def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     """A model with one score a pair: a cross-encoder as it is, an encoder with a new head drawn from torch's random state.
 
-    Its score is computed in float32 whatever autocast says. InputError where weights are missing, or the head gives several labels.
+    Its score is computed in float32 whatever autocast says, and so are, beside fp16, layers whose values leave its range. InputError where weights are missing, or the head gives several labels.
     """
     config = _config(inner, dropout)
     trained = is_cross_encoder(config)
@@ -90,6 +90,7 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
     if lacking:
         raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
+    keep_in_float32(model)
     keep_score_in_float32(model)
     return model
 

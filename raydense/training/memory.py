@@ -166,7 +166,7 @@ class Outline:
         gradients = each + ((4 if s.engine.zero == 1 else 2 * share) if half else 0)
         updating = 3 + 6 * share if half and s.engine.zero == 1 else max(0, 16 * share - gradients)
         if self._gpu and s.workers == 1:
-            updating = 0
+            updating = 0  # as measured: docs/benchmarks/memory.md, On a GPU
         return each * whole, int(gradients * trained) + self._buckets(), int((12 + each) * share * trained), int(updating * trained)
 
     def _gathered(self) -> int:

@@ -96,17 +96,17 @@ def run(engine: Engine, texts: Texts) -> Outputs:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def checkpoint_activations(model: nn.Module, again: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass, within `again()`.
+def checkpoint_activations(model: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass.
 
-    InputError if an encoder's family does not support that.
+    That happens within `recomputing()`, for callers whose forward is within a mode of torch. InputError if an encoder's family does not support it.
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             if not part.supports_gradient_checkpointing:
                 fix = "leave it out; micro_batch saves memory too"
                 raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", fix)
-            part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())})
+            part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recomputing())})
 
 
 def give_memory_back() -> None:

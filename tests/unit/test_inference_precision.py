@@ -79,7 +79,7 @@ def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_pat
     draft = begun(tmp_path / "x")
     (draft.shared / "precision" / first).write(b"")
     settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
-    assert PartEncoder(settings, draft, {}, CPU, None, cpu_bf16=True)._device.precision == first
+    assert PartEncoder(settings, draft, {}, CPU, None)._device.precision == first
     assert BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, None, drops=False)._device.precision == first
 
 
@@ -89,6 +89,7 @@ def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(t
     half_written = tmp_path / "x/.work/precision/.fp32.0a1b.aside"  # by another actor, at this moment
     half_written.parent.mkdir(parents=True)
     half_written.touch()
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: OLD)
     with pytest.raises(InputError, match="no such model folder"):
         actor_of("encode", draft, None)(pa.table({}))
     monkeypatch.setattr(Device, "precision", "bf16")
@@ -126,8 +127,16 @@ def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypat
     monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
     draft, of_queries = begun(tmp_path / "x"), {key: INPUTS[key] for key in ("model", "queries", "output")}
     for given, found in (({}, "fp32"), ({"precision": "bf16"}, "bf16")):
-        actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {}, CPU, None, cpu_bf16=True)
+        actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {}, CPU, None)
         assert actor._device.precision == found
+
+
+def test_a_static_encoder_stays_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
+    settings = EncodeSettings.read({key: INPUTS[key] for key in ("model", "corpus", "output")})
+    for multiplies, precision in ((False, "fp32"), (True, "bf16")):
+        actor = PartEncoder(settings, begun(tmp_path / precision), {}, CPU, None, multiplies=multiplies)
+        assert actor._device.precision == precision
 
 
 def test_bf16_keeps_the_directions_of_a_transformers_vectors(tiny_folder: Path, texts: list[str]) -> None:
