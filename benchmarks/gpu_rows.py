@@ -163,7 +163,9 @@ def most_memory(place: Place, steps: Callable[[], None]) -> float:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return {key: each.to(device) for key, each in value.items()} if isinstance(value, dict) else value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(each, device) for key, each in value.items()}
+    return value.to(device, non_blocking=True)
 
 
 def searching(place: Place, factory: str, half: bool) -> Found:
