@@ -16,7 +16,7 @@ from raydense.ranges import ranges
 
 Flags = NDArray[np.bool_]
 _RANDOM = 3  # a stream of `draw`: 1 and 2 are those of `label` and of hybrid lists
-_SPARE = 16
+_SPARE = 32
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ def test_random_passages_are_any_others_of_the_corpus(world, negatives, random, 
             taken = {texts[row] for row in positives + first}
             assert len({texts[row] for row in drawn} - taken) == len(drawn) == min(random, len(set(texts) - taken))
             assert example["negative_scores"][len(first) :] == [None] * len(drawn)
-        assert both.summary["sources"]["negatives"].get("random", 0) > 0 or len(set(texts)) < 8
+        counted = sum(example["negative_sources"].count("random") for example in examples_of(both).values())
+        assert both.summary["sources"]["negatives"].get("random", 0) == counted
 
 
 def test_random_rows_are_uniform_and_of_each_query_its_own():
@@ -143,7 +144,7 @@ def test_random_rows_are_uniform_and_of_each_query_its_own():
     assert query.tolist() == np.repeat(np.arange(2_000), each).tolist()
     assert 0 <= row.min() < 200
     assert 1_000_003 > row.max() > 1_000_003 - 200
-    assert len(np.unique(row)) > 0.97 * len(row)
+    assert len(np.unique(row)) > 0.95 * len(row)
     counted = np.bincount(row * 100 // 1_000_003, minlength=100)
     assert ((counted - len(row) / 100) ** 2 / (len(row) / 100)).sum() < 180, "chi-square with 99 degrees of freedom"
     again = random_rows(1, hashes[7:8], 1_000_003, 4)[1]
