@@ -19,7 +19,7 @@ from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
 from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of, recorded
+from raydense.inference.precision import fix_precision, precision_of, recorded, refuse_fp16_on_cpus
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
@@ -45,6 +45,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     draft = Draft.open(settings.output, "embeddings", made_from)
     if draft.done:
         return draft.done
+    refuse_fp16_on_cpus(settings)
     _say_similarity(str(settings.model))
     there = draft.committed()
     ids, total = ("passage_ids.arrow" if settings.corpus else "query_ids.arrow"), source.parts[-1][1]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from raydense.errors import InputError, fixable
 from raydense.inference.layout import TOKENISE_CPUS, Layout
 from raydense.inference.live_line import live_line
-from raydense.inference.precision import forget_precision, refuse_fp16_on_cpus
+from raydense.inference.precision import forget_precision
 from raydense.inference.settings import Spread
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
@@ -47,7 +47,6 @@ def run(
 
     ensure_ray()
     layout = Layout.of(spread, len(parts))
-    refuse_fp16_on_cpus(spread, layout)
     common: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
     rows = ray.data.from_items(parts, override_num_blocks=len(parts))
     rows.context.execution_options.preserve_order = in_order

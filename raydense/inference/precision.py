@@ -6,17 +6,20 @@ from collections.abc import Iterable
 
 from raydense.errors import InputError
 from raydense.inference.layout import Layout
-from raydense.inference.settings import Spread
+from raydense.inference.settings import EncodeSettings, RerankSettings
+from raydense.runtime.session import ensure_ray
 from raydense.storage import Draft, File
 
 _FOLDER = "precision"  # in a draft's shared folder: an empty file for each precision that an actor of this run computes in
 _PRECISIONS = ("fp32", "bf16", "fp16")
 
 
-def refuse_fp16_on_cpus(spread: Spread, layout: Layout) -> None:
-    """InputError if fp16 was asked for, and the actors have no GPU."""
-    if getattr(spread, "precision", "") == "fp16" and not layout.gpus:
-        raise InputError("fp16 is for GPUs, and the actors have none", "precision", "give auto, fp32 or bf16")
+def refuse_fp16_on_cpus(settings: EncodeSettings | RerankSettings) -> None:
+    """InputError if fp16 is asked for, and the actors on the running cluster have no GPU: before anything is written, as it shapes the output."""
+    if settings.precision == "fp16":
+        ensure_ray()
+        if not Layout.of(settings, 1).gpus:
+            raise InputError("fp16 is for GPUs, and the actors have none", "precision", "give auto, fp32 or bf16")
 
 
 def forget_precision(draft: Draft) -> None:

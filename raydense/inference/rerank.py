@@ -26,7 +26,7 @@ from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of, recorded
+from raydense.inference.precision import fix_precision, precision_of, recorded, refuse_fp16_on_cpus
 from raydense.inference.reordering import reordered
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
@@ -58,6 +58,7 @@ def rerank(settings: RerankSettings) -> Artifact:
             say(f"rerank: {settings.output} is of an earlier version, without the passages below depth: delete it to have them")
         return draft.done
     PassageStore(settings.corpus).refuse_rows_of_another(Artifact.open(settings.run, "run"))
+    refuse_fp16_on_cpus(settings)
     loss = loss_of(settings.model)
     blocks = candidates.blocks(settings.block, settings.depth)
     there = draft.committed()

@@ -74,7 +74,7 @@ class MineSettings(Settings, Margins):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.random > self.negatives:
-            raise ValueError(f"random {self.random} is more than the {self.negatives} negatives that it is a part of")
+            raise ValueError(f"random {self.random} is more than the {self.negatives} negatives that it is a part of: give more negatives")
         if self.random and (self.teacher or self.hybrid):
             raise ValueError("random passages have no score of a teacher: leave out random, or teacher and hybrid")
         if self.hybrid is None:

@@ -17,6 +17,7 @@ from raydense.errors import InputError
 from raydense.inference.encode import encode
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
+from raydense.recipes.stage import VERBS
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
@@ -55,6 +56,13 @@ def in_this_process(model: DualEncoder, texts: list[str]) -> np.ndarray:
 
 def read(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def test_fp16_without_a_gpu_is_refused_and_leaves_nothing(world: Path, tmp_path: Path) -> None:
+    """Otherwise its precision would refuse the one that the message names."""
+    with pytest.raises(InputError, match=r"precision: fp16 is for GPUs, and the actors have none; give auto, fp32 or bf16"):
+        VERBS["encode"].run(settings(world, tmp_path / "emb", precision="fp16", gpus_per_actor=0))
+    assert not (tmp_path / "emb").exists()
 
 
 def test_rows_and_vectors_are_those_of_the_encoder(world: Path, embeddings: Artifact) -> None:

@@ -16,6 +16,7 @@ from raydense.errors import InputError
 from raydense.inference.rerank import ordered, rerank
 from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
+from raydense.recipes.stage import VERBS
 from raydense.storage import Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
@@ -68,6 +69,12 @@ def expected(world: Path, texts: list[str], queries: list[str]) -> dict[str, lis
             with torch.inference_mode():
                 found.setdefault(row["query_id"], []).append((-model(batch).item(), passage))
     return {q: [(f"p{passage}", -score) for score, passage in sorted(pairs)] for q, pairs in found.items()}
+
+
+def test_fp16_without_a_gpu_is_refused_and_leaves_nothing(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"precision: fp16 is for GPUs, and the actors have none; give auto, fp32 or bf16"):
+        VERBS["rerank"].run(settings(world, tmp_path / "run", precision="fp16", gpus_per_actor=0))
+    assert not (tmp_path / "run").exists()
 
 
 def test_order_and_scores_are_those_of_the_cross_encoder(world: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a GPU's actor gives for texts, against the CPU in float32; and the refusal of fp16 where there is no GPU."""
+"""What a GPU's actor gives for texts, against the CPU in float32."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
-from raydense.inference.precision import refuse_fp16_on_cpus
-from raydense.inference.settings import EncodeSettings, RerankSettings, Spread
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 
@@ -58,13 +55,3 @@ def test_scores_are_near_those_of_float32(
         found.append(computed(model, model.tokenize_pairs(texts[:40], texts[40:80]), "forward", gpus, chosen))
     assert found[1][1] == {half, torch.float32}
     assert (found[1][0] - found[0][0]).abs().max() < away * found[0][0].std()
-
-
-@pytest.mark.parametrize("cls", [EncodeSettings, RerankSettings])
-def test_fp16_without_a_gpu_is_refused_before_it_starts(cls: type[Spread]) -> None:
-    known: Any = cls
-    names = [name for name in ("model", "corpus", "queries", "run", "output") if name in known.model_fields]
-    asked = known.read(dict.fromkeys([name for name in names if (cls, name) != (EncodeSettings, "queries")], "x") | {"precision": "fp16"})
-    with pytest.raises(InputError, match=r"precision: fp16 is for GPUs, and the actors have none; give auto, fp32 or bf16"):
-        refuse_fp16_on_cpus(asked, layout(0))
-    refuse_fp16_on_cpus(asked, layout(1))
