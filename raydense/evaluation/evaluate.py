@@ -82,6 +82,8 @@ def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
 
 def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
+    if settings.corpus is not None:
+        PassageStore(settings.corpus).refuse_rows_of_another(artifact)
     metrics = Measuring(asked.judgements, folder) if asked.judgements else None
     answers = None if queries is None or settings.answers is None else _answer_search(asked, queries, settings, folder)
     places = Places(asked.lookup, artifact)

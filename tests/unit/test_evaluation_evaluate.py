@@ -127,6 +127,15 @@ def test_an_answer_error_names_its_own_run(world: Path):
         evaluate_world(world, "x", [f"a={world / 'good'}", f"b={world / 'foreign'}"], answers={"match": "token"}, **texts)
 
 
+def test_a_run_of_another_corpus_is_refused(world: Path):
+    draft = Draft.open(world / "elsewhere", "run", {"stage": "test"})
+    commit_table(draft, "run.parquet", run_table({"q0": [0]}))
+    draft.finish(1, corpus="c" * 64)
+    texts = {"queries": str(world / "queries"), "corpus": str(world / "corpus")}
+    with pytest.raises(InputError, match=r"elsewhere: was made with another corpus than \S+corpus"):
+        evaluate_world(world, "x", [str(world / "elsewhere")], answers={"match": "token"}, **texts)
+
+
 def test_answer_accuracy(world: Path):
     texts = {
         "queries": str(world / "queries"),
