@@ -6,6 +6,7 @@ block has a slice of them. The k-th best score so far is the least that a passag
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,9 +24,12 @@ Best = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class Bm25Shard:
-    """The passages of rows start..start+rows-1; returns global rows. `threads` search several queries of a call at once."""
+    """The passages of rows start..start+rows-1; returns global rows. `threads` search several queries of a call at once.
 
-    def __init__(self, files: list[Path], start: int, stop: int, threads: int = 1) -> None:
+    Each of `files` (`PARTS`) is mapped before the next one is asked for: a full cache may remove a file that is not.
+    """
+
+    def __init__(self, files: Iterable[Path], start: int, stop: int, threads: int = 1) -> None:
         self.start, self.rows = start, stop - start
         self._scores, self._passages, self._starts = (np.load(file, mmap_mode="r").view(np.ndarray) for file in files)
         self._threads = ThreadPoolExecutor(threads) if threads > 1 else None

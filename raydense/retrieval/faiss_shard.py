@@ -32,14 +32,14 @@ _ALONE = 2**20  # multiplications of pairs that are worth a thread
 class FaissShard:
     """The vectors of rows start..start+ntotal-1; returns global rows."""
 
-    def __init__(self, path: str, start: int, threads: int, search_params: str = "") -> None:
+    def __init__(self, path: str, start: int, threads: int, search_params: str = "", empty: str | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         from raydense.retrieval.faiss_library import faiss
 
         self._faiss = faiss
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
         self.start = start
-        self.index = open_index(Path(path))
+        self.index = open_index(Path(path), Path(empty) if empty else None)
         self.rows: int = self.index.ntotal
         prefer_blas(faiss, self.index.d)
         exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
@@ -142,12 +142,14 @@ class FaissShard:
         return scores, rows
 
 
-def open_index(path: Path) -> Any:
-    """The index in a file; its vectors stay in the file and are mapped where FAISS can: flat and graph codes, inverted lists."""
+def open_index(path: Path, empty: Path | None = None) -> Any:
+    """The index in a file; its vectors stay in the file and are mapped where FAISS can: flat and graph codes, inverted lists.
+
+    `empty` is the same index without vectors; by default `empty.faiss` next to the file.
+    """
     from raydense.retrieval.faiss_library import faiss
 
-    empty = faiss.read_index(str(path.with_name("empty.faiss")))
-    lists = faiss.try_extract_index_ivf(empty)
+    lists = faiss.try_extract_index_ivf(faiss.read_index(str(empty or path.with_name("empty.faiss"))))
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists is not None else faiss.IO_FLAG_MMAP_IFC)
 
 

@@ -133,8 +133,8 @@ def exact_hits(sample: Sample, shard: Shard) -> Hits:
 def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_params: str) -> Hits:
     """What the index of a shard finds for the vectors of the sample."""
     faiss.omp_set_num_threads(1)
-    draft.read(empty)  # lies next to the shard, which is opened with it
-    index = open_index(draft.read(shard.file))
+    path = draft.read(shard.file)
+    index = open_index(path, draft.read(empty))
     set_search_params(index, search_params)
     scores, rows = search_of(faiss, index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)

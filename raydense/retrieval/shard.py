@@ -14,11 +14,11 @@ def open_shard(index: Artifact, shard: int, threads: int, search_params: str = "
     if index.summary["kind"] == "bm25":
         from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 
-        return Bm25Shard([index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS], start, stop, threads)
+        return Bm25Shard((index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS), start, stop, threads)
     from raydense.retrieval.faiss_shard import FaissShard
 
-    index.file("empty.faiss")  # read when the shard is opened, next to it
-    return FaissShard(str(index.file(f"shard-{shard:05d}.faiss")), start, threads, index_params(index, search_params))
+    path = index.file(f"shard-{shard:05d}.faiss")  # before the small file, which a full cache removes while a large one is fetched
+    return FaissShard(str(path), start, threads, index_params(index, search_params), str(index.file("empty.faiss")))
 
 
 def hits_stand_alone(index: Artifact) -> bool:
