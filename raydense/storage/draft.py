@@ -75,14 +75,15 @@ class Draft:
                 (draft.place / WORK).delete()  # where the stage was killed in its last lines
                 draft.done = Artifact.open(draft.place, kind)
             return draft
-        begun = begun_from(draft.place)
+        begun, marked = begun_from(draft.place), (draft.place / WORK / BEGUN).read()
         if begun is not None:
             draft._refuse_other(begun)
         elif draft.place.stat() is not None or any(name != WORK for name in draft.place.entries()):
             raise InputError("exists and is not an artifact of raydense", draft.place, "give another --output")
         draft._begin()
         if begun is None:
-            draft.place.forget(digest_of(draft.made_from))  # of an earlier output of the same name
+            if marked is None or json.loads(marked) != draft.made_from:
+                draft.place.forget(digest_of(draft.made_from))  # of an earlier output of the same name
             draft._mark()
         draft._commits.send_left()
         draft._commits.drop_damaged()

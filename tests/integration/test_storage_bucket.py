@@ -27,7 +27,10 @@ from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
+from raydense.inference.endpoint import Reply
+from raydense.inference.replies import Journal
 from raydense.inference.rerank import loss_of
+from raydense.retrieval.nprobe import Sample, Shard, index_hits
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folders, verify
@@ -223,6 +226,38 @@ def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     Place.of(f"{store}/out/.work/commits/{record}").delete()  # as if it was stopped before
     draft.close()
     assert list(Draft.open(f"{store}/out", "report", {"x": 1}).committed()) == ["a.txt"]
+
+
+def test_what_was_made_before_the_first_file_is_kept(store: str) -> None:
+    """Replies that were paid for, and a first file whose upload was cut."""
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    Journal(draft, "a.txt").add(0, Reply("an answer", 3, 2))
+    draft.close()
+    resumed = Draft.open(f"{store}/out", "report", {"x": 1})
+    assert Journal(resumed, "a.txt").read()[0].text == "an answer"
+    resumed.close()
+    other = Draft.open(f"{store}/out", "report", {"x": 2})
+    assert Journal(other, "a.txt").read() == {}
+
+
+def test_an_index_of_shards_from_several_machines_is_opened(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another machine made lies in a folder of its own in the cache, not next to the shard."""
+    import faiss
+
+    vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    write_embeddings(tmp_path / "vectors", vectors)
+    trained = faiss.index_factory(8, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+    trained.train(vectors)
+    draft = Draft.open(f"{store}/ix", "index", {"x": 1})
+    draft.commit("empty.faiss", lambda path: faiss.write_index(trained, str(path)), 0)
+    trained.add(vectors)
+    draft.commit("shard-00000.faiss", lambda path: faiss.write_index(trained, str(path)), 400)
+    sent = pickle.dumps(draft)
+    _on_machine("b", port, tmp_path, monkeypatch)
+    sample = Sample(str(tmp_path / "vectors"), fingerprint_of(tmp_path / "vectors"), np.arange(5), 3)
+    rows = index_hits(pickle.loads(sent), "empty.faiss", sample, Shard("shard-00000.faiss", 0, 400), "nprobe=4")[1]
+    assert rows[:, 0].tolist() == list(range(5))
 
 
 def test_an_output_that_was_deleted_starts_again(store: str) -> None:
