@@ -13,22 +13,23 @@ from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError, did_you_mean
-from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, read_manifest, visible
 
 
 def import_dataset(settings: ImportSettings) -> Artifact:
     """Import a data set: an artifact of kind `dataset`, whose parts are those of `corpus`, `queries`, `qrels/<split>`,
     `examples/<split>` and `run` that the input has.
 
-    InputError names the file and line of a fault; the output is then removed.
+    InputError names the file and line of a fault; the output is then removed, unless it was finished before or a download failed.
     """
     _check_there(settings)
     made_from = provenance("import", settings)
+    finished = read_manifest(settings.output) is not None
     dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:
         return dataset.done
     intake = Intake(dataset, settings)
-    with _gone_if_refused(dataset.draft):
+    with _gone_if_refused(dataset.draft, settings, finished):
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
@@ -48,8 +49,9 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     settings = ImportSettings.read(values)
     _check_there(settings)
     made_from = provenance("import_corpus", settings)
+    finished = read_manifest(output) is not None
     draft = Draft.open(output, "corpus", made_from)
-    with _gone_if_refused(draft):
+    with _gone_if_refused(draft, settings, finished):
         made = write_corpus(draft, load_format(format).passages(_source(settings)), shard_rows)
         _refuse_changed(settings, made_from)
         return made
@@ -72,11 +74,14 @@ def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None
 
 
 @contextmanager
-def _gone_if_refused(draft: Draft) -> Iterator[None]:
-    """Remove an output whose input was refused, so that the corrected input can be imported to the same folder."""
+def _gone_if_refused(draft: Draft, settings: ImportSettings, finished: bool) -> Iterator[None]:
+    """Remove an output whose input was refused, so that the corrected input can be imported to the same folder.
+
+    Not one that was `finished` before and is repaired, nor what was made before a download failed: the same command continues it.
+    """
     try:
         yield
     except InputError:
-        if draft.done is None:
+        if not finished and not (settings.by_name and any(visible(draft.place.files()))):
             draft.discard()
         raise

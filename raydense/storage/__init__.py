@@ -8,7 +8,7 @@ from raydense.storage.files import write_whole
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import checked, named, safe_name
-from raydense.storage.place import Found, Place
+from raydense.storage.place import Found, Place, visible
 from raydense.storage.provenance import (
     check_made_with,
     check_unchanged,
@@ -51,6 +51,7 @@ __all__ = [
     "verify",
     "verify_all",
     "versions",
+    "visible",
     "write_json",
     "write_whole",
 ]

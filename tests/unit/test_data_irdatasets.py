@@ -103,6 +103,27 @@ def test_a_data_set_that_cannot_be_downloaded(tmp_path, monkeypatch) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_repair_whose_download_fails_keeps_what_is_there(tmp_path, monkeypatch) -> None:
+    ir_datasets = pytest.importorskip("ir_datasets")
+    import raydense as rd
+
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(ir_datasets.registry, "_registered", {**ir_datasets.registry._registered})
+    for name, text in (("docs.tsv", "p1\tone\np2\ttwo\n"), ("queries.tsv", "q\twhich\n")):
+        (tmp_path / name).write_text(text)
+    dataset = ir_datasets.create_dataset(docs_tsv=str(tmp_path / "docs.tsv"), queries_tsv=str(tmp_path / "queries.tsv"))
+    ir_datasets.registry.register("mine/test", dataset)
+    settings = rd.ImportSettings(format="ir_datasets", input="mine/test", output=str(tmp_path / "out"))
+    made = rd.import_dataset(settings)
+    (tmp_path / "out/queries/queries.parquet").unlink()
+    (tmp_path / "queries.tsv").rename(tmp_path / "away.tsv")
+    with pytest.raises(InputError, match="mine/test: ir_datasets could not read it"):
+        rd.import_dataset(settings)
+    assert (tmp_path / "out/corpus/manifest.json").exists()
+    (tmp_path / "away.tsv").rename(tmp_path / "queries.tsv")
+    assert rd.import_dataset(settings).fingerprint == made.fingerprint
+
+
 def test_what_is_exported_loads_in_the_library_and_comes_back(tmp_path, monkeypatch) -> None:
     """A corpus and queries as msmarco and qrels as trec make a data set of ir_datasets; imported again, nothing is lost."""
     ir_datasets = pytest.importorskip("ir_datasets")
