@@ -39,6 +39,8 @@ def compare(settings: CompareSettings) -> Artifact:
     vectors = Vectors(settings.embeddings, fingerprint=draft.made_from["inputs"]["embeddings"])
     if vectors.rows < 10 * settings.k:
         raise InputError(f"{vectors.rows:,} vectors are too few for the best {settings.k}", "k", f"give at most {vectors.rows // 10}")
+    if settings.k > (indexed := _sizes(settings, vectors)[0]):
+        raise InputError(f"{indexed:,} indexed vectors have no best {settings.k:,}", "k", f"give at most {indexed}, or a larger sample")
     factories, there = settings.named, draft.committed()
     missing = [(draft, settings, number) for number in range(len(factories)) if _file(number) not in there]
     with Progress("compare", len(factories), "builds", len(factories) - len(missing)) as progress:

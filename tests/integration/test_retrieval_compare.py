@@ -57,6 +57,12 @@ def test_a_row_for_each_factory(embeddings: str, tmp_path: Path, capfd: pytest.C
 
 
 def test_what_faiss_cannot_make_is_one_line(embeddings: str, tmp_path: Path) -> None:
-    for wrong, message in (({"factories": "Flatt"}, "FAISS cannot make 'Flatt'"), ({"factories": "Flat", "k": 400}, "give at most 300")):
+    many = str(tmp_path / "many")
+    write_embeddings(Path(many), np.ones((10_010, 2), np.float32))
+    for wrong, message in (
+        ({"factories": "Flatt"}, "FAISS cannot make 'Flatt'"),
+        ({"factories": "Flat", "k": 400}, "give at most 300"),
+        ({"factories": "Flat", "k": 1_001, "sample": 1_000, "embeddings": many}, "give at most 1000, or a larger sample"),
+    ):
         with pytest.raises(InputError, match=message):
             rd.compare(rd.CompareSettings.read({"embeddings": embeddings, "output": str(tmp_path / message[-3:]), **wrong}))
