@@ -63,7 +63,11 @@ def filter(settings: FilterSettings) -> Artifact:
     check_model(settings.model, index)
     _refuse_expanded(index, generated)
     _filter_files(draft, settings, index, generated, store)
-    summary = _sum_up(settings, [file.note for file in draft.committed().values() if file.path != REPORT])
+    try:
+        summary = _sum_up(settings, [file.note for file in draft.committed().values() if file.path != REPORT])
+    except InputError:  # the settings that fix it make other files
+        draft.discard()
+        raise
     samples = [path for name in generated.ranges if (path := draft.kept(_sample(name)))]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, samples=samples, store=store), 0)
     share = 100 * summary["queries"] / summary["read"]

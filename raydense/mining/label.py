@@ -70,7 +70,15 @@ def label(settings: LabelSettings) -> Artifact:
             table, counts = labeller.examples(block, *queries)
             commit_table(draft, name, table, counts=counts)
     parts = [file for file in draft.committed().values() if file.path != REPORT]
-    summary = _sum_up(settings, labeller.judged, [file.note["counts"] for file in parts])
+    try:
+        summary = _sum_up(settings, labeller.judged, [file.note["counts"] for file in parts])
+    except InputError as error:  # the settings that fix it make other files, of the same scores
+        if settings.model is None:
+            draft.discard()
+            raise
+        what, where, fix = error.args
+        kept = f"with another output; the scores are kept: give them as run, {scored.place}, without model"
+        raise InputError(what, where, f"{fix}, {kept}") from None
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint, "depth": labeller.depth}
     files = [draft.read(file.path) for file in parts]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)

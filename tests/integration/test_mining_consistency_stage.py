@@ -222,6 +222,7 @@ def test_what_does_not_belong_together_is_refused(world: Path, tmp_path: Path, m
     for number, (kind, wrong, message) in enumerate(bad):
         with pytest.raises(InputError, match=message):
             filter(settings(world, tmp_path / f"o{number}", kind, **wrong))
+    assert not (tmp_path / f"o{number}").exists(), "a greater k can have the same output"
     with pytest.raises(InputError, match=r"settings\.k: 2 -> 3"):
         filter(settings(world, made.path, "bm25", k=3))
     assert filter(settings(world, made.path, "bm25", k=2, replicas=2)).fingerprint == made.fingerprint
