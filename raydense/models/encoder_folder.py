@@ -13,6 +13,7 @@ OWN_FILE, MODULES = "raydense.json", "modules.json"
 PROMPTS = "config_sentence_transformers.json"  # and the similarity, of sentence-transformers
 QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
+_NO_LIMIT = 1_000_000  # tokens: tokenizers without a limit name a larger number
 # Position tables of these families begin after the padding index, so two of their rows are never used.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet"}
 
@@ -104,16 +105,18 @@ def optional_json(path: Path) -> dict[str, Any]:
 
 
 def positions(inner: Path) -> int:
-    """The most tokens that the model and its tokenizer allow.
+    """The most tokens that the model and its tokenizer allow; 512 where neither limits them.
 
-    In a folder of raydense only the model counts: the length in its tokenizer is the larger of `passage_length` and `query_length`.
+    In a folder of raydense only the model counts: the length in its tokenizer is the largest that it was trained with. A model without a
+    limit of its own allows at least that.
     """
     config = read_json(inner / "config.json")
-    positions = config.get("max_position_embeddings") or 0
+    relative = "relative_attention_num_buckets" in config  # T5, whose n_positions is no limit
+    positions = config.get("max_position_embeddings") or (0 if relative else config.get("n_positions")) or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
         padding = config.get("pad_token_id")
         positions -= (1 if padding is None else int(padding)) + 1
     ours = (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
-    longest = 0 if ours else optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0
-    limits = [int(n) for n in (positions, longest) if 0 < n < 1_000_000]
-    return min(limits, default=512)
+    longest = int(optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0)
+    limits = [int(n) for n in (positions, 0 if ours else longest) if 0 < n < _NO_LIMIT]
+    return min(limits, default=max(512, longest) if ours and longest < _NO_LIMIT else 512)

@@ -30,18 +30,6 @@ from raydense.models.sharded import raise_together, shares_out
 from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.runtime.verbosity import is_verbose
 
-_DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "dropout_rate",
-    "activation_dropout",
-    "attention_dropout",
-    "embedding_dropout",
-    "mlp_dropout",
-    "classifier_dropout",
-    "seq_classif_dropout",
-)
 _reads = ContextVar("reads", default=True)
 
 
@@ -138,10 +126,17 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
             f"its config cannot be used ({first_line(error)})", inner, "give a model of a family that transformers has"
         ) from error
     if dropout is not None:
-        for name in _DROPOUTS:
-            if hasattr(config, name):
-                setattr(config, name, dropout)
+        names = [name for name, value in config.to_dict().items() if _is_dropout(name, value)]
+        if dropout and not names:
+            raise InputError(f"a {config.model_type} has no dropout", inner, "leave dropout out")
+        for name in names:
+            setattr(config, name, dropout)
     return config
+
+
+def _is_dropout(name: str, value: object) -> bool:
+    """Whether a config's value is a share of values to drop, or None, where it is that of another one: `classifier_dropout`, GPT-2's `attn_pdrop`."""
+    return ("dropout" in name or name.endswith("pdrop")) and not isinstance(value, bool | str | list | dict)
 
 
 def has_pooler(config: PretrainedConfig) -> bool:
