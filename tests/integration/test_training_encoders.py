@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer
 from training_data import TrainingData, make_training_data
-from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
+from transformers import AutoTokenizer, LongformerConfig, LongformerModel, Qwen3Config, Qwen3Model
 
 from raydense.data.store import PassageStore
 from raydense.models.dual_encoder import DualEncoder
@@ -53,6 +53,24 @@ def test_a_static_embedding_learns(data: TrainingData, tmp_path: Path) -> None:
     model = static(data, tmp_path)
     made = train(data.settings(tmp_path / "made", model=str(model), dropout=None, lr=1e-2, max_steps=30, log_every=1, passage_length=64))
     assert_learned_and_loads(made, data)
+
+
+def test_weights_that_the_forward_does_not_use_stay_what_they_are(data: TrainingData, tmp_path: Path) -> None:
+    """Longformer's for global attention: DistributedDataParallel would wait for their gradients. Two workers learn what one does."""
+    tokenizer = AutoTokenizer.from_pretrained(str(static(data, tmp_path).parent / "tiny"), local_files_only=True)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 130}
+    config = LongformerConfig(vocab_size=len(tokenizer), attention_window=16, pad_token_id=tokenizer.pad_token_id, **size)
+    torch.manual_seed(7)
+    LongformerModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "longformer")
+    tokenizer.save_pretrained(str(tmp_path / "longformer"))
+    asked = {"model": str(tmp_path / "longformer"), "dropout": 0.0, "lr": 1e-3, "max_steps": 3, "log_every": 1, "passage_length": 32}
+    made = [train(data.settings(tmp_path / f"by-{workers}", workers=workers, **asked)) for workers in (1, 2)]
+    alone, two = ([line["loss"] for line in read_history(each.path / "history.jsonl")] for each in made)
+    assert two == pytest.approx(alone, rel=1e-4)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "longformer", made[1].path))
+    unused = [name for name in before if "_global" in name]
+    assert len(unused) == 6
+    assert all(torch.equal(before[name], after[name]) for name in unused)
 
 
 def test_a_decoder_learns_by_lora(data: TrainingData, tmp_path: Path) -> None:
