@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from raydense.errors import InputError
-from raydense.training.history import Line
+from raydense.errors import InputError, why
+from raydense.runtime.progress import say
+from raydense.training.history import HISTORY, Line
 from raydense.training.loop_settings import LoopSettings
 
 Send = Callable[[Line], None]
+_AGAIN_S = 300.0  # a tracker's client may itself try for minutes, in which the training is not followed
 
 
 @contextmanager
 def tracking(settings: LoopSettings) -> Iterator[Send]:
     """A function that sends a line of the history. The tracker's run ends with the block, as failed if the block raises.
 
-    InputError if the tracker is not installed.
+    A fault of the tracker later than its start is said once, and its lines are sent later: the history on disk is the record.
+    InputError if the tracker is not installed, or cannot begin a run.
     """
     if settings.track == "none":
         yield lambda line: None
@@ -28,15 +33,63 @@ def tracking(settings: LoopSettings) -> Iterator[Send]:
     if find_spec(settings.track) is None:
         raise InputError(f"{settings.track} is not installed", "track", f"pip install {settings.track}, or give --track none")
     tracker: Any = import_module(settings.track)
-    name = Path(settings.output).name
-    if settings.track == "mlflow":
-        with tracker.start_run(run_name=name):
-            tracker.log_params(settings.shaping())
-            yield lambda line: tracker.log_metrics(_numbers(line), step=line["step"])
-    else:
-        with tracker.init(project="raydense", name=name, config=settings.shaping()) as run:
-            yield lambda line: run.log(_numbers(line), step=line["step"])
+    with ExitStack() as stack:
+        try:
+            log = (_mlflow if settings.track == "mlflow" else _wandb)(tracker, settings, stack)
+        except Exception as error:
+            fix = "check its address and account, or give --track none"
+            raise InputError(f"{settings.track} could not begin a run ({why(error)})", "track", fix) from error
+        yield _Patient(settings.track, log).send
+
+
+class _Patient:
+    """Sends lines in their order; what the tracker does not take is kept, and tried again with a line after some minutes."""
+
+    def __init__(self, name: str, log: Send) -> None:
+        self._name, self._log = name, log
+        self._waiting: list[Line] = []
+        self._after = 0.0
+
+    def send(self, line: Line) -> None:
+        self._waiting.append(line)
+        if time.monotonic() < self._after:
+            return
+        try:
+            while self._waiting:
+                self._log(self._waiting[0])
+                del self._waiting[0]
+            self._after = 0.0
+        except Exception as error:
+            if not self._after:
+                say(f"train: {self._name} did not take step {line['step']:,} ({why(error)}); it is tried again, {HISTORY} has every step")
+            self._after = time.monotonic() + _AGAIN_S
+
+
+def _mlflow(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
+    run = tracker.start_run(run_name=Path(settings.output).name)
+    _end_with(stack, run, "mlflow")
+    tracker.log_params(settings.shaping())
+    return lambda line: tracker.log_metrics(_numbers(line), step=line["step"])
+
+
+def _wandb(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
+    run = tracker.init(project="raydense", name=Path(settings.output).name, config=settings.shaping())
+    _end_with(stack, run, "wandb")
+    return lambda line: run.log(_numbers(line), step=line["step"])
+
+
+def _end_with(stack: ExitStack, run: Any, name: str) -> None:
+    """End the tracker's run with `stack`, as failed where that ends by an error; a fault of it is said."""
+
+    def end(*error: Any) -> None:
+        try:
+            run.__exit__(*error)
+        except Exception as fault:
+            say(f"train: {name} could not end its run ({why(fault)})")
+
+    stack.push(end)
 
 
 def _numbers(line: Line) -> dict[str, float]:
-    return {name.replace("@", "_at_"): value for name, value in line.items() if name != "step"}
+    """The values by names that both trackers take: the name of a source may have any character."""
+    return {re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")): value for name, value in line.items() if name != "step"}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raydense.errors import InputError
+from raydense.training import tracking as tracking_module
 from raydense.training.settings import TrainSettings
 from raydense.training.tracking import tracking
 
@@ -54,6 +55,38 @@ def test_a_training_that_fails_ends_its_run_in_mlflow(client: Any) -> None:
     assert only_run(client).info.status == "FAILED"
     with tracking(settings(track="mlflow", output="runs/second")):
         pass
+
+
+def test_a_tracker_that_is_away_does_not_end_the_training(
+    client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that is away while the second and the third line are sent."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(tracking_module, "_AGAIN_S", 0.0)
+    away = False
+    mlflow: Any = import_module("mlflow")
+
+    def log_metrics(*args: Any, **more: Any) -> None:
+        if away:
+            mlflow.MlflowClient("http://127.0.0.1:9").log_metric("run", "loss", 1.0)
+        real(*args, **more)
+
+    real = mlflow.log_metrics
+    monkeypatch.setattr(mlflow, "log_metrics", log_metrics)
+    with tracking(settings(track="mlflow")) as send:
+        for step, away in ((1, False), (2, True), (3, True), (4, False)):  # noqa: B007
+            send({"step": step, "loss": 1.0, "mrr@10 of q&a, new": 0.5})
+    run = only_run(client)
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3, 4]
+    assert "mrr_at_10 of q_a_ new" in run.data.metrics
+    assert capsys.readouterr().err.count("mlflow did not take step") == 1
+
+
+def test_a_run_that_cannot_begin_is_one_line(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    import_module("mlflow").set_tracking_uri("http://127.0.0.1:9")
+    with pytest.raises(InputError, match="track: mlflow could not begin a run"), tracking(settings(track="mlflow")):
+        raise AssertionError("the block was entered")
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
