@@ -84,7 +84,10 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         if state.workers != settings.workers:
             say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
     with tracking(settings) as send, Ending(shared, steps) as ending:
-        start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
+        start = settings.model
+        if settings.model == "tiny":
+            start = _tiny(settings, store, shared)
+            method.check(settings, start)
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)

@@ -255,6 +255,12 @@ def test_bad_input_is_one_clear_line_before_any_worker_starts(data: TrainingData
     assert not (tmp_path / "model/manifest.json").exists()
 
 
+def test_a_static_teacher_without_a_head_is_refused_for_a_tiny_retriever_too(data: TrainingData, tmp_path: Path) -> None:
+    make_tiny_encoder(["a few words", "and some more"], tmp_path / "encoder", seed=1)
+    with pytest.raises(InputError, match="is no trained re-ranker: it has no head"):
+        train(data.settings(tmp_path / "model", objective="joint", teacher="static", reranker=str(tmp_path / "encoder")))
+
+
 def test_it_ends_where_the_dev_metric_no_longer_rises(data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By steps so small that it never does."""
     dev = {"qrels": str(data.root / "sample/qrels/dev"), "passages": 100, "every": 2, "patience": 2}
