@@ -15,6 +15,9 @@ from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
 
+# Threads that outlived an interrupt, by the output of their training: a program, as a notebook, may go on after Ctrl-C.
+_LEFT: dict[str, threading.Thread] = {}
+
 
 class MakeGeneration(Protocol):
     """Makes all of generation `number` from the weights that were handed over; `start` is the model folder that the training started from."""
@@ -35,6 +38,7 @@ class GenerationBuilder:
         self._thread = threading.Thread(target=self._work, name="refresh", daemon=True)
 
     def __enter__(self) -> Self:
+        self._wait_for_left()
         self._generations.begin()
         if self._generations.last and self._generations.behind:
             self._thread.start()
@@ -43,16 +47,28 @@ class GenerationBuilder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._left.set()
         if self._thread.is_alive():
+            _LEFT[self._generations.output.located] = self._thread
             with suppress(StorageError):
                 self._generations.give_up("the training has ended" if error is None else "the training was stopped")
             if error is None:  # what it went on to write would stand in the finished model's folder
                 say("train: ends when the phase of the refresh is done that is at work")
                 self._thread.join()
 
+    def _wait_for_left(self) -> None:
+        """Wait until the thread of an interrupted training into the same output has ended: it writes the same files."""
+        thread = _LEFT.get(self._generations.output.located)
+        if thread is not None and thread.is_alive():
+            say("train: the interrupted run ends after the phase of the refresh that is at work; waits for it")
+            while thread.is_alive():
+                thread.join(0.5)  # for ever it could not be interrupted
+        _LEFT.pop(self._generations.output.located, None)
+
     def make_open(self) -> float:
-        """Make all generations whose weights were handed over; returns the seconds."""
+        """Make all generations whose weights were handed over, until the block has ended; returns the seconds."""
         begun = time.monotonic()
         for number in self._generations.open():
+            if self._left.is_set():
+                break
             assert self._make is not None, "a training with refresh is started by raydense.refresh.train"
             refuse_replaced(self._settings, self._inputs)
             self._make(self._settings, self._start, self._generations, number)

@@ -46,6 +46,33 @@ def test_a_generation_that_nobody_waits_for_ends_with_the_training(tmp_path: Pat
     assert not (tmp_path / WORK).exists()
 
 
+def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp_path: Path) -> None:
+    """In one process, as a notebook after Ctrl-C: both would write the same files."""
+    needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
+    settings = TrainSettings.read({**needed, "refresh": {"every": 5, "mode": "async"}})
+    generations = Generations(Place.of(tmp_path), 20, 5, behind=1)
+    fault, begun, made = tmp_path / WORK / "refresh-fault.txt", threading.Event(), []
+
+    def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
+        begun.set()
+        while not fault.exists():
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.5)  # the phase that is at work
+        made.append(number)
+
+    for number in (1, 2):
+        generations.hand_over(5 * number, {"weight": torch.zeros(2)})
+    with pytest.raises(KeyboardInterrupt), GenerationBuilder(make, settings, "tiny", generations, {}):
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+    assert fault.exists()
+    assert made == []
+    with GenerationBuilder(None, settings, "tiny", Generations(Place.of(tmp_path), 20, 20), {}):
+        assert made == [1], "and not the second one: the training had ended"
+        assert not fault.exists()
+        assert not [thread for thread in threading.enumerate() if thread.name == "refresh"]
+
+
 def test_a_phase_is_not_begun_for_a_training_that_has_ended(tmp_path: Path) -> None:
     generations = Generations(Place.of(tmp_path), 20, 5, behind=1)
     generations.refuse_given_up()
