@@ -74,8 +74,8 @@ class EndpointError(OSError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A fix for an unknown word: the nearest known one, or all of them."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
+    known = sorted(map(str, known))  # a key of YAML may be a number
+    near = difflib.get_close_matches(str(word), known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
 
 

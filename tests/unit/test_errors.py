@@ -52,3 +52,4 @@ def test_anything_else_is_not_mendable():
 def test_the_nearest_word_or_all():
     assert did_you_mean("shard", ["shards", "k1"]) == "did you mean 'shards'?"
     assert did_you_mean("zzz", ["b", "a"]) == "known: a, b"
+    assert did_you_mean(True, ["a", 1, None]) == "known: 1, None, a", "the keys of YAML are not all text"  # type: ignore[arg-type, list-item]
