@@ -62,9 +62,14 @@ def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp
 
     for number in (1, 2):
         generations.hand_over(5 * number, {"weight": torch.zeros(2)})
-    with pytest.raises(KeyboardInterrupt), GenerationBuilder(make, settings, "tiny", generations, {}):
-        assert begun.wait(60)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with GenerationBuilder(make, settings, "tiny", generations, {}):
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert fault.exists()
     assert made == []
     with GenerationBuilder(None, settings, "tiny", Generations(Place.of(tmp_path), 20, 20), {}):
