@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import ray
+
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import block_rows
 from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
 from raydense.retrieval.nprobe import DEPTH, QUERIES
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.shard_actor import shard_nodes
+from raydense.retrieval.shard_actor import claims, shard_nodes
 from raydense.retrieval.sharding import shards_for
 from raydense.retrieval.vectors import BLOCK_ROWS
 from raydense.runtime.progress import size
@@ -79,8 +81,12 @@ def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: in
 
 
 def threads_each(tasks: int, concurrency: int) -> int:
-    """The threads of one of `tasks`: the cores that would be idle if each had one; no more than a node has."""
-    nodes = [int(node["Resources"]["CPU"]) for node in shard_nodes(False)] if joins_cluster() else [physical_cpus()]
+    """The threads of one of `tasks`: the cores that would be idle if each had one; no more than a node has beside actors of a pool."""
+    if joins_cluster():
+        sliver = claims(False, ray.nodes())["num_cpus"]
+        nodes = [int(node["Resources"]["CPU"] - sliver) for node in shard_nodes(False)]
+    else:
+        nodes = [physical_cpus()]
     at_once = max(1, min(tasks, concurrency or tasks))
     return max(1, min(sum(nodes) // at_once, max(nodes, default=1)))
 

@@ -62,8 +62,9 @@ def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
 
 
 def refuse_small_nodes(stage: str, memory: int) -> None:
-    """InputError if a task that reserves `memory` bytes fits on no node of the cluster, and it adds none."""
-    nodes = [int(node["Resources"].get("memory", 0)) for node in ray.nodes() if node["Alive"]]
+    """InputError if a task that reserves `memory` bytes fits on no node of the cluster that has CPUs, and it adds none."""
+    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [int(one.get("memory", 0)) for one in there if one.get("CPU", 0) > 0]
     check_task_memory(stage, memory, nodes, autoscales)
 
 

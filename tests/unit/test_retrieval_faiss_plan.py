@@ -8,7 +8,7 @@ import pytest
 
 from raydense.errors import InputError
 from raydense.retrieval import faiss_plan
-from raydense.retrieval.faiss_plan import check_build, plan_build
+from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each
 from raydense.retrieval.settings import IndexSettings
 from raydense.storage import Draft
 
@@ -26,6 +26,20 @@ def check(
     settings = IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"), shards=shards, **given)
     plan = plan_build(factory, 256, ROWS, shards)
     check_build(settings, plan, Draft.open(settings.output, "index", {}), list(range(shards)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "workers", "threads"),
+    [([], [8], 8), ([0], [8], 7), ([0], [1], 1), ([0], [8, 8, 8, 8], 7), ([4], [4], 4)],
+)
+def test_a_task_leaves_room_for_the_sliver_of_a_cpu_that_an_actor_claims(
+    heads: list[int], workers: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Actors keep off a head without CPUs by it, for as long as the pool lives: a task of a whole node would never begin beside one."""
+    nodes = [{"Alive": True, "Resources": {"CPU": float(cpus)} if cpus else {}} for cpus in heads + workers]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(faiss_plan, "joins_cluster", lambda: True)
+    assert threads_each(len(workers) + sum(1 for head in heads if head), 0) == threads
 
 
 def test_what_fits_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydense.errors import InputError
+from raydense.runtime import tasks
 from raydense.runtime.tasks import check_task_memory, submitted_at_once
 
 GIB = 2**30
@@ -33,3 +34,12 @@ def test_a_task_that_fits_on_no_node_is_refused_unless_the_cluster_grows() -> No
     check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: True)
     with pytest.raises(InputError, match=r"a task needs 3\.0 GiB of memory, and the largest node has 2\.0 GiB for tasks"):
         check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: False)
+
+
+def test_a_head_without_cpus_takes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": True, "Resources": {"memory": 9.0 * GIB}}, {"Alive": True, "Resources": {"memory": 1.0 * GIB, "CPU": 2.0}}]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(tasks, "autoscales", lambda: False)
+    tasks.refuse_small_nodes("index", GIB)
+    with pytest.raises(InputError, match=r"the largest node has 1\.0 GiB for tasks"):
+        tasks.refuse_small_nodes("index", 2 * GIB)
