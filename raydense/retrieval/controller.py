@@ -245,8 +245,7 @@ class PoolController:
         current, replicas = self.serving
         if time.monotonic() < self._no_move_before or any(replica.state != "ready" for replica in replicas.values()):
             return
-        nodes = [node["NodeID"] for node in shard_nodes(current.plan.gpu)]
-        move = next_move({slot: replica.health["node"] for slot, replica in replicas.items()}, nodes)
+        move = next_move({slot: replica.health["node"] for slot, replica in replicas.items()}, _targets(current.plan.gpu))
         if move is None:
             return
         slot, node = move
@@ -266,6 +265,13 @@ class PoolController:
     def _put(self, slot: Slot, new: Replica) -> None:
         current, replicas = self.serving
         self.serving = current, {**replicas, slot: new}
+
+
+def _targets(gpu: bool) -> list[str]:
+    """The nodes that a replica may move to: not those with GPUs, which other work asked for and an actor would keep up, if there are others."""
+    nodes = shard_nodes(gpu)
+    without = [node for node in nodes if not node["Resources"].get("GPU", 0)]
+    return [node["NodeID"] for node in (not gpu and without) or nodes]
 
 
 def controller_name(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydense.retrieval import shard_actor
+from raydense.retrieval import controller, shard_actor
 
 
 def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -37,3 +37,14 @@ def test_a_head_without_cpus_takes_no_shard(
 def test_actors_that_share_a_gpu_claim_a_part_of_it() -> None:
     assert shard_actor.claims(True, [V100], 3)["num_gpus"] == 0.3333
     assert shard_actor.claims(False, [V100], 3)["num_gpus"] == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpu", "names"),
+    [([WORKER, V100], False, ["worker"]), ([HEAD, V100], False, ["v100"]), ([WORKER, V100], True, ["v100"])],
+)
+def test_an_actor_on_the_cpu_moves_to_no_node_with_a_gpu_if_there_are_others(
+    nodes: list[dict[str, Any]], gpu: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert controller._targets(gpu) == names
