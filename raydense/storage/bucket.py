@@ -58,6 +58,7 @@ class Retries:
 
 
 RETRIES = Retries()
+_LONG_TRIES = 5
 
 
 def client(scheme: str, bucket: str) -> S3Store | GCSStore:
@@ -125,10 +126,13 @@ def _own_region(bucket: str) -> str:
 def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
     """What `work` returns; it is retried while a bucket's service fails, StorageError after `RETRIES.patience_s` of failures.
 
+    The time of a transfer that runs for longer and then fails does not count; it is begun again a few times.
+
     FileNotFoundError and obstore's errors for a failed condition go to the caller, except those in `again`, which are retried.
     """
-    begun, pause = RETRIES.now(), RETRIES.first_pause_s
+    failing, long, pause = None, 0, RETRIES.first_pause_s
     while True:
+        begun = RETRIES.now()
         try:
             return work()
         except Exception as error:
@@ -138,8 +142,12 @@ def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...
             _refuse_final(reason, uri)
             if isinstance(error, FileNotFoundError) and not again:
                 raise
-            if RETRIES.now() - begun + pause > RETRIES.patience_s:
-                waited = f"failed for {RETRIES.now() - begun:.0f} s ({_short(reason)})"
+            now = RETRIES.now()
+            if now - begun > RETRIES.patience_s and long < _LONG_TRIES:  # a large file was on its way meanwhile
+                failing, long = now, long + 1
+            failing = begun if failing is None else failing
+            if now - failing + pause > RETRIES.patience_s:
+                waited = f"failed for {now - failing:.0f} s ({_short(reason)})"
                 raise StorageError(
                     f"{uri}: the bucket's service {waited}; run the same command again, what was committed is kept"
                 ) from None
