@@ -188,7 +188,7 @@ class Draft:
             write(aside / name)
             digest = _settled(aside / name)
             os.replace(aside / name, self.work / name)
-        (self.place / WORK / name).publish(self.work / name)
+        (self.place / WORK / name).publish(self.work / name, keep=self._on_own_machine())
         self._kept_record(name).write_text(digest)
 
     def kept(self, name: str) -> Path | None:
@@ -220,8 +220,12 @@ class Draft:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(aside, target)
         self._commits.begin(file)
-        self._commits.publish(file, keep=socket.gethostname() == self._host)  # on another machine nothing reads it again
+        self._commits.publish(file, keep=self._on_own_machine())
         return file
+
+    def _on_own_machine(self) -> bool:
+        """Whether this process is where the draft was opened: files that another machine sent to a bucket are removed there, as nothing else would."""
+        return socket.gethostname() == self._host
 
     def finish(self, rows: int, **summary: Any) -> Artifact:
         """Write the manifest of the committed files: the folder is then an artifact, and its work folder is removed.

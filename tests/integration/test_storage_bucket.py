@@ -260,6 +260,19 @@ def test_an_index_of_shards_from_several_machines_is_opened(store: str, port: in
     assert rows[:, 0].tolist() == list(range(5))
 
 
+def test_what_another_machine_keeps_for_a_stage_lies_in_the_bucket_alone(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would remove it there when the output is finished."""
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    draft.keep("own", lambda path: path.write_text("3"))
+    monkeypatch.setattr("socket.gethostname", lambda: "worker-7")
+    draft.keep("counts", lambda path: path.write_text("4"))
+    assert (draft.work / "own").exists()
+    assert not (draft.work / "counts").exists()
+    kept = draft.kept("counts")
+    assert kept is not None
+    assert kept.read_text() == "4"
+
+
 def test_an_output_that_was_deleted_starts_again(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
@@ -443,6 +456,24 @@ def test_a_store_that_is_down_is_one_line(store: str, port: int, tmp_path: Path,
     assert max(clock.pauses) <= 10
     assert "run the same command again" in found[1]
     assert "\n" not in found[1]
+
+
+def test_the_time_of_a_long_transfer_is_not_one_of_failures(clock: Clock) -> None:
+    tries = []
+
+    def transfer(good: int) -> str:
+        tries.append(clock.time)
+        clock.time += 150
+        if len(tries) < good:
+            raise OSError("503 Slow Down")
+        return "sent"
+
+    assert bucket.patiently(lambda: transfer(4), "s3://b/x") == "sent"
+    assert len(tries) == 4
+    tries.clear()
+    with pytest.raises(StorageError, match="s3://b/x: the bucket's service failed for"):
+        bucket.patiently(lambda: transfer(100), "s3://b/x")
+    assert len(tries) == 6
 
 
 def test_what_no_trying_fixes_is_reported_at_once(store: str) -> None:
