@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from raydense.runtime.verbosity import VARIABLE, limit_logs
 _HEADERS = "RAY_JOB_HEADERS"
 _PATIENCE_S = 120.0
 _AGAIN_S = 2.0
+_SILENT_S = 300.0  # a stage prints a line each half a minute
 
 
 class JobError(Exception):
@@ -177,10 +179,14 @@ class Follower:
             time.sleep(_AGAIN_S)
 
     async def _tail(self) -> None:
+        """Pass on what is new until the job or the connection ends; a connection that is lost in silence counts as ended after a while."""
         self._unread.again()
-        async for text in self.client.tail_job_logs(self.name):
-            self._lost = None
-            self.write(self._unread.of(text))
+        pieces = aiter(self.client.tail_job_logs(self.name))
+        with suppress(StopAsyncIteration, TimeoutError):
+            while True:
+                text = await asyncio.wait_for(anext(pieces), _SILENT_S)
+                self._lost = None
+                self.write(self._unread.of(text))
 
 
 def stop(client: Any, name: str) -> tuple[Any, bool]:

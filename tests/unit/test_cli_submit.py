@@ -1,5 +1,6 @@
 """Submitting: names, command lines, what travels, and what is refused before anything is sent. The rest is in tests/integration."""
 
+import asyncio
 import shlex
 import shutil
 import sys
@@ -219,6 +220,30 @@ def test_a_job_that_has_ended_is_submitted_under_the_next_name():
     cluster.jobs.append(ended.model_copy(update={"submission_id": f"{name}-2", "status": JobStatus.RUNNING}))
     assert jobs.start(cluster, work) == (f"{name}-2", "runs already")
     assert len(cluster.submitted) == 1
+
+
+def test_a_connection_that_is_lost_in_silence_is_made_again(monkeypatch):
+    """As by a firewall: Ray's client waits for ever on it. The job has ended meanwhile."""
+
+    class Silent(Cluster):
+        looks = 0
+
+        async def tail_job_logs(self, name):
+            self.looks += 1
+            yield "first\n"
+            if self.looks == 1:
+                await asyncio.Event().wait()
+            yield "second\n"
+
+        def get_job_info(self, name):
+            return self.jobs[0].model_copy(update={"status": JobStatus.SUCCEEDED if self.looks > 1 else JobStatus.RUNNING})
+
+    monkeypatch.setattr(jobs, "_SILENT_S", 0.05)
+    monkeypatch.setattr(jobs, "_AGAIN_S", 0.0)
+    job = JobDetails(type=JobType.SUBMISSION, submission_id="raydense-index-1", entrypoint="x", status=JobStatus.RUNNING)
+    printed = []
+    assert jobs.Follower(Silent(job), "raydense-index-1", printed.append).follow().status == JobStatus.SUCCEEDED
+    assert "".join(printed) == "first\nsecond\n"
 
 
 def test_a_job_that_never_ran_is_an_error_also_when_quiet(monkeypatch, capsys):
