@@ -55,8 +55,8 @@ def encode(settings: EncodeSettings) -> Artifact:
     if pending:
         actor = partial(PartEncoder, begun=precision_of(there.values(), draft), multiplies=multiplies(settings.model))
         tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
-        parts, left = [{"part": part} for part in pending], sum(pending.values())
-        run_parts(settings, draft, source.unit, parts, left, total, tokenise, actor, prints=made_from["inputs"])
+        parts, sizes = [{"part": part} for part in pending], list(pending.values())
+        run_parts(settings, draft, source.unit, parts, sizes, total, tokenise, actor, prints=made_from["inputs"])
     there = draft.committed()
     notes = [file.note for path, file in there.items() if path.startswith("embeddings-")]
     of = {"corpus": source.fingerprint} if settings.corpus else {"queries": source.fingerprint}

@@ -193,10 +193,14 @@ def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: di
     actor = partial(ContextDrawer, begun=precision_of(committed.values(), draft))
     forget_precision(draft)
     left = sum(part.queries.num_rows for part in pending)
-    with live_line("expand", draft, "contexts", total, total - left):
+    with live_line("expand", draft, "contexts", total, total - left) as committed_now:
+        done = 0
         for record in run("expand", located, rows, tokenise_prompts, actor, **arguments):
             contexts = [_one_line(text) for text in json.loads(record.pop("contexts"))]
-            files.commit(pending[record.pop("part")], contexts, **record)
+            part = pending[record.pop("part")]
+            files.commit(part, contexts, **record)
+            done += part.queries.num_rows
+            committed_now(done)
 
 
 def tokenise_prompts(table: pa.Table, settings: ExpandSettings, draft: Draft, print_: str) -> pa.Table:

@@ -42,8 +42,8 @@ def generate(settings: GenerateSettings) -> Artifact:
     if pending:
         tokenise = partial(tokenise_part, load=load_tokenizer, changes=tuple(changes(settings).items()))
         actor = partial(PartWriter, begun=precision_of(there.values(), draft), changes=changes(settings))
-        parts, left = [{"part": part} for part in pending], sum(pending.values())
-        run_parts(settings, draft, "passages", parts, left, len(store), tokenise, actor, prints=made_from["inputs"])
+        parts, sizes = [{"part": part} for part in pending], list(pending.values())
+        run_parts(settings, draft, "passages", parts, sizes, len(store), tokenise, actor, prints=made_from["inputs"])
     files = draft.committed().values()
     notes = [file.note for file in files]
     return draft.finish(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,22 +38,30 @@ def meters(draft: Draft) -> Path:
 
 
 @contextmanager
-def live_line(name: str, draft: Draft, unit: str, total: int, done_before: int) -> Iterator[None]:
-    """Show the actors' progress, from their meters, until the block ends."""
+def live_line(name: str, draft: Draft, unit: str, total: int, done_before: int) -> Iterator[Callable[[int], None]]:
+    """Show the actors' progress, from their meters, until the block ends.
+
+    The meters of other machines are on these, if the output is in a bucket: call what is yielded with the number that is committed at least.
+    """
     folder = meters(draft)
     for left in folder.glob("*"):
         left.unlink()
-    stop = threading.Event()
+    stop, least = threading.Event(), 0
+
+    def committed(number: int) -> None:
+        nonlocal least
+        least = number
+
     with Progress(name, total, unit, done_before) as progress:
 
         def look() -> None:
             while not stop.wait(_LOOK_EVERY_S):
-                progress.set(min(total, done_before + _sizes(folder.glob("*"))))
+                progress.set(min(total, done_before + max(least, _sizes(folder.glob("*")))))
 
         watcher = threading.Thread(target=look, name="live line", daemon=True)
         watcher.start()
         try:
-            yield
+            yield committed
         finally:
             stop.set()
             watcher.join()

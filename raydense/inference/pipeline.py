@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, cast
 
 import pyarrow as pa
@@ -90,18 +91,19 @@ def run_parts(
     draft: Draft,
     unit: str,
     pending: list[dict[str, Any]],
-    left: int,
+    sizes: list[int],
     total: int,
     tokenise: Callable[..., pa.Table],
     actor: Callable[..., Any],
     **more: Any,
 ) -> None:
-    """`run` over all `pending` parts, whose actors commit files; the live line counts in `unit` and starts at `total` minus `left`."""
+    """`run` over all `pending` parts of these `sizes`, whose actors commit files; the live line counts in `unit` up to `total`."""
     settings, stage = settings.located(), draft.made_from["stage"]
     forget_precision(draft)
-    with live_line(stage, draft, unit, total, total - left):
-        for _ in run(stage, settings, pending, tokenise, actor, settings=settings, draft=draft, **more):
-            pass
+    least = list(accumulate(sorted(sizes)))  # of so many parts, whichever they are
+    with live_line(stage, draft, unit, total, total - sum(sizes)) as committed:
+        for number, _ in enumerate(run(stage, settings, pending, tokenise, actor, settings=settings, draft=draft, **more)):
+            committed(least[number])
 
 
 def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[str, Any]) -> pa.Table:

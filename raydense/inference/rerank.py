@@ -113,8 +113,8 @@ def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str
     there = list(draft.committed().values())
     drops = any("kept" not in file.note for file in there)  # begun by an earlier version: all blocks are alike
     actor = partial(BlockScorer, begun=precision_of(there, draft), drops=drops)
-    left = sum(b["pairs"] for b in pending)
-    run_parts(settings, draft, "pairs", pending, left, pairs, tokenise_block, actor, prints=prints)
+    sizes = [block["pairs"] for block in pending]
+    run_parts(settings, draft, "pairs", pending, sizes, pairs, tokenise_block, actor, prints=prints)
 
 
 @lru_cache(maxsize=1)
