@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from raydense.runtime.progress import say
+from raydense.runtime.ray_internals import autoscaler_state
 
 _WAITS_S, _LOOK_S = 30.0, 5.0
 _LEAVES_S = 5.0  # for a check in progress: none may reach a Ray that is shutting down
@@ -44,5 +46,14 @@ class Waiting:
                 continue
             late = since is not None and now - since > _WAITS_S
             if late and not reported:
-                say(f"{self._stage}: waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`)")
+                say(f"{self._stage}: waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`){_not_added()}")
             reported = late
+
+
+def _not_added() -> str:
+    """What the cluster's autoscaler adds no node for, to end the line: no type of node has it, or there are as many nodes as may be."""
+    with suppress(Exception):  # as in the check above
+        refused = [dict(request.resources_bundle) for request in autoscaler_state().infeasible_resource_requests]
+        if refused:
+            return f"; its autoscaler adds no node for {', '.join(f'{name} {amount:g}' for name, amount in sorted(refused[0].items()))}"
+    return ""
