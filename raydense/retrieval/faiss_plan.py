@@ -119,7 +119,7 @@ def _check_memory(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
         raise InputError(what, "index", " or ".join([*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]))
     if not (elsewhere or _searchable(plan, nodes)):
         what = f"a search of {_named(plan)} needs {size(plan.search_bytes.total)} of memory, and there are {len(nodes)} nodes with {size(sum(nodes))}"
-        fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes), "--elsewhere true if other machines search it"]
+        fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes), "--elsewhere if other machines search it"]
         raise InputError(what, "index", " or ".join(fixes))
 
 

@@ -117,6 +117,11 @@ def test_a_wrong_verb_flag_and_value_are_found():
         _check(["python", "jobs/search_client.py", "--pool", "p"])
 
 
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_flag_that_is_named_alone_takes_no_true_or_false(file):
+    assert not re.findall(r"--[a-z][\w.-]*[ =](?:true|false)\b", file.read_text())  # the command line has --flag and --no-flag
+
+
 def test_commands_are_found_in_the_documents():
     assert len(_commands(ROOT / "README.md")) > 10
     assert all(_commands(file) for file in JOBS)
