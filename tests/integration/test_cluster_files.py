@@ -25,6 +25,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from raydense.cli import app
+from raydense.cli.flags import read
 from raydense.errors import InputError
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import VERBS
@@ -235,6 +236,18 @@ def test_a_job_that_is_tried_again_can_go_on(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_entry_points_are_commands_that_exist(name):
     _check_command(_kubernetes(name)["spec"]["entrypoint"])
+
+
+def test_the_training_is_the_stage_of_the_recipe():
+    _, verb, *flags = shlex.split(_kubernetes("rayjob-joint.yaml")["spec"]["entrypoint"])
+    given = app.commands[verb].make_context(verb, flags).params
+    job = read(VERBS[verb].settings, None, {key: value for key, value in given.items() if key not in ("config", "as_json", "address")})
+    recipe = Recipe.read(ROOT / "jobs" / "recipes" / "rocketqav2-msmarco.yaml", "/data/msmarco")
+    (stage,) = [stage.settings for stage in recipe.stages if stage.name == "joint"]
+    assert job.shaping() == stage.shaping()
+    assert {key: job.value_of(key) for key in ("output", *job.inputs())} == {
+        key: stage.value_of(key) for key in ("output", *stage.inputs())
+    }
 
 
 @pytest.mark.parametrize("file", WITH_COMMENTS, ids=lambda file: file.name)
