@@ -42,17 +42,16 @@ def _methods(verb: str, settings: type[BaseSettings]) -> str:
 def _stage(name: str, settings: type[BaseSettings], beyond: type[BaseSettings] | None = None, head: str = "") -> str:
     known = beyond.all_fields() if beyond else {}
     new = {key: field for key, field in settings.all_fields().items() if key not in known or field.default != known[key].default}
-    rows = [_row(key, field) for key, field in new.items()]
+    rows = [_row(key, field, settings.required(key)) for key, field in new.items()]
     lead = f"{cleandoc(str(settings.__doc__))}\n\n{head}".strip()
     head = f"\n## {name}\n\n{lead}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"
 
 
-def _row(key: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo, required: str) -> str:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     kind = f"input: {extra['artifact']}" if "artifact" in extra else "spread" if "resource" in extra else _type(field.annotation)
-    default = "required" if field.is_required() else _value(field.default)
-    return f"| `{key}` | {kind} | {default} | {field.description} |".replace("|'", "'")
+    return f"| `{key}` | {kind} | {required or _value(field.default)} | {field.description} |".replace("|'", "'")
 
 
 def _type(annotation: object) -> str:

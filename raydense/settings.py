@@ -135,6 +135,14 @@ class BaseSettings(BaseModel):
         return found
 
     @classmethod
+    def required(cls, key: str) -> str:
+        """What help says of a key without a default: "required", or "required with dev" for one of a group that may be left out; else ""."""
+        name, dot, _ = key.partition(".")
+        if not cls.all_fields()[key].is_required():
+            return ""
+        return f"required with {name}" if dot and cls.model_fields[name].default_factory is None else "required"
+
+    @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """The keys that have an effect together with `values`: the defaults of a recipe are applied to these."""
         return set(cls.all_fields())

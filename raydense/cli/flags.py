@@ -93,17 +93,17 @@ class Flag(click.Option):
     section = "Options"
 
 
-def _flag(key: str, field: FieldInfo, section: str) -> Flag:
+def _flag(key: str, field: FieldInfo, section: str, required: str) -> Flag:
     dashed = key.replace("_", "-")
     if _holds(field.annotation, bool):
-        flag = Flag([f"--{dashed}/--no-{dashed}", "value"], default=None, help=_help(field))
+        flag = Flag([f"--{dashed}/--no-{dashed}", "value"], default=None, help=_help(field, required))
     else:
         flag = Flag(
             [f"--{dashed}", "value"],
             default=None,
             multiple=_holds(field.annotation, list),
             metavar=_metavar(field),
-            help=_help(field),
+            help=_help(field, required),
             shell_complete=partial(_complete, field),
         )
     flag.name, flag.section = key, section  # click takes no name with a dot from its list
@@ -142,10 +142,10 @@ def _literals(annotation: Any) -> list[Any]:
     return [value for part in typing.get_args(annotation) for value in _literals(part)]
 
 
-def _help(field: FieldInfo) -> str:
+def _help(field: FieldInfo, required: str) -> str:
     words = field.description or ""
-    if field.is_required():
-        return f"{words}  [required]"
+    if required:
+        return f"{words}  [{required}]"
     default = field.default
     if isinstance(default, list | tuple):
         default = ("," if isinstance(default, tuple) else " ").join(map(str, default))
@@ -156,7 +156,7 @@ def flags_of(settings_class: type[BaseSettings]) -> list[Flag]:
     """A flag for each key of the settings, those that must be given first, and those of groups last."""
     fields = settings_class.all_fields()
     required_first = sorted(fields, key=lambda key: ("." in key, key != "output", not fields[key].is_required()))
-    return [_flag(key, fields[key], _section(settings_class, key, fields[key])) for key in required_first]
+    return [_flag(key, fields[key], _section(settings_class, key, fields[key]), settings_class.required(key)) for key in required_first]
 
 
 def _section(settings_class: type[BaseSettings], key: str, field: FieldInfo) -> str:

@@ -151,6 +151,8 @@ def test_help_lists_each_group_under_its_name():
     assert "dev: measure while it goes on:" in help
     assert "engine: what runs it:" in help
     assert "--dev.every INT" in help
+    assert "--dev.qrels FOLDER  the judgements  [required with dev]" in help  # the group may be left out
+    assert "--corpus FOLDER  the passages  [required]" in help
     assert "--engine.sharded / --no-engine.sharded" in help
     assert "--slope" not in help
     assert "--slope" in call("--kind", "steep", "--help")
