@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help demo test test-long check bench bench-compare setup docs cluster-local clean-demo
 
 help:
-	@echo "make demo    set up, and run the quickstart on a sample data set (about five minutes on two cores)"
+	@echo "make demo    set up, and run the quickstart on a sample data set (5 to 12 minutes on two cores)"
 	@echo "make test    set up, check the code, and run the unit and integration tests, except those marked long"
 	@echo "make test-long  the tests marked long, which make test leaves out"
 	@echo "make check   format, lint, types, layers"
