@@ -11,6 +11,7 @@ import io
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,37 @@ def restore(src: dict[str, Tensor], dst: nn.Module) -> None:
     dst.load_state_dict({**dst.state_dict(), **src})
 
 
+def average_gradients(model: nn.Module) -> None:
+    """Give each weight the mean of its gradients over the workers, where one that has none counts as zeros; none where no worker has one."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    there = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32, device=weights[0].device)
+    dist.all_reduce(there, dist.ReduceOp.MAX)
+    gradients = []
+    for weight, has in zip(weights, there.tolist(), strict=True):
+        if has and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        if weight.grad is not None:
+            gradients.append(weight.grad)
+    for some in _buckets(gradients):
+        flat = torch.cat([gradient.flatten() for gradient in some])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for gradient, mean in zip(some, flat.split([gradient.numel() for gradient in some]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """In their order, in lists of at most `_BUCKET` numbers, or of one."""
+    some: list[Tensor] = []
+    for gradient in gradients:
+        if some and sum(one.numel() for one in some) + gradient.numel() > _BUCKET:
+            yield some
+            some = []
+        some.append(gradient)
+    if some:
+        yield some
+
+
 class Engine(ABC):
     """Holds the model and its optimiser; every worker calls every method at the same time."""
 
@@ -129,18 +161,29 @@ class Engine(ABC):
 
 
 class TorchEngine(Engine):
-    """One process, or PyTorch's DistributedDataParallel over several."""
+    """One process, or PyTorch's DistributedDataParallel over several.
 
-    def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
+    That one averages gradients while the backward pass runs, and waits for one of each weight. With `overlaps` False, for models some of whose
+    weights may get none, they are averaged after it.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1, overlaps: bool = True
+    ) -> None:
         self.module, self.device, self.settings = model.to(device), device, settings
         self.optimizer = make_optimizer(self.module, settings)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=_FIRST_LOSS_SCALE, enabled=precision == "fp16")
         self._mixed = None if precision == "fp32" else DTYPES[precision]
         self._run: nn.Module = self.module
         self._distributed: nn.parallel.DistributedDataParallel | None = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._averages = several and not overlaps
+        if several and overlaps:
             self._distributed = nn.parallel.DistributedDataParallel(self.module, broadcast_buffers=False, gradient_as_bucket_view=True)
             self._run = self._distributed
+        if self._averages:
+            for value in self.module.state_dict().values():
+                dist.broadcast(value, 0)
         self._backwards, self._done = settings.accumulation * pieces, 0
 
     def forward(self, **batch: Any) -> Any:
@@ -156,6 +199,8 @@ class TorchEngine(Engine):
     def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self._averages:
+            average_gradients(self.module)
         self.scaler.unscale_(self.optimizer)
         norm = _clipped(self.module, self.settings.clip)
         if math.isfinite(norm) or self.scaler.is_enabled():  # which then lowers its scale
@@ -313,13 +358,19 @@ def deepspeed_config(
     }
 
 
-def make_engine(model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> Engine:
-    """The engine that the settings name, on this worker's device; `backward` is called for `pieces` pieces of each part."""
+def make_engine(
+    model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1, overlaps: bool = True
+) -> Engine:
+    """The engine that the settings name, on this worker's device; `backward` is called for `pieces` pieces of each part.
+
+    `overlaps` as for `TorchEngine`.
+    """
     torch.backends.cuda.matmul.allow_tf32 = settings.tf32
     if device.type == "cpu":
         use_cpu_layers(model)
-    cls = DeepSpeedEngine if settings.engine.name == "deepspeed" else TorchEngine
-    return cls(model, settings, device, precision, pieces)
+    if settings.engine.name == "deepspeed":
+        return DeepSpeedEngine(model, settings, device, precision, pieces)
+    return TorchEngine(model, settings, device, precision, pieces, overlaps)
 
 
 def tied(settings: LoopSettings) -> bool:

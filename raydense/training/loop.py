@@ -37,7 +37,7 @@ from raydense.training.start_model import load_start
 from raydense.training.status import Status, dev_measured, when
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
 from raydense.training.transfer import Sent, Transfer
-from raydense.training.unused import hide_unused
+from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
 
 FOUND = "micro_batch.txt"
@@ -114,9 +114,8 @@ class Loop:
         self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
         self.decides = next(iter(job.dev), METRIC)  # which step is the best
-        if s.engine.name == "ddp" and worker.workers > 1:
-            hide_unused(model, s, worker.device)
-        self.engine: Engine = make_engine(model, s, worker.device, self.precision, self.pieces)
+        overlaps = s.engine.name != "ddp" or worker.workers == 1 or uses_all_weights(model, s, worker.device)
+        self.engine: Engine = make_engine(model, s, worker.device, self.precision, self.pieces, overlaps)
         self.engine.module.train()
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)

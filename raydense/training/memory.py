@@ -197,10 +197,13 @@ class Outline:
         return 4 * (2 * dimension * held.vectors + _COPIES * held.scores)
 
 
-def longest_batch(model: nn.Module, settings: LoopSettings, pieces: int, device: str | torch.device = "cpu") -> Batch:
-    """A batch of the largest of `pieces`, every text as long as the model's lengths allow, the tokens at its end masked in pre-training."""
+def longest_batch(
+    model: nn.Module, settings: LoopSettings, pieces: int, device: str | torch.device = "cpu", most: int | None = None
+) -> Batch:
+    """A batch of the largest of `pieces`, every text as long as the model's lengths allow, and `most`; in pre-training tokens at its end are masked."""
     method = method_of(settings)
     lengths, masked = method.lengths(model), method.masked(settings)
+    lengths = {name: min(length, most or length) for name, length in lengths.items()}
     batch: Batch = {}
     for name, count in largest_piece(settings, pieces).items():
         shape = (count, lengths[name])

@@ -196,6 +196,42 @@ def test_weights_and_moments_are_those_before_the_stop(legs: dict[str, list[dict
             assert torch.equal(value, after["at the start"][name]), name
 
 
+class Experts(nn.Module):
+    """A weight that nothing uses, and experts of which a batch uses those that its words meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.unused = nn.Embedding(11, 7), nn.Parameter(torch.ones(3))
+        self.experts = nn.ModuleList(nn.Linear(7, 1) for _ in range(11))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.stack([self.experts[int(word)](self.words(word)) for word in input])
+
+
+def by_experts(rank: int, workers: int, folder: str) -> None:
+    """Train the model on one worker or several, with the gradients averaged after the backward pass."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{workers}", rank=rank, world_size=workers)
+    s = settings(workers, engine={"name": "ddp"}, batch_size=8)
+    engine = make_engine(Experts(), s, CPU, "fp32", overlaps=False)
+    losses = train(engine, range(6), rank, workers, s)
+    torch.save((losses, engine.weights()), f"{folder}/{workers}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_workers_whose_batches_use_other_weights_learn_as_one_does(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        run_ranks(by_experts, (workers, str(tmp_path)), workers)
+    (losses, weights), *several = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    for found in several:
+        np.testing.assert_allclose(found[0], losses, rtol=1e-5)
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[1][name], weight, rtol=1e-5, atol=1e-6)
+    assert torch.equal(weights["unused"], torch.ones(3))
+
+
 @given(values=st.integers(0, 40), before=st.integers(1, 6), now=st.integers(1, 6), trimmed=st.booleans())
 def test_shards_are_cut_again_without_loss(values: int, before: int, now: int, trimmed: bool) -> None:
     """Also of fewer values than workers, with the zeros at the end kept (as of moments) or not (as of ZeRO's weights)."""
