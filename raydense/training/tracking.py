@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -18,6 +19,7 @@ from raydense.training.loop_settings import LoopSettings
 
 Send = Callable[[Line], None]
 _AGAIN_S = 300.0  # a tracker's client may itself try for minutes, in which the training is not followed
+_AT_ONCE, _MOST = 100, 10_000  # lines
 
 
 @contextmanager
@@ -39,30 +41,49 @@ def tracking(settings: LoopSettings) -> Iterator[Send]:
         except Exception as error:
             fix = "check its address and account, or give --track none"
             raise InputError(f"{settings.track} could not begin a run ({why(error)})", "track", fix) from error
-        yield _Patient(settings.track, log).send
+        patient = _Patient(settings.track, log)
+        stack.callback(patient.close)
+        yield patient.send
 
 
 class _Patient:
-    """Sends lines in their order; what the tracker does not take is kept, and tried again with a line after some minutes."""
+    """Sends lines in their order. What the tracker does not take is tried again after some minutes, the second time in vain it is left out."""
 
     def __init__(self, name: str, log: Send) -> None:
         self._name, self._log = name, log
-        self._waiting: list[Line] = []
+        self._waiting: deque[Line] = deque(maxlen=_MOST)  # a full one loses its oldest line
+        self._given = self._taken = 0
+        self._failed: Line | None = None
         self._after = 0.0
 
     def send(self, line: Line) -> None:
         self._waiting.append(line)
-        if time.monotonic() < self._after:
-            return
-        try:
-            while self._waiting:
-                self._log(self._waiting[0])
-                del self._waiting[0]
-            self._after = 0.0
-        except Exception as error:
-            if not self._after:
-                say(f"train: {self._name} did not take step {line['step']:,} ({why(error)}); it is tried again, {HISTORY} has every step")
-            self._after = time.monotonic() + _AGAIN_S
+        self._given += 1
+        if time.monotonic() >= self._after:
+            self._try(_AT_ONCE)
+
+    def close(self) -> None:
+        """Try once more what waits, and say what is left out."""
+        self._try(len(self._waiting))
+        if lacks := self._given - self._taken:
+            say(f"train: {self._name} lacks {lacks:,} of {self._given:,} lines; {HISTORY} has all")
+
+    def _try(self, most: int) -> None:
+        for _ in range(min(most, len(self._waiting))):
+            line = self._waiting[0]
+            try:
+                self._log(line)
+                self._taken, self._after = self._taken + 1, 0.0
+            except Exception as error:
+                if not self._after:
+                    say(
+                        f"train: {self._name} did not take step {line['step']:,} ({why(error)}); it is tried again, {HISTORY} has every step"
+                    )
+                self._after = time.monotonic() + _AGAIN_S
+                if self._failed is not line:
+                    self._failed = line
+                    return
+            self._waiting.popleft()
 
 
 def _mlflow(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:

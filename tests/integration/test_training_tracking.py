@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,29 +58,46 @@ def test_a_training_that_fails_ends_its_run_in_mlflow(client: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("again_s", "away", "lacking"),
+    [
+        (0.0, {2: 1}, []),  # tried again with the next line
+        (300.0, {2: 1}, []),  # tried again at the end, with those that waited meanwhile
+        (0.0, {3: 99}, [3]),  # never taken: those after it are
+        (300.0, {4: 1}, []),
+        (300.0, {3: 99}, [3]),
+    ],
+)
 def test_a_tracker_that_is_away_does_not_end_the_training(
-    client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    again_s: float,
+    away: dict[int, int],
+    lacking: list[int],
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server that is away while the second and the third line are sent."""
+    """Its server is a closed port for the first tries of a step."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(tracking_module, "_AGAIN_S", 0.0)
-    away = False
+    monkeypatch.setattr(tracking_module, "_AGAIN_S", again_s)
     mlflow: Any = import_module("mlflow")
+    real, tries = mlflow.log_metrics, Counter()
 
-    def log_metrics(*args: Any, **more: Any) -> None:
-        if away:
+    def log_metrics(values: Any, step: int) -> None:
+        tries[step] += 1
+        if tries[step] <= away.get(step, 0):
             mlflow.MlflowClient("http://127.0.0.1:9").log_metric("run", "loss", 1.0)
-        real(*args, **more)
+        real(values, step=step)
 
-    real = mlflow.log_metrics
     monkeypatch.setattr(mlflow, "log_metrics", log_metrics)
     with tracking(settings(track="mlflow")) as send:
-        for step, away in ((1, False), (2, True), (3, True), (4, False)):  # noqa: B007
+        for step in range(1, 5):
             send({"step": step, "loss": 1.0, "mrr@10 of q&a, new": 0.5})
     run = only_run(client)
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3, 4]
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [step for step in range(1, 5) if step not in lacking]
     assert "mrr_at_10 of q_a_ new" in run.data.metrics
-    assert capsys.readouterr().err.count("mlflow did not take step") == 1
+    said = capsys.readouterr().err
+    assert "mlflow did not take step" in said
+    assert ("mlflow lacks 1 of 4 lines; history.jsonl has all" in said) == bool(lacking)
 
 
 def test_a_run_that_cannot_begin_is_one_line(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
