@@ -24,6 +24,10 @@ class InputError(Exception):
         return " ".join(line.split())
 
 
+class DownloadError(InputError):
+    """A source that could not be read to its end now: the same command, later, goes on."""
+
+
 class InputErrors(InputError):
     """Several faults of one input, found in one reading; the command line prints a line for each."""
 

@@ -12,7 +12,7 @@ from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
-from raydense.errors import InputError, did_you_mean
+from raydense.errors import DownloadError, InputError, did_you_mean
 from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, read_manifest, visible
 
 
@@ -29,7 +29,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     if dataset.done:
         return dataset.done
     intake = Intake(dataset, settings)
-    with _gone_if_refused(dataset.draft, settings, finished):
+    with _gone_if_refused(dataset.draft, finished):
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
@@ -51,7 +51,7 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     made_from = provenance("import_corpus", settings)
     finished = read_manifest(output) is not None
     draft = Draft.open(output, "corpus", made_from)
-    with _gone_if_refused(draft, settings, finished):
+    with _gone_if_refused(draft, finished):
         made = write_corpus(draft, load_format(format).passages(_source(settings)), shard_rows)
         _refuse_changed(settings, made_from)
         return made
@@ -68,20 +68,20 @@ def _source(settings: ImportSettings) -> Path:
 
 def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None:
     """InputError where files changed while they were read, as by a download that still runs."""
-    within = Path(Place.of(settings.output).located).is_relative_to(Place.of(settings.input).located)
-    if not settings.by_name and not within:
+    if not settings.by_name:
         check_unchanged(settings.input, made_from["inputs"]["input"])
 
 
 @contextmanager
-def _gone_if_refused(draft: Draft, settings: ImportSettings, finished: bool) -> Iterator[None]:
+def _gone_if_refused(draft: Draft, finished: bool) -> Iterator[None]:
     """Remove an output whose input was refused, so that the corrected input can be imported to the same folder.
 
     Not one that was `finished` before and is repaired, nor what was made before a download failed: the same command continues it.
     """
     try:
         yield
-    except InputError:
-        if not finished and not (settings.by_name and any(visible(draft.place.files()))):
+    except InputError as error:
+        goes_on = isinstance(error, DownloadError) and any(visible(draft.place.files()))
+        if not (finished or goes_on):
             draft.discard()
         raise

@@ -124,6 +124,22 @@ def test_a_repair_whose_download_fails_keeps_what_is_there(tmp_path, monkeypatch
     assert rd.import_dataset(settings).fingerprint == made.fingerprint
 
 
+def test_what_is_refused_for_its_content_leaves_nothing(tmp_path, monkeypatch) -> None:
+    ir_datasets = pytest.importorskip("ir_datasets")
+    import raydense as rd
+
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(ir_datasets.registry, "_registered", {**ir_datasets.registry._registered})
+    files = {"docs_tsv": "p1\tone\n", "queries_tsv": "q\twhich\n", "qrels_trec": "q 0 p1 1\nq 0 p9 1\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ir_datasets.registry.register("mine/test", ir_datasets.create_dataset(**{name: str(tmp_path / name) for name in files}))
+    settings = {"format": "ir_datasets", "input": "mine/test", "output": str(tmp_path / "out")}
+    with pytest.raises(InputError, match="p9"):
+        rd.import_dataset(rd.ImportSettings(**settings))
+    assert rd.import_dataset(rd.ImportSettings(**settings, strict=False)).rows == 1
+
+
 def test_what_is_exported_loads_in_the_library_and_comes_back(tmp_path, monkeypatch) -> None:
     """A corpus and queries as msmarco and qrels as trec make a data set of ir_datasets; imported again, nothing is lost."""
     ir_datasets = pytest.importorskip("ir_datasets")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from raydense.data.formats.intake import Intake, Passages
-from raydense.errors import InputError, fixable
+from raydense.errors import DownloadError, InputError, fixable
 
 BY_NAME = True
 _STEP = 8_192
@@ -52,7 +52,7 @@ def read(source: Path, intake: Intake) -> None:
 
 
 def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """The result of `records()`; InputError where the library fails to download, check or unpack it."""
+    """The result of `records()`; DownloadError where the library fails to download, check or unpack it."""
     try:
         yield from records()
     except Exception as error:
@@ -60,7 +60,7 @@ def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:
             raise
         reason = " ".join(str(error).split())[:200]
         what = f"ir_datasets could not read it ({type(error).__name__}: {reason})"
-        raise InputError(what, name, "check that this machine can download its files, and run again") from error
+        raise DownloadError(what, name, "check that this machine can download its files, and run again") from error
 
 
 def _documents(name: str, dataset: Any) -> Iterator[pa.Table]:
