@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from raydense.data.store import PassageStore, full_text
@@ -26,12 +27,13 @@ from raydense.training.card import shown_inputs, training_section
 from raydense.training.checkpoints import refuse_other_workers
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
-from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
+from raydense.training.generation_builder import GenerationBuilder, MakeGeneration, wait_for_left_builder
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, lines_of
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
+from raydense.training.memory import many_words
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.registered import newest_state
@@ -57,6 +59,7 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
         return draft.done
     started, named = time.monotonic(), shown_inputs(settings)
     settings = settings.located()
+    wait_for_left_builder(draft.located)
     if not (shared / _RESULT).exists():
         _run(settings, draft, shared, make)
     made = _finish(settings, named, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
@@ -75,8 +78,10 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
-    if settings.model != "tiny":
-        method.check(settings, settings.model)
+    with TemporaryDirectory() as aside:
+        if settings.model == "tiny":
+            method.make_tiny(many_words(), aside, 0)
+        method.check(settings, aside if settings.model == "tiny" else settings.model)
     gpu = require_capacity(settings)
     state = newest_state(shared)
     if state is not None:
@@ -84,10 +89,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         if state.workers != settings.workers:
             say(f"train: {state.step:,} steps were done with {state.workers} worker(s), the rest with {settings.workers}")
     with tracking(settings) as send, Ending(shared, steps) as ending:
-        start = settings.model
-        if settings.model == "tiny":
-            start = _tiny(settings, store, shared)
-            method.check(settings, start)
+        start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)

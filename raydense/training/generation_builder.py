@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from raydense.errors import StorageError
 from raydense.runtime.progress import muted, say
+from raydense.storage import Place
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
@@ -38,7 +39,6 @@ class GenerationBuilder:
         self._thread = threading.Thread(target=self._work, name="refresh", daemon=True)
 
     def __enter__(self) -> Self:
-        self._wait_for_left()
         self._generations.begin()
         if self._generations.last and self._generations.behind:
             self._thread.start()
@@ -53,15 +53,7 @@ class GenerationBuilder:
             if error is None:  # what it went on to write would stand in the finished model's folder
                 say("train: ends when the phase of the refresh is done that is at work")
                 self._thread.join()
-
-    def _wait_for_left(self) -> None:
-        """Wait until the thread of an interrupted training into the same output has ended: it writes the same files."""
-        thread = _LEFT.get(self._generations.output.located)
-        if thread is not None and thread.is_alive():
-            say("train: the interrupted run ends after the phase of the refresh that is at work; waits for it")
-            while thread.is_alive():
-                thread.join(0.5)  # for ever it could not be interrupted
-        _LEFT.pop(self._generations.output.located, None)
+                _LEFT.pop(self._generations.output.located, None)
 
     def make_open(self) -> float:
         """Make all generations whose weights were handed over, until the block has ended; returns the seconds."""
@@ -93,3 +85,13 @@ class GenerationBuilder:
                 with suppress(StorageError):
                     self._generations.give_up(str(error))
                 return
+
+
+def wait_for_left_builder(output: Place) -> None:
+    """Before a training goes on in this process: wait until the thread of the interrupted one has ended, which writes the same files."""
+    thread = _LEFT.get(output.located)
+    if thread is not None and thread.is_alive():
+        say("train: the interrupted run ends after the phase of the refresh that is at work; waits for it")
+        while thread.is_alive():
+            thread.join(0.5)  # for ever it could not be interrupted
+    _LEFT.pop(output.located, None)

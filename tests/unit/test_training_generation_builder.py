@@ -11,7 +11,7 @@ import torch
 
 from raydense.errors import InputError
 from raydense.storage import WORK, Place
-from raydense.training.generation_builder import GenerationBuilder
+from raydense.training.generation_builder import GenerationBuilder, wait_for_left_builder
 from raydense.training.generations import Generations
 from raydense.training.settings import TrainSettings
 
@@ -72,6 +72,7 @@ def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp
         interrupted()
     assert fault.exists()
     assert made == []
+    wait_for_left_builder(Place.of(tmp_path))
     with GenerationBuilder(None, settings, "tiny", Generations(Place.of(tmp_path), 20, 20), {}):
         assert made == [1], "and not the second one: the training had ended"
         assert not fault.exists()
