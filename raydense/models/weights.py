@@ -126,12 +126,30 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
             f"its config cannot be used ({first_line(error)})", inner, "give a model of a family that transformers has"
         ) from error
     if dropout is not None:
-        names = [name for name, value in config.to_dict().items() if _is_dropout(name, value)]
-        if dropout and not names:
-            raise InputError(f"a {config.model_type} has no dropout", inner, "leave dropout out")
-        for name in names:
-            setattr(config, name, dropout)
+        found = list(_dropouts(config))
+        if dropout and not found:
+            raise InputError(f"models of the family {config.model_type} have no dropout", inner, "leave dropout out")
+        for part, name in found:
+            _set_dropout(part, name, dropout, inner)
     return config
+
+
+def _set_dropout(config: PretrainedConfig, name: str, dropout: float, inner: Path) -> None:
+    if getattr(config, name) == dropout:
+        return
+    try:
+        setattr(config, name, dropout)
+    except Exception as error:  # MPT's attention takes whole numbers alone
+        raise InputError(f"its {name} takes no {dropout:g} ({first_line(error)})", inner, "leave dropout out") from error
+
+
+def _dropouts(config: PretrainedConfig) -> Iterator[tuple[PretrainedConfig, str]]:
+    """The dropouts of a config and of the configs in it, as those of encoder and decoder."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            yield from _dropouts(value)
+        elif _is_dropout(name, value):
+            yield config, name
 
 
 def _is_dropout(name: str, value: object) -> bool:
