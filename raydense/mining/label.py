@@ -77,8 +77,8 @@ def label(settings: LabelSettings) -> Artifact:
             draft.discard()
             raise
         what, where, fix = error.args
-        kept = f"with another output; the scores are kept: give them as run, {scored.place}, without model"
-        raise InputError(what, where, f"{fix}, {kept}") from None
+        kept = f"for other thresholds, negatives, shortage or qrels give another output, and the scores that are kept as run, {scored.place}, without model"
+        raise InputError(what, where, f"{fix}; {kept}") from None
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint, "depth": labeller.depth}
     files = [draft.read(file.path) for file in parts]
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
