@@ -85,13 +85,15 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
     The names of inputs in a list are part of it, since the output shows them; so is the commit of a model of the Hub.
-    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
+    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes, and where the output would lie in it.
     """
     inputs: dict[str, Any] = {}
     names: list[str] = []
     commits: dict[str, str] = {}
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
+        if kind == "source":
+            _refuse_inside(settings.output, [path for _, path in named_folders(value)] if isinstance(value, list) else [value])
         if isinstance(value, list):
             pairs = named_folders(value)
             inputs[key] = [_input_fingerprint(folder, kind) for _, folder in pairs]
@@ -102,6 +104,14 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
                 commits[key] = model_place(value).located
     more = {"names": names, "commits": commits}
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
+
+
+def _refuse_inside(output: str, sources: list[str | None]) -> None:
+    """InputError where an output lies in a folder that it is made from: the next look at that folder would take it for a part of it."""
+    place = Path(Place.of(output).located)
+    for source in sources:
+        if source is not None and place.is_relative_to(Place.of(source).located):
+            raise InputError(f"lies in {source}, which it is made from", output, "give an --output outside of it")
 
 
 def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:

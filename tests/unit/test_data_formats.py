@@ -346,6 +346,16 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path, monke
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("output", ["out", "a/b/out", ""])
+def test_an_output_in_its_own_source_is_refused(tmp_path: Path, output: str) -> None:
+    """The source would be another one from then on, and the same command refused."""
+    source = msmarco(tmp_path / "in")
+    before = sorted(source.rglob("*"))
+    with pytest.raises(InputError, match=r"lies in \S+/in, which it is made from; give an --output outside of it"):
+        imported("msmarco", source, source / output)
+    assert sorted(source.rglob("*")) == before
+
+
 # --- MS MARCO ---
 
 
