@@ -86,7 +86,8 @@ def drawing(salt: str, width: float, height: float) -> Iterator[tuple[Any, io.St
     from matplotlib.figure import Figure
 
     stream = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif", "font.size": 9}):
+    fonts: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+    with matplotlib.rc_context({**fonts, "svg.hashsalt": salt, "text.parse_math": False}):  # names of stages in labels begin with a dollar
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)

@@ -79,11 +79,17 @@ class Sweep:
         where = f"{file}: sweep"
         root = Place.of(output)
         variants = _variants(grid, content, where, faults)
+        swept = [str(key) for key in grid if key != "variants"]
+        variants = {name: by_hand for name, by_hand in variants.items() if isinstance(by_hand, dict)}
+        for name, by_hand in variants.items():
+            for key in by_hand:
+                for other in (one for one in swept if _overlap(str(key), one)):
+                    faults.add(f"is swept, as {other}", f"{where}.variants.{name}.{key}", "leave one of them out")
         for change in changes:
             key = change.partition("=")[0]
-            if key in grid:
+            if any(_overlap(key, one) for one in swept):
                 faults.add("is swept", f"--set {change}", f"change it in {file}")
-            elif setting := [name for name, by_hand in variants.items() if key in by_hand]:
+            elif setting := [name for name, by_hand in variants.items() if any(_overlap(key, str(one)) for one in by_hand)]:
                 faults.add(f"is what the variants {', '.join(setting)} set", f"--set {change}", f"change it in {file}")
         faults.refuse()
         rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
@@ -94,6 +100,11 @@ class Sweep:
             trials.append(_trial(named, seed, by_hand | of_row | of_seed, wheres, content, root, file))
         _refuse_same(trials, where)
         return cls(root, tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two keys are the same, or one is of a group that the other changes as a whole."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _is_seed(key: object) -> bool:
@@ -148,16 +159,19 @@ def _point(grid: dict[str, Any], keys: list[str]) -> list[tuple[str, dict[str, A
 def _axis(points: list[tuple[str, dict[str, Any]]]) -> Axis | None:
     """The one key of the points that has several numbers, where no other has; the other keys that differ name the lines of the chart."""
     every = {key: list({_word(point[key]): point[key] for _, point in points}.values()) for key in points[0][1]}
-    numbers = [key for key, values in every.items() if len(values) > 1 and all(map(_is_number, values))]
+    numbers = [key for key, values in every.items() if len(values) > 1 and None not in map(_number, values)]
     if len(numbers) != 1:
         return None
     others = [key for key, values in every.items() if key not in numbers and len(values) > 1]
     lines = {name: ", ".join(_word(point[key]) for key in others) for name, point in points}
-    return Axis(numbers[0], {name: point[numbers[0]] for name, point in points}, lines)
+    return Axis(numbers[0], {name: _number(point[numbers[0]]) for name, point in points}, lines)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(value: Any) -> Any:
+    """The number that a value is, or that its text is: YAML reads 1e-5 as text; None for others."""
+    if isinstance(value, str):
+        return float(value) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", value, re.IGNORECASE) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _word(value: Any) -> str:

@@ -100,6 +100,8 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     values = {"train.alpha=0": 0, "train.alpha=0.5": 0.5}
     assert axis("{train.alpha: [0, 0.5], seed: [1, 2]}") == Axis("train.alpha", values, dict.fromkeys(values, ""))
     assert axis("{train.alpha: [0, 0.5], train.temperature: [1, 2]}") is None
+    rates = {"train.lr=1e-5": 1e-5, "train.lr=3E-5": 3e-5}
+    assert axis("{train.lr: [1e-5, 3E-5]}") == Axis("train.lr", rates, dict.fromkeys(rates, "")), "text to YAML"
     assert axis("{train.alpha: [0.5], seed: [1, 2]}") is None
     assert axis("{train.precision: [fp32, bf16]}") is None
     assert axis("{train.alpha: [0, 0.5], variants: {a: {}, b: {train.lr: 1}}}") is None
@@ -160,6 +162,8 @@ def test_the_bars_have_each_run_and_where_there_are_several_each_variant():
     assert {"BM25", "DPR, one", "DPR, two"} <= set(words(several))
     assert several == bars_svg({"BM25": {"one": row(0.2, None)}, "DPR": {"one": row(0.4, 0.1), "two": row(0.3, 0.1)}})
     assert bars_svg({"DPR": {"one": {"metrics": {}}}}) == ""
+    stages = "retriever.examples=$mine_1_easy, retriever.model=$pre_2_x"
+    assert f"DPR, {stages}" in words(bars_svg({"DPR": {stages: row(0.4, 0.1), "two": row(0.3, 0.1)}}))
 
 
 def test_what_is_the_same_is_shared(tmp_path):
@@ -246,6 +250,11 @@ def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp
         ("sweep: {variants: {one: {}, two: {train.alpha: 0.1}}}", "sweep: (two) makes the same as (one)"),
         ("sweep: {variants: {a b: {}, a/b: {train.alpha: 0}}}", "sweep: two trials are called 'a-b'"),
         ("sweep: {data.output: [a]}", "stages.data.output: stages of a sweep are given their folders"),
+        (
+            "sweep: {train.refresh.every: [1, 2], variants: {with: {}, without: {train.refresh: null}}}",
+            "sweep.variants.without.train.refresh: is swept, as train.refresh.every; leave one of them out",
+        ),
+        ("sweep: {train.alpha: [0.1], variants: {a: {train.alpha: 0.5}}}", "sweep.variants.a.train.alpha: is swept, as train.alpha"),
         ("sweep: {seed: [1]}\ndefualts: {}", "defualts: unknown key; did you mean 'defaults'?"),
     ],
 )
@@ -273,6 +282,8 @@ def test_a_swept_recipe_needs_a_report_and_no_change_of_what_is_swept(tmp_path):
         read(write(tmp_path, "stages: {data: {do: sample}}\nsweep: {seed: [1]}"))
     with pytest.raises(InputError, match="--set seed=3: is swept"):
         read(write(tmp_path), changes=("seed=3",))
+    with pytest.raises(InputError, match=r"--set train\.refresh=null: is swept"):
+        read(write(tmp_path, with_sweep("sweep: {train.refresh.every: [1, 2]}")), changes=("train.refresh=null",))
     with pytest.raises(InputError, match=r"--set train\.alpha=3: is what the variants low, high set"):
         read(
             write(tmp_path, with_sweep("sweep: {variants: {low: {train.alpha: 0.1}, high: {train.alpha: 0.5}, same: {}}}")),
