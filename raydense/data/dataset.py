@@ -51,7 +51,7 @@ class DatasetDraft:
         self.made_from = made_from
         self.draft = Draft.open(output, "dataset", made_from)
         self._parts: dict[str, Artifact] = {}
-        if self.draft.done and any(_is_damaged(self.draft.place / name) for name in self.draft.done.summary["parts"]):
+        if self.draft.done and is_damaged(self.draft.place):
             self.draft.reopen()
         self.done = self.draft.done
 
@@ -85,9 +85,10 @@ class DatasetDraft:
         return self.draft.finish(rows, parts=parts, **summary)
 
 
-def _is_damaged(place: Place) -> bool:
+def is_damaged(place: Place) -> bool:
+    """Whether a file of an artifact, or of a part of a data set, is missing or not of its size: its stage makes it again."""
     try:
-        Artifact.open(place)
+        artifact = Artifact.open(place)
     except InputError:
         return True
-    return False
+    return artifact.kind == "dataset" and any(is_damaged(artifact.place / name) for name in artifact.summary.get("parts", ()))

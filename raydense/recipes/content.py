@@ -183,6 +183,8 @@ def _parsed(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise InputError("has no '='", f"--set {change}", "give stage.key=value, or seed=value")
+    if re.search(r"(^|\s)#", text) and text.lstrip()[:1] not in "'\"[{":
+        return key, text  # YAML would take the end of it for a comment
     try:
         return key, yaml.safe_load(text) if text else ""
     except (yaml.YAMLError, RecursionError):

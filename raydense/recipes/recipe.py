@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from raydense.data.dataset import is_damaged
 from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
@@ -95,6 +96,8 @@ def state(stage: Stage) -> tuple[str, str]:
         other = differences(there, made_from)
         if other:
             return "changed", f"made from something else ({other}); delete {folder} to make it again"
+        if is_damaged(folder):
+            return "begun", "as a file is missing or damaged"
         return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
     if begun is not None:
         other = differences(there, made_from)
@@ -107,7 +110,7 @@ def state(stage: Stage) -> tuple[str, str]:
 def _refuse_unmade(stage: Stage) -> None:
     """InputError where an earlier stage has not made what this one reads, whose folder may look like the name of a model on the Hub."""
     for folder in stage.folders:
-        if read_manifest(folder) is None:
+        if read_manifest(folder) is None or is_damaged(Place.of(folder)):
             raise InputError("is not finished", folder, "run the stage that makes it")
 
 
@@ -198,7 +201,8 @@ def run_stage(stage: Stage, output: Place, label: str) -> tuple[Any, float]:
     try:
         artifact = stage.run()
     finally:
-        took[stage.name] = took.get(stage.name, 0.0) + time.monotonic() - begun
+        before = took.get(stage.name, 0.0) if status == "begun" else 0.0
+        took[stage.name] = before + time.monotonic() - begun
         _keep_seconds(output, took)
     say(f"{label}: done in {duration(time.monotonic() - begun)}")
     return artifact, took[stage.name]

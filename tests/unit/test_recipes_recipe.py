@@ -215,6 +215,11 @@ def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
     assert Recipe.read(tmp_path / "scifact.yaml", "out").stages[7].settings.epochs == 4
 
 
+@pytest.mark.parametrize(("text", "value"), [("Run #2", "Run #2"), ("#2", "#2"), ("'Run #2'", "Run #2"), ("a#b", "a#b"), ("1e-5", "1e-5")])
+def test_a_number_sign_of_the_command_line_begins_no_comment(recipe, text, value):
+    assert Recipe.read(recipe, "out", (f"report.title={text}",)).stages[-1].settings.title == value
+
+
 @pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
 def test_a_change_of_what_is_not_there_is_refused(recipe, change):
     with pytest.raises(InputError):
@@ -232,6 +237,10 @@ def test_state_follows_the_folder(recipe, tmp_path):
     assert state(data) == ("begun", "1 file committed")
     draft.finish(0)
     assert state(data)[0] == "done"
+    Path(data.settings.output, "one").unlink()
+    assert state(data) == ("begun", "as a file is missing or damaged")
+    assert state(words)[0] == "waits"
+    Path(data.settings.output, "one").write_text("one")
     changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
     status, words_ = state(changed)
     assert status == "changed"
