@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -93,6 +94,8 @@ def _questions() -> Iterator[str]:
         import readline  # noqa: F401 - gives `input` line editing and its history
 
         say("search: write a question; Ctrl-D ends")
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, and the others are answered
     while True:
         try:
             line = input("? ") if typed else next(sys.stdin)

@@ -205,6 +205,12 @@ class AnalyseSettings(Settings):
     sample: int = setting(100, "how many of the queries are looked at, drawn at random", ge=1)
     seed: int = setting(42, "random seed of the draw", ge=0, lt=2**63)
 
+    @model_validator(mode="after")
+    def _fits_itself(self) -> Self:
+        if self.teacher is None:
+            self._refuse_given(["s_pos"], "an analysis without a teacher")
+        return self
+
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the hits to read, and with the passages to count where no index is given."""
         run, corpus = known.of(self.run), known.of(self.corpus)

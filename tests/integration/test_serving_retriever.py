@@ -224,6 +224,12 @@ def test_questions_of_a_pipe_and_of_a_terminal(world: World) -> None:
     lines = "fever\n\nred fox\n"
     done = subprocess.run(words, input=lines, capture_output=True, text=True, env=environment(), check=True)
     assert [json.loads(line)["question"] for line in done.stdout.splitlines()] == ["fever", "red fox"]
+    mixed = subprocess.run(
+        words, input=b"fever\nfi\xe8vre\nred fox\n", capture_output=True, env={**environment(), "PYTHONIOENCODING": "utf-8"}
+    )
+    assert mixed.returncode == 2
+    assert [json.loads(line)["question"] for line in mixed.stdout.splitlines()] == ["fever", "red fox"], "what is no text is refused alone"
+    assert b"Traceback" not in mixed.stderr
     table = subprocess.run(words[:-1], input=lines, capture_output=True, text=True, env=environment(), check=True).stdout
     assert [part.split("\n")[0] for part in table.rstrip().split("\n\n")] == ["fever", "red fox"]
     parent, child = pty.openpty()

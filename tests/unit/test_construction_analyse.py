@@ -221,6 +221,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_left(tmp_path, capsys):
         ({}, "has a positive among the first 5 hits of every query"),
         ({"teacher": str(tmp_path / "run")}, "has no scores of a re-ranker"),
         ({"corpus": str(tmp_path / "run")}, "run"),
+        ({"s_pos": 0.5}, "an analysis without a teacher does not use s_pos"),
     ):
         with pytest.raises(InputError, match=message):
             analyse_in(tmp_path, **more)

@@ -259,6 +259,11 @@ CARDS = {
         "configs:\n- config_name: corpus\n  data_files: c/*\n",
         r"README\.md: data_files names c/\*, which is not there",
     ),
+    "a pattern that is none": (
+        "configs:\n- config_name: corpus\n  data_files: c/**.parquet\n",
+        r"README\.md: data_files names 'c/\*\*\.parquet': Invalid pattern",
+    ),
+    "no pattern": ("configs:\n- config_name: corpus\n  data_files: ''\n", r"README\.md: data_files names '': Unacceptable pattern"),
     "no paths": ("configs:\n- config_name: corpus\n  data_files: [{split: x}]\n", r"README\.md: data_files has \{'split': 'x'\}"),
     "no corpus": ("configs: []\n", r"holds no corpus; add corpus/\*\.parquet"),
     "no YAML": ("configs: [\n", r"README\.md: its front matter is not YAML"),

@@ -84,7 +84,12 @@ def _patterns(listed: object, source: Path) -> Iterator[tuple[str, str]]:
 def _matching(source: Path, pattern: str) -> list[Path]:
     if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
         raise InputError(f"data_files names files elsewhere: {pattern}", source / "README.md", "give paths in its folder")
-    files = sorted(source.glob(pattern))
+    try:
+        files = sorted(source.glob(pattern))
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"data_files names {pattern!r}: {error}", source / "README.md", "give paths in its folder, as data/*.parquet"
+        ) from None
     if not files:
         raise InputError(f"data_files names {pattern}, which is not there", source / "README.md", "get the folder again")
     return files
