@@ -69,13 +69,13 @@ def persisted_checkpoint(name: str) -> Any:
 
 
 def autoscaler_state() -> Any:
-    """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public."""
-    import ray
+    """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public. An error if no Ray runs."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated import autoscaler_pb2
+    from ray.runtime_context import get_runtime_context  # `ray.get_runtime_context` would start a Ray
 
     reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
-    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
+    reply.ParseFromString(GcsClient(get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
     return reply.autoscaling_state
 
 

@@ -106,9 +106,11 @@ def average_gradients(model: nn.Module) -> None:
         if weight.grad is not None:
             gradients.append(weight.grad)
     for some in _buckets(gradients):
-        flat = torch.cat([gradient.flatten() for gradient in some])
+        flat = some[0] if len(some) == 1 and some[0].is_contiguous() else torch.cat([gradient.flatten() for gradient in some])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
+        if flat is some[0]:
+            continue
         for gradient, mean in zip(some, flat.split([gradient.numel() for gradient in some]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 

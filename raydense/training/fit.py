@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from raydense.data.store import PassageStore, full_text
+from raydense.errors import InputError
 from raydense.models.model_card import add_section
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
@@ -78,10 +79,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
-    with TemporaryDirectory() as aside:
-        if settings.model == "tiny":
-            method.make_tiny(many_words(), aside, 0)
-        method.check(settings, aside if settings.model == "tiny" else settings.model)
+    _check_model(settings)
     gpu = require_capacity(settings)
     state = newest_state(shared)
     if state is not None:
@@ -97,6 +95,20 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
             result = _train(job, gpu, state.step if state else 0, Followed(job, send, ending), builder)
             (shared / _RESULT).write_text(json.dumps(result))
+
+
+def _check_model(settings: LoopSettings) -> None:
+    """InputError where the method could not begin with the model, or with a tiny one: that one is made later, after the output is begun."""
+    method = method_of(settings)
+    if settings.model != "tiny":
+        return method.check(settings, settings.model)
+    with TemporaryDirectory() as aside:
+        method.make_tiny(many_words(), aside, 0)
+        try:
+            method.check(settings, aside)
+        except InputError as error:
+            what, where, fix = error.args
+            raise InputError(what, "model tiny" if where == aside else where, fix) from None
 
 
 def _train(job: Job, gpu: bool, done: int, followed: Followed, builder: GenerationBuilder) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Loop:
         self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
         self.decides = next(iter(job.dev), METRIC)  # which step is the best
-        overlaps = s.engine.name != "ddp" or worker.workers == 1 or uses_all_weights(model, s, worker.device)
+        overlaps = s.engine.name != "ddp" or worker.workers == 1 or uses_all_weights(model, s)
         self.engine: Engine = make_engine(model, s, worker.device, self.precision, self.pieces, overlaps)
         self.engine.module.train()
         self.log = Log(job.shared, worker)

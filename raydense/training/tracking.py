@@ -47,13 +47,13 @@ def tracking(settings: LoopSettings) -> Iterator[Send]:
 
 
 class _Patient:
-    """Sends lines in their order. What the tracker does not take is tried again after some minutes, the second time in vain it is left out."""
+    """Sends lines in their order. What the tracker does not take is tried again after some minutes, and left out if it takes the next one instead."""
 
     def __init__(self, name: str, log: Send) -> None:
         self._name, self._log = name, log
         self._waiting: deque[Line] = deque(maxlen=_MOST)  # a full one loses its oldest line
         self._given = self._taken = 0
-        self._failed: Line | None = None
+        self._refused: Line | None = None  # the first that waits, if it was tried before
         self._after = 0.0
 
     def send(self, line: Line) -> None:
@@ -69,21 +69,29 @@ class _Patient:
             say(f"train: {self._name} lacks {lacks:,} of {self._given:,} lines; {HISTORY} has all")
 
     def _try(self, most: int) -> None:
-        for _ in range(min(most, len(self._waiting))):
-            line = self._waiting[0]
-            try:
-                self._log(line)
-                self._taken, self._after = self._taken + 1, 0.0
-            except Exception as error:
-                if not self._after:
-                    say(
-                        f"train: {self._name} did not take step {line['step']:,} ({why(error)}); it is tried again, {HISTORY} has every step"
-                    )
-                self._after = time.monotonic() + _AGAIN_S
-                if self._failed is not line:
-                    self._failed = line
-                    return
-            self._waiting.popleft()
+        for _ in range(most):
+            if not self._waiting:
+                return
+            first = self._waiting[0]
+            if self._takes(first):
+                self._waiting.popleft()
+            elif self._refused is first and len(self._waiting) > 1 and self._takes(self._waiting[1]):
+                self._waiting.popleft(), self._waiting.popleft()
+            else:
+                self._refused, self._after = first, time.monotonic() + _AGAIN_S
+                return
+            self._after = 0.0
+
+    def _takes(self, line: Line) -> bool:
+        try:
+            self._log(line)
+        except Exception as error:
+            if not self._after:
+                say(f"train: {self._name} did not take step {line['step']:,} ({why(error)}); it is tried again, {HISTORY} has every step")
+                self._after = time.monotonic()
+            return False
+        self._taken += 1
+        return True
 
 
 def _mlflow(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:

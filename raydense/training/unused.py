@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -12,18 +14,12 @@ from raydense.training.pieces import texts_of
 _TOKENS = 16
 
 
-def uses_all_weights(model: nn.Module, settings: LoopSettings, device: torch.device) -> bool:
-    """Whether a forward and a backward pass of a few tokens of each kind of text give every trained weight a gradient.
+def uses_all_weights(model: nn.Module, settings: LoopSettings) -> bool:
+    """Whether a forward and a backward pass of a few tokens of each kind of text, on the CPU, give every trained weight a gradient.
 
-    `model` is then on `device`; random numbers and gradients are as before.
+    Random numbers are as before. It is a copy of the model that runs: BigBird changes its attention for good where a text is short.
     """
-    model.to(device)
-    training = model.training
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        forward_and_back(model.train(), longest_batch(model, settings, max(texts_of(settings).values()), device, _TOKENS))
-    model.train(training)
-    used = all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
-    model.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # what a trial took is not what the training takes
-    return used
+    trial = copy.deepcopy(model).to("cpu").train()
+    with torch.random.fork_rng(devices=[]):
+        forward_and_back(trial, longest_batch(trial, settings, max(texts_of(settings).values()), "cpu", _TOKENS))
+    return all(weight.grad is not None for weight in trial.parameters() if weight.requires_grad)

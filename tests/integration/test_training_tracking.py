@@ -64,6 +64,7 @@ def test_a_training_that_fails_ends_its_run_in_mlflow(client: Any) -> None:
         (0.0, {2: 1}, []),  # tried again with the next line
         (300.0, {2: 1}, []),  # tried again at the end, with those that waited meanwhile
         (0.0, {3: 99}, [3]),  # never taken: those after it are
+        (0.0, {2: 2, 3: 1}, []),  # away for longer than two tries
         (300.0, {4: 1}, []),
         (300.0, {3: 99}, [3]),
     ],

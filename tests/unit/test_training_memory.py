@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from training_data import TrainingData, make_training_data
-from transformers import BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel, BigBirdConfig, BigBirdModel
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
@@ -35,6 +35,7 @@ from raydense.training.micro_batch import (
 )
 from raydense.training.pieces import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
+from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
 
 CPU = torch.device("cpu")
@@ -378,3 +379,25 @@ def test_a_micro_batch_that_is_none_is_refused(data: TrainingData, wrong: Any) -
     with pytest.raises(InputError, match="auto") as caught:
         TrainSettings.read(values, "--")
     assert str(caught.value).count("--micro-batch") == 1
+
+
+@pytest.mark.parametrize("method", ["retriever", "separate encoders", "reranker", "joint", "static", *PRETRAINING])
+def test_every_method_uses_all_weights(data: TrainingData, method: str) -> None:
+    asked = deep(data, method, dropout=0.1)
+    model, before = loaded(asked), torch.random.get_rng_state()
+    assert uses_all_weights(model, asked)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_family_that_changes_for_short_texts_is_left_as_it_is(data: TrainingData, tmp_path: Path) -> None:
+    """BigBird's pooler takes no part in a re-ranker's score, and its sparse attention gives way for good to a full one."""
+    tokenizer = AutoTokenizer.from_pretrained(str(data.root / "start"), local_files_only=True)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "block_size": 8}
+    BigBirdModel(BigBirdConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **size)).save_pretrained(tmp_path / "bird")
+    tokenizer.save_pretrained(str(tmp_path / "bird"))
+    asked = settings(data, "reranker", model=str(tmp_path / "bird"), pair_length=512)
+    model = loaded(asked)
+    before = [type(module) for module in model.modules()]
+    assert not uses_all_weights(model, asked)
+    assert [type(module) for module in model.modules()] == before
