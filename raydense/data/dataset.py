@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.storage import MANIFEST, Artifact, Draft, Place
+from raydense.storage import MANIFEST, Artifact, Draft, Place, read_manifest
 
 
 def refuse_part_name(name: str, where: Callable[[], object]) -> None:
@@ -51,7 +51,7 @@ class DatasetDraft:
         self.made_from = made_from
         self.draft = Draft.open(output, "dataset", made_from)
         self._parts: dict[str, Artifact] = {}
-        if self.draft.done and is_damaged(self.draft.place):
+        if self.draft.done and any(_is_damaged(self.draft.place / name) for name in self.draft.done.summary["parts"]):
             self.draft.reopen()
         self.done = self.draft.done
 
@@ -85,10 +85,20 @@ class DatasetDraft:
         return self.draft.finish(rows, parts=parts, **summary)
 
 
-def is_damaged(place: Place) -> bool:
-    """Whether a file of an artifact, or of a part of a data set, is missing or not of its size: its stage makes it again."""
+def damaged_file(place: Place) -> str | None:
+    """A file of a finished artifact, or of a part of a data set, that is missing or not of its size: the same command makes it again."""
+    manifest = read_manifest(place)
+    if manifest is None:
+        return MANIFEST
+    artifact = Artifact(place, manifest)
+    own = next((file.path for file in artifact.damaged()), None)
+    parts = artifact.summary.get("parts", ()) if artifact.kind == "dataset" and own is None else ()
+    return own or next((f"{name}/{found}" for name in parts if (found := damaged_file(place / name))), None)
+
+
+def _is_damaged(place: Place) -> bool:
     try:
-        artifact = Artifact.open(place)
+        Artifact.open(place)
     except InputError:
         return True
-    return artifact.kind == "dataset" and any(is_damaged(artifact.place / name) for name in artifact.summary.get("parts", ()))
+    return False

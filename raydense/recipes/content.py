@@ -183,12 +183,14 @@ def _parsed(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise InputError("has no '='", f"--set {change}", "give stage.key=value, or seed=value")
-    if re.search(r"(^|\s)#", text) and text.lstrip()[:1] not in "'\"[{":
-        return key, text  # YAML would take the end of it for a comment
     try:
-        return key, yaml.safe_load(text) if text else ""
+        value = yaml.safe_load(text) if text else ""
     except (yaml.YAMLError, RecursionError):
         raise InputError(f"{text[:80]!r} is not YAML", f"--set {key}", "put quotes around it") from None
+    cut = re.split(r"(?:^|\s)#", text, maxsplit=1)[0].strip()
+    if cut != text.strip() and (value == cut or not cut):  # YAML took the end of a text for a comment
+        return key, text
+    return key, value
 
 
 def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:

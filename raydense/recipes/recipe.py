@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raydense.data.dataset import is_damaged
+from raydense.data.dataset import damaged_file
 from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
@@ -39,9 +39,11 @@ from raydense.storage import (
     differences,
     provenance_of,
     read_manifest,
+    refuse_inside,
 )
 
 _TOOK = "seconds.json"
+_TRAININGS = ("train", "pretrain")  # a lost file costs a whole training: that is not begun unasked
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,11 @@ class Recipe:
 
 
 def state(stage: Stage) -> tuple[str, str]:
-    """`done`, `changed`, `begun`, `ready` or `waits`, with a few words on it; looks at folders and computes nothing."""
+    """`done`, `changed`, `begun`, `ready`, `waits` or `wrong`, with a few words on it; looks at folders and computes nothing."""
+    try:
+        refuse_inside(stage.settings)
+    except InputError as error:
+        return "wrong", str(error)
     folder = Place.of(stage.settings.output)
     manifest = read_manifest(folder)
     begun = None if manifest else begun_from(folder)
@@ -96,8 +102,8 @@ def state(stage: Stage) -> tuple[str, str]:
         other = differences(there, made_from)
         if other:
             return "changed", f"made from something else ({other}); delete {folder} to make it again"
-        if is_damaged(folder):
-            return "begun", "as a file is missing or damaged"
+        if stage.verb not in _TRAININGS and (damaged := damaged_file(folder)):
+            return "begun", f"as {damaged} is missing or damaged"
         return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
     if begun is not None:
         other = differences(there, made_from)
@@ -110,7 +116,7 @@ def state(stage: Stage) -> tuple[str, str]:
 def _refuse_unmade(stage: Stage) -> None:
     """InputError where an earlier stage has not made what this one reads, whose folder may look like the name of a model on the Hub."""
     for folder in stage.folders:
-        if read_manifest(folder) is None or is_damaged(Place.of(folder)):
+        if read_manifest(folder) is None:
             raise InputError("is not finished", folder, "run the stage that makes it")
 
 

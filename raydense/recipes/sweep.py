@@ -19,7 +19,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from raydense.recipes.content import apply, recipe_content, without_nulls
 from raydense.recipes.planning import Measured, Prices
 from raydense.recipes.recipe import Recipe, plan, state
 from raydense.recipes.stage import VERBS, Stage
+from raydense.settings import flat
 from raydense.storage import Artifact, Place, digest_of, named_folders
 
 _LONGEST = 120  # characters of the name of a trial's folder
@@ -80,10 +81,12 @@ class Sweep:
         root = Place.of(output)
         variants = _variants(grid, content, where, faults)
         swept = [str(key) for key in grid if key != "variants"]
+        for one, other in ((one, other) for one, other in combinations(swept, 2) if _overlap(one, other)):
+            faults.add(f"is swept, as {other}", f"{where}.{one}", "leave one of them out")
         variants = {name: by_hand for name, by_hand in variants.items() if isinstance(by_hand, dict)}
         for name, by_hand in variants.items():
-            for key in by_hand:
-                for other in (one for one in swept if _overlap(str(key), one)):
+            for key, value in by_hand.items():
+                for other in (one for one in swept if _hides(one, str(key), value)):
                     faults.add(f"is swept, as {other}", f"{where}.variants.{name}.{key}", "leave one of them out")
         for change in changes:
             key = change.partition("=")[0]
@@ -105,6 +108,13 @@ class Sweep:
 def _overlap(one: str, other: str) -> bool:
     """Whether two keys are the same, or one is of a group that the other changes as a whole."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _hides(swept: str, key: str, value: Any) -> bool:
+    """Whether the swept key takes the place of what a variant gives `key`: a group that lacks it is filled in."""
+    if swept.startswith(f"{key}.") and isinstance(value, dict):
+        return swept[len(key) + 1 :] in flat(value)
+    return _overlap(swept, key)
 
 
 def _is_seed(key: object) -> bool:

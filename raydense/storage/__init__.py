@@ -17,6 +17,7 @@ from raydense.storage.provenance import (
     named_folders,
     provenance,
     provenance_of,
+    refuse_inside,
     versions,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "provenance",
     "provenance_of",
     "read_manifest",
+    "refuse_inside",
     "safe_name",
     "verify",
     "verify_all",

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from raydense.errors import InputError
@@ -85,15 +85,14 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
     The names of inputs in a list are part of it, since the output shows them; so is the commit of a model of the Hub.
-    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes, and where the output would lie in it.
+    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes, or if the output lies in a folder that it is made from.
     """
+    refuse_inside(settings)
     inputs: dict[str, Any] = {}
     names: list[str] = []
     commits: dict[str, str] = {}
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
-        if kind == "source":
-            _refuse_inside(settings.output, [path for _, path in named_folders(value)] if isinstance(value, list) else [value])
         if isinstance(value, list):
             pairs = named_folders(value)
             inputs[key] = [_input_fingerprint(folder, kind) for _, folder in pairs]
@@ -106,12 +105,25 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
 
-def _refuse_inside(output: str, sources: list[str | None]) -> None:
-    """InputError where an output lies in a folder that it is made from: the next look at that folder would take it for a part of it."""
-    place = Path(Place.of(output).located)
-    for source in sources:
-        if source is not None and place.is_relative_to(Place.of(source).located):
-            raise InputError(f"lies in {source}, which it is made from", output, "give an --output outside of it")
+def refuse_inside(settings: Any) -> None:
+    """InputError where an output lies in a folder of files that it is made from: the next look at the folder would take it for a part of it.
+
+    Not where it is hidden there, as hidden files are no part; nor in an artifact, which is known by its manifest.
+    """
+    output = _real(settings.output)
+    for key, kind in settings.inputs().items():
+        value = settings.value_of(key) if kind == "source" else None
+        for _, source in named_folders(value if isinstance(value, list) else [value] if value else []):
+            inside = output.is_relative_to(_real(source)) and not any(
+                part.startswith(".") for part in output.relative_to(_real(source)).parts
+            )
+            if inside and Place.of(source).exists() and read_manifest(source) is None:
+                raise InputError(f"lies in {source}, which it is made from", settings.output, "give an --output outside of it")
+
+
+def _real(path: str) -> PurePath:
+    located = Place.of(path).located
+    return PurePath(located if "://" in located else os.path.realpath(located))
 
 
 def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:

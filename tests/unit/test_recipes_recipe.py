@@ -11,7 +11,7 @@ from raydense.errors import InputError, InputErrors
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import AnswerSettings, EvaluateSettings
 from raydense.recipes.content import recipe_file, recipe_named
-from raydense.recipes.recipe import Recipe, plan, state
+from raydense.recipes.recipe import Recipe, plan, run, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
 from raydense.retrieval.search import search
@@ -215,9 +215,35 @@ def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
     assert Recipe.read(tmp_path / "scifact.yaml", "out").stages[7].settings.epochs == 4
 
 
-@pytest.mark.parametrize(("text", "value"), [("Run #2", "Run #2"), ("#2", "#2"), ("'Run #2'", "Run #2"), ("a#b", "a#b"), ("1e-5", "1e-5")])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Run #2", "Run #2"),
+        ("#2", "#2"),
+        ("Run # a comment", "Run # a comment"),
+        ("null # none", "raydense report"),
+        ("'Run #2'", "Run #2"),
+        ("a#b", "a#b"),
+        ("1e-5", "1e-5"),
+    ],
+)
 def test_a_number_sign_of_the_command_line_begins_no_comment(recipe, text, value):
     assert Recipe.read(recipe, "out", (f"report.title={text}",)).stages[-1].settings.title == value
+
+
+def test_a_comment_behind_a_number_stays_one(recipe):
+    assert Recipe.read(recipe, "out", ("data.passages=300 # few",)).stages[0].settings.passages == 300
+
+
+def test_an_output_in_the_source_of_its_recipe_is_wrong_before_anything_is_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/corpus.jsonl").write_text("{}")
+    (tmp_path / "r.yaml").write_text(f"stages: {{data: {{do: import, format: beir, input: {tmp_path}/in}}}}\n")
+    read = Recipe.read(tmp_path / "r.yaml", tmp_path / "in/out")
+    assert state(read.stages[0])[0] == "wrong"
+    with pytest.raises(InputError, match="which it is made from; give an --output outside of it"):
+        list(run(read))
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["corpus.jsonl"]
 
 
 @pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
@@ -238,7 +264,7 @@ def test_state_follows_the_folder(recipe, tmp_path):
     draft.finish(0)
     assert state(data)[0] == "done"
     Path(data.settings.output, "one").unlink()
-    assert state(data) == ("begun", "as a file is missing or damaged")
+    assert state(data) == ("begun", "as one is missing or damaged")
     assert state(words)[0] == "waits"
     Path(data.settings.output, "one").write_text("one")
     changed = Recipe.read(recipe, tmp_path / "out", ("data.passages=999",)).stages[0]
@@ -548,11 +574,12 @@ def test_tiny_is_refused_where_a_trained_model_is_read(name):
 )  # fmt: skip
 def test_a_plan_names_an_input_that_will_not_be_there(tmp_path, monkeypatch, change, stage, note):
     monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
     Path("recipe.yaml").write_text("""
 defaults: {corpus: $data/corpus, queries: $data/queries}
 stages:
   data: {do: sample, passages: 200}
-  other: {do: import, format: beir, input: ., corpus: null}
+  other: {do: import, format: beir, input: in, corpus: null}
   words: {do: index, kind: bm25}
   trained: {do: train, objective: retriever, model: tiny, examples: $data/qrels/train}
   vectors: {do: encode, model: $trained}

@@ -108,6 +108,13 @@ def test_a_sweep_of_one_number_has_an_axis(tmp_path):
     assert axis("{train.alpha: [0, 0.5], variants: {a: {}}}") is None
 
 
+def test_a_variant_may_give_a_group_the_rest_of_its_keys(tmp_path):
+    modes = "{sync: {train.refresh: {mode: sync}}, async: {train.refresh: {mode: async}}}"
+    sweep = read(write(tmp_path, with_sweep(f"sweep: {{train.refresh.every: [1, 2], variants: {modes}}}")))
+    refreshes = [next(s for s in t.recipe.stages if s.name == "train").settings.refresh for t in sweep.trials]
+    assert [(r.mode, r.every) for r in refreshes] == [("sync", 1), ("sync", 2), ("async", 1), ("async", 2)]
+
+
 def test_a_key_may_have_lists(tmp_path):
     sweep = read(write(tmp_path, with_sweep('sweep: {report.metrics: [["nDCG@10"], ["RR@10", "MAP"]], train.alpha: [0, 0.5]}')))
     assert [t.name for t in sweep.trials[::2]] == [
@@ -253,6 +260,10 @@ def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp
         (
             "sweep: {train.refresh.every: [1, 2], variants: {with: {}, without: {train.refresh: null}}}",
             "sweep.variants.without.train.refresh: is swept, as train.refresh.every; leave one of them out",
+        ),
+        (
+            "sweep: {train.refresh: [null, {every: 1}], train.refresh.every: [1, 2]}",
+            "sweep.train.refresh: is swept, as train.refresh.every",
         ),
         ("sweep: {train.alpha: [0.1], variants: {a: {train.alpha: 0.5}}}", "sweep.variants.a.train.alpha: is swept, as train.alpha"),
         ("sweep: {seed: [1]}\ndefualts: {}", "defualts: unknown key; did you mean 'defaults'?"),
