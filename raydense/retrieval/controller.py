@@ -19,7 +19,7 @@ from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime, shard_nodes
 from raydense.retrieval.versions import Table
-from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
+from raydense.runtime.ray_internals import autoscaler_state, kv_delete, kv_get, kv_put
 
 _RETRY_S = 30.0  # before an actor that could not start is started again
 _MOVE_S = 120.0  # in which a replica must load on another node
@@ -268,10 +268,14 @@ class PoolController:
 
 
 def _targets(gpu: bool) -> list[str]:
-    """The nodes that a replica may move to: not those with GPUs, which other work asked for and an actor would keep up, if there are others."""
+    """The nodes that a replica may move to.
+
+    On a cluster that grows, for a pool without GPUs: not those with GPUs, which other work asked for and an actor would keep up, if there are others.
+    """
     nodes = shard_nodes(gpu)
     without = [node for node in nodes if not node["Resources"].get("GPU", 0)]
-    return [node["NodeID"] for node in (not gpu and without) or nodes]
+    apart = bool(without) and not gpu and autoscaler_state().autoscaler_state_version > 0
+    return [node["NodeID"] for node in (without if apart else nodes)]
 
 
 def controller_name(name: str) -> str:

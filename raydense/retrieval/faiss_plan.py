@@ -82,13 +82,10 @@ def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: in
 
 def threads_each(tasks: int, concurrency: int) -> int:
     """The threads of one of `tasks`: the cores that would be idle if each had one; no more than a node has beside actors of a pool."""
-    if joins_cluster():
-        sliver = claims(False, ray.nodes())["num_cpus"]
-        nodes = [int(node["Resources"]["CPU"] - sliver) for node in shard_nodes(False)]
-    else:
-        nodes = [physical_cpus()]
+    nodes = [node["Resources"]["CPU"] for node in shard_nodes(False)] if joins_cluster() else [physical_cpus()]
+    sliver = claims(False, ray.nodes())["num_cpus"] if joins_cluster() else 0
     at_once = max(1, min(tasks, concurrency or tasks))
-    return max(1, min(sum(nodes) // at_once, max(nodes, default=1)))
+    return max(1, min(int(sum(nodes)) // at_once, int(max(nodes, default=1) - sliver)))
 
 
 def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing: list[int]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from raydense.runtime.progress import say
+from raydense.runtime.progress import say, size
 from raydense.runtime.ray_internals import autoscaler_state
 
 _WAITS_S, _LOOK_S = 30.0, 5.0
@@ -53,7 +53,12 @@ class Waiting:
 def _not_added() -> str:
     """What the cluster's autoscaler adds no node for, to end the line: no type of node has it, or there are as many nodes as may be."""
     with suppress(Exception):  # as in the check above
-        refused = [dict(request.resources_bundle) for request in autoscaler_state().infeasible_resource_requests]
+        refused = {_words(dict(request.resources_bundle)) for request in autoscaler_state().infeasible_resource_requests}
         if refused:
-            return f"; its autoscaler adds no node for {', '.join(f'{name} {amount:g}' for name, amount in sorted(refused[0].items()))}"
+            return f"; its autoscaler adds no node for {' or '.join(sorted(refused))} (work of any job)"
     return ""
+
+
+def _words(bundle: dict[str, float]) -> str:
+    found = [size(int(amount)) if name == "memory" else f"{amount:g} {name}" for name, amount in sorted(bundle.items())]
+    return " with ".join(found)
