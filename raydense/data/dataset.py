@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.storage import MANIFEST, Artifact, Draft, Place, read_manifest
+from raydense.storage import MANIFEST, Artifact, Draft, Place
 
 
 def refuse_part_name(name: str, where: Callable[[], object]) -> None:
@@ -83,17 +83,6 @@ class DatasetDraft:
         parts = {name: {"kind": a.kind, "rows": a.rows, "fingerprint": a.fingerprint} for name, a in sorted(self._parts.items())}
         rows = self._parts["corpus"].rows if "corpus" in self._parts else max(a.rows for a in self._parts.values())
         return self.draft.finish(rows, parts=parts, **summary)
-
-
-def damaged_file(place: Place) -> str | None:
-    """A file of a finished artifact, or of a part of a data set, that is missing or not of its size: the same command makes it again."""
-    manifest = read_manifest(place)
-    if manifest is None:
-        return MANIFEST
-    artifact = Artifact(place, manifest)
-    own = next((file.path for file in artifact.damaged()), None)
-    parts = artifact.summary.get("parts", ()) if artifact.kind == "dataset" and own is None else ()
-    return own or next((f"{name}/{found}" for name in parts if (found := damaged_file(place / name))), None)
 
 
 def _is_damaged(place: Place) -> bool:

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raydense.data.dataset import damaged_file
 from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
@@ -36,6 +35,7 @@ from raydense.storage import (
     Artifact,
     Place,
     begun_from,
+    damaged_file,
     differences,
     provenance_of,
     read_manifest,

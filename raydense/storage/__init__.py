@@ -1,6 +1,6 @@
 """Places where bytes lie, and the artifacts that stages hand to each other."""
 
-from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, read_manifest, verify, verify_all
+from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, damaged_file, read_manifest, verify, verify_all
 from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
 from raydense.storage.draft import Draft, begun_from, commits_in, discard_untouched
@@ -37,6 +37,7 @@ __all__ = [
     "check_unchanged",
     "checked",
     "commits_in",
+    "damaged_file",
     "differences",
     "digest_of",
     "discard_untouched",

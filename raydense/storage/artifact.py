@@ -160,6 +160,17 @@ class Artifact:
         return [File(**file) for file in self.manifest["files"]]
 
 
+def damaged_file(place: Place) -> str | None:
+    """A file of a finished artifact, or of a part of a data set, that is missing or not of its size: the same command makes it again."""
+    manifest = read_manifest(place)
+    if manifest is None:
+        return MANIFEST
+    artifact = Artifact(place, manifest)
+    own = next((file.path for file in artifact.damaged()), None)
+    parts = artifact.summary.get("parts", ()) if artifact.kind == "dataset" and own is None else ()
+    return own or next((f"{name}/{found}" for name in parts if (found := damaged_file(place / name))), None)
+
+
 def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str]]:
     """Read every file of the artifacts at and below `folder`: the artifact's place, the file, and what is wrong with it or "".
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.storage.artifact import MANIFEST, Artifact, read_manifest, replaced
+from raydense.storage.artifact import MANIFEST, WORK, Artifact, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of
 from raydense.storage.hub_place import is_hub_name, model_place
@@ -72,22 +73,30 @@ def _refuse_rewritten(found: Artifact) -> None:
 
 
 def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """The files in a folder at any depth, hidden ones left out; links to folders are followed, but not back to one `above`."""
+    """The files in a folder at any depth, without hidden ones and what raydense made there; links to folders are followed, but not back to one `above`."""
     above |= {folder.resolve()}
     for path in folder.iterdir():
         if path.is_file() and not path.name.startswith("."):
             yield path
-        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above:
+        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above and not _is_output(path):
             yield from _files_in(path, above)
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether raydense made the folder, or is making it: an output in its own source is no part of that."""
+    if (folder / WORK).is_dir():
+        return True
+    with suppress(InputError):  # a file of that name by another tool
+        return (folder / MANIFEST).is_file() and read_manifest(folder) is not None
+    return False
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
     The names of inputs in a list are part of it, since the output shows them; so is the commit of a model of the Hub.
-    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes, or if the output lies in a folder that it is made from.
+    Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
-    refuse_inside(settings)
     inputs: dict[str, Any] = {}
     names: list[str] = []
     commits: dict[str, str] = {}
@@ -106,7 +115,7 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
 
 
 def refuse_inside(settings: Any) -> None:
-    """InputError where an output lies in a folder of files that it is made from: the next look at the folder would take it for a part of it.
+    """InputError where a stage of a recipe lies in a folder of files that it is made from: what else the recipe writes there would be a part of it.
 
     Not where it is hidden there, as hidden files are no part; nor in an artifact, which is known by its manifest.
     """
