@@ -118,11 +118,13 @@ def average_gradients(model: nn.Module) -> None:
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     """In their order, in lists of at most `_BUCKET` numbers, or of one."""
     some: list[Tensor] = []
+    held = 0
     for gradient in gradients:
-        if some and sum(one.numel() for one in some) + gradient.numel() > _BUCKET:
+        if some and held + gradient.numel() > _BUCKET:
             yield some
-            some = []
+            some, held = [], 0
         some.append(gradient)
+        held += gradient.numel()
     if some:
         yield some
 

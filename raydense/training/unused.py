@@ -15,11 +15,15 @@ _TOKENS = 16
 
 
 def uses_all_weights(model: nn.Module, settings: LoopSettings) -> bool:
-    """Whether a forward and a backward pass of a few tokens of each kind of text, on the CPU, give every trained weight a gradient.
+    """Whether a forward and a backward pass of a few tokens of each kind of text give every trained weight a gradient.
 
-    Random numbers are as before. It is a copy of the model that runs: BigBird changes its attention for good where a text is short.
+    Random numbers and gradients are as before. A copy of the modules runs, with the same weights: BigBird changes its attention for good
+    where a text is short.
     """
-    trial = copy.deepcopy(model).to("cpu").train()
-    with torch.random.fork_rng(devices=[]):
-        forward_and_back(trial, longest_batch(trial, settings, max(texts_of(settings).values()), "cpu", _TOKENS))
-    return all(weight.grad is not None for weight in trial.parameters() if weight.requires_grad)
+    shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    trial, device = copy.deepcopy(model, shared).train(), next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        forward_and_back(trial, longest_batch(trial, settings, max(texts_of(settings).values()), device, _TOKENS))
+    used = all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+    model.zero_grad(set_to_none=True)
+    return used
