@@ -77,7 +77,7 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     if draft.done:
         return draft.done
     judged = _Judged(settings)
-    pool = _pool(settings, draft, made_from, judged)
+    pool = _pool(draft, made_from, judged)
     scored = [_scored(settings, draft, pool, number, folder) for number, folder in enumerate(models.values())]
     _commit_pairs(settings, draft, judged, [Places(judged.lookup, one) for one in scored])
     packages = write_packages(draft, _asked(draft), settings.package, Page(review=settings.review, seed=settings.seed))
@@ -132,7 +132,7 @@ class _Judged:
         return numbers[at], row, np.asarray(self.store.text_hash[row])
 
 
-def _pool(settings: AnnotateSettings, draft: Draft, made_from: dict[str, Any], judged: _Judged) -> Artifact:
+def _pool(draft: Draft, made_from: dict[str, Any], judged: _Judged) -> Artifact:
     """The pool as a run in the order of its reciprocal ranks, in the work folder of the output."""
     pool = Draft.open(draft.place / WORK / "pool", "run", {**made_from, "part": "pool"})
     if pool.done:

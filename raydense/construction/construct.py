@@ -73,7 +73,7 @@ def construct(settings: ConstructSettings) -> Artifact:
     _write_queries(dataset, merged, judged)
     dataset.draft.commit(DROPPED, lambda path: _write_lines(path, merged.dropped(_ids(judged))), 0)
     summary = _summary(rules, counts, merged, judged, corpus, files, first)
-    dataset.draft.commit(REPORT, lambda path: write_report(path, settings, summary), 0)
+    dataset.draft.commit(REPORT, lambda path: write_report(path, summary), 0)
     _say(summary)
     _say_missing(merged.queries["split"], judged)
     return dataset.finish(**summary)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raydense.construction.settings import ConstructSettings
 from raydense.mining.report_page import table, write_page
 
 _PAPER = {  # DuReader-retrieval, table 3
@@ -16,7 +15,7 @@ _PAPER = {  # DuReader-retrieval, table 3
 }
 
 
-def write_report(path: Path, settings: ConstructSettings, summary: dict[str, Any]) -> None:
+def write_report(path: Path, summary: dict[str, Any]) -> None:
     """Write the page, as Markdown."""
     write_page(path, _rules(summary), _steps(summary), _set(summary), _splits(summary))
 

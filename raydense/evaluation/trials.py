@@ -41,7 +41,7 @@ def summarise(reports: Reports) -> dict[str, Any]:
     for run in dict.fromkeys(run for values in per_query.values() for run in values["run"].unique()):
         rows = {variant: values[values["run"] == run].drop(columns="run") for variant, values in per_query.items()}
         rows = {variant: values for variant, values in rows.items() if len(values)}
-        runs[run] = {variant: _row(variant, run, reports[variant]) for variant in rows}
+        runs[run] = {variant: _row(run, reports[variant]) for variant in rows}
         if first in rows:
             pairs = {variant: _pairs(values, rows[first]) for variant, values in rows.items() if variant != first}
             for variant, found in compare_all(pairs).items():
@@ -55,7 +55,7 @@ def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _row(variant: str, run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
+def _row(run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
     each = {seed: found for seed, report in of.items() if (found := metrics_of(report).get(run))}
     shared = [m for m in next(iter(each.values())) if all(m in found for found in each.values())]
     values = {m: [found[m] for found in each.values()] for m in shared}

@@ -11,7 +11,6 @@ from raydense.forecast import Known, Model
 from raydense.models.encoder_folder import MODULES, OWN_FILE, PROMPTS, encoder_folders, module_entries, optional_json
 from raydense.storage import is_hub_name, model_place
 
-_DENSE = "Dense"
 # `tiny`: 2 layers, 128 wide, a vocabulary of up to 8,192 pieces; the generator has a decoder too, which is counted as its encoder
 TINY = Model(0, "about", each=128.0, bytes=6e6, flops=2.0 * 2 * (4 * 128**2 + 2 * 128 * 512), passage_length=128)
 

@@ -150,7 +150,7 @@ def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Membe
     here = "$set" if source.imported else "$data"
     stages = _index_stages(source, here, settings)
     for split in splits:
-        stages |= _split_stages(source, here, split, settings)
+        stages |= _split_stages(here, split, settings)
     given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
     given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
     recipe = Recipe.build({"given": given, "stages": stages}, Place.of(settings.output) / source.name, source.name)
@@ -169,7 +169,7 @@ def _index_stages(source: Source, here: str, settings: SuiteSettings) -> dict[st
     return stages | {"index": shared | {"embeddings": "$passages", "factory": settings.factory}}
 
 
-def _split_stages(source: Source, here: str, split: str, settings: SuiteSettings) -> dict[str, Any]:
+def _split_stages(here: str, split: str, settings: SuiteSettings) -> dict[str, Any]:
     """What finds the passages of a split's queries, and measures them; a query that stands in the corpus finds itself, which is no hit."""
     found, reranked = f"found-{_folder(split)}", f"reranked-{_folder(split)}"
     texts, qrels = {"queries": f"{here}/queries"}, f"{here}/qrels/{split}"

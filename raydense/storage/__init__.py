@@ -7,8 +7,8 @@ from raydense.storage.draft import Draft, begun_from, commits_in, discard_untouc
 from raydense.storage.files import write_whole
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
-from raydense.storage.paths import checked, named, safe_name
-from raydense.storage.place import Found, Place, visible
+from raydense.storage.paths import named, safe_name
+from raydense.storage.place import Found, Place, checked, visible
 from raydense.storage.provenance import (
     check_made_with,
     check_unchanged,

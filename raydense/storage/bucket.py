@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 from raydense.errors import InputError, StorageError
 from raydense.storage.credentials import profile_options
-from raydense.storage.paths import WHERE_CREDENTIALS
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
 
+WHERE_CREDENTIALS = " in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE; GOOGLE_APPLICATION_CREDENTIALS)"
 _CONNECT_S, _REPLY_S = 10.0, 60.0
 # Errors of a bucket's service that a retry does not solve, each with the fix.
 _FINAL = {

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
 from raydense.storage import cache
-from raydense.storage.bucket import client, patiently, ray_filesystem
+from raydense.storage.bucket import WHERE_CREDENTIALS, client, patiently, ray_filesystem
 from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
 from raydense.storage.files import aside_of, locked
 from raydense.storage.lease import Lease
 from raydense.storage.local_place import LocalPlace
-from raydense.storage.paths import BUCKETS, safe_name
+from raydense.storage.paths import safe_name, scheme_of
 from raydense.storage.place import Found, Place, together, visible
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PARTS_AT_ONCE = 4  # of an upload, so that each gets through a slow line in tim
 
 
 @dataclass(frozen=True)
-class BucketPlace(Place, schemes=BUCKETS):
+class BucketPlace(Place, schemes=("s3", "gs")):
     """`scheme`://`bucket`/`key`."""
 
     scheme: str
@@ -40,6 +40,19 @@ class BucketPlace(Place, schemes=BUCKETS):
     look_every_s = 2.0  # each look is a request
     everywhere = True
     durable = True
+
+    @classmethod
+    def normalised(cls, text: str) -> str:
+        """Without surplus slashes; InputError if it contains credentials or options."""
+        scheme, rest = scheme_of(text)
+        bucket, _, inner = rest.partition("/")
+        if "@" in bucket or ":" in bucket or "?" in rest or "#" in rest:
+            fix = f"give credentials, region and endpoint{WHERE_CREDENTIALS}"
+            raise InputError("carries more than a bucket and a path", f"{scheme}://***", fix)
+        parts = [part for part in inner.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise InputError("has '..' in it", text, "give the whole path")
+        return "/".join([f"{scheme}://{bucket}", *parts])
 
     @classmethod
     def parse(cls, text: str) -> BucketPlace:

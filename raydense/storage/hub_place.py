@@ -13,9 +13,10 @@ from pathlib import Path
 
 from raydense.errors import InputError
 from raydense.storage.local_place import LocalPlace
-from raydense.storage.paths import HUB
+from raydense.storage.paths import scheme_of
 from raydense.storage.place import Place
 
+HUB = "hf"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _FILES = ["*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model"]
 _TRUE = {"1", "on", "yes", "true"}
@@ -28,6 +29,10 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
     everywhere = True
     repository: str = ""
     revision: str = ""
+
+    @classmethod
+    def normalised(cls, text: str) -> str:
+        return f"{HUB}://{scheme_of(text)[1]}"
 
     @classmethod
     def parse(cls, text: str) -> HubPlace:

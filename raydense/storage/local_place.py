@@ -10,22 +10,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from raydense.errors import InputError
 from raydense.storage.files import aside_of, follow_umask, is_aside, locked, sha256_of, write_whole
+from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place
 
 LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class LocalPlace(Place, schemes=("",)):
-    """A path. Files appear by renaming."""
+class LocalPlace(Place, schemes=("", "file")):
+    """A path, or a `file:` URI. Files appear by renaming."""
 
     path: Path
     look_every_s = 0.1
     everywhere = False
     durable = False
+
+    @classmethod
+    def normalised(cls, text: str) -> str:
+        scheme, _ = scheme_of(text)
+        return _of_uri(text) if scheme else text
 
     @classmethod
     def parse(cls, text: str) -> LocalPlace:
@@ -174,6 +181,16 @@ class FileLock:
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+def _of_uri(uri: str) -> str:
+    """The path of a `file:` URI. InputError if it names a machine, or has options."""
+    rest = uri.partition(":")[2]
+    host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+    if host not in ("", "localhost") or "?" in path or "#" in path:
+        what = "names a machine before the path" if host not in ("", "localhost") else "has '?' or '#' in it"
+        raise InputError(what, "file://***", "give the whole path, as file:///data/corpus, or without file://")
+    return "/" + unquote(path)
 
 
 def _found(file: Path) -> Found:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from raydense.storage.paths import checked
+from raydense.errors import InputError
+from raydense.storage.paths import scheme_of
 
 _AT_ONCE = 8
 T = TypeVar("T")
@@ -61,14 +62,17 @@ class Place(os.PathLike[str]):
         if isinstance(path, Place):
             return path
         text = checked(os.fspath(path))
-        scheme, found, _ = text.partition("://")
-        known = Place._of_scheme
-        return (known[scheme] if found and scheme in known else known[""]).parse(text)
+        return _kind_of(text).parse(text)
+
+    @classmethod
+    def normalised(cls, text: str) -> str:
+        """`text`, which names a place of this kind, in the form that settings keep; InputError if it does not name one."""
+        return text
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """The place of a text that `checked` has passed."""
+        """The place of a text that `normalised` returned."""
 
     @abstractmethod
     def __truediv__(self, name: str) -> Self:
@@ -221,6 +225,22 @@ class Place(os.PathLike[str]):
     def write_text(self, text: str) -> None:
         """Write a small file of text, as `write`."""
         self.write(text.encode())
+
+
+def checked(path: str) -> str:
+    """`path` as the kind of place that it names writes it; InputError if it names none, or its scheme is unknown."""
+    return _kind_of(path).normalised(path)
+
+
+def _kind_of(text: str) -> type[Place]:
+    scheme, _ = scheme_of(text)
+    known = Place._of_scheme
+    if scheme in known:
+        return known[scheme]
+    if text.lower().startswith(f"{scheme}://"):
+        fix = "give a folder, s3://bucket/path or gs://bucket/path"
+        raise InputError(f"{scheme}:// is not a place that can be read", f"{scheme}://***", fix)
+    return known[""]
 
 
 def together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:

@@ -75,15 +75,14 @@ class Reranker(Method):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_positives, pad
+        from raydense.training.tensors import known_of_lists, pad
 
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
-        known = known_positives(mine, rows.ravel(), self.texts.store.text_hash).reshape(len(mine), *rows.shape)
         queries = np.repeat(np.array(self.texts.queries(mine.query), object), rows.shape[1]).tolist()
         pairs = self.model.tokenize_pairs(queries, self.texts.passages(rows.ravel()))
-        own = known[np.arange(len(mine)), np.arange(len(mine))]
-        return {"pairs": pad(self.model, pairs), "relevant": torch.from_numpy(own)}
+        relevant = known_of_lists(mine, rows, self.texts.store.text_hash)
+        return {"pairs": pad(self.model, pairs), "relevant": torch.from_numpy(relevant)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; other known positives are left out of a list, and count as positives pointwise."""
