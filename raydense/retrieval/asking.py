@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,20 @@ class Answer:
     hits: Hits
     index: str
     version: int
+
+
+def of_one_version(answers: list[Answer], ask: Callable[[Queries], Answer]) -> list[Answer]:
+    """The answers, at least one, all from one version: those from another one than the last asked are asked again.
+
+    A pool that was closed and started again counts its versions from 1: the latest answer says what is current, not the highest number.
+    """
+    answers, current = list(answers), answers[-1].version
+    while any(answer.version != current for answer in answers):
+        for at, answer in enumerate(answers):
+            if answer.version != current:
+                answers[at] = ask(answer.queries)
+                current = answers[at].version
+    return answers
 
 
 class Moved(Exception):

@@ -7,7 +7,6 @@ score(w, p) = idf(w) tf / (tf + k1 (1 - b + b |p| / mean)) (Lucene's, Kamphuis e
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -78,17 +77,14 @@ class _Counts:
 def score(draft: Draft, parts: list[Part], shard: int, weighting: Weighting) -> int:
     """Commit a shard's arrays; returns its number of passages."""
     writer = _ShardWriter(draft, parts, weighting)
-    aside = draft.work / f"{shard_file(shard, 'new')}"
-    shutil.rmtree(aside, ignore_errors=True)  # of a task that was killed
-    aside.mkdir()
-    with open(aside / PARTS[0], "wb") as scores, open(aside / PARTS[1], "wb") as passages:
-        writer.write(scores, passages)
-    np.save(aside / f"{PARTS[2]}.npy", writer.starts)
-    os.replace(aside / f"{PARTS[2]}.npy", aside / PARTS[2])
     rows = sum(part.rows for part in parts)
-    for name in PARTS:
-        draft.commit(shard_file(shard, name), partial(os.replace, aside / name), rows)
-    aside.rmdir()
+    with draft.aside() as aside:
+        with open(aside / PARTS[0], "wb") as scores, open(aside / PARTS[1], "wb") as passages:
+            writer.write(scores, passages)
+        np.save(aside / f"{PARTS[2]}.npy", writer.starts)
+        os.replace(aside / f"{PARTS[2]}.npy", aside / PARTS[2])
+        for name in PARTS:
+            draft.commit(shard_file(shard, name), partial(os.replace, aside / name), rows)
     return rows
 
 

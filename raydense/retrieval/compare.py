@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,8 @@ def measure(draft: Draft, settings: CompareSettings, number: int) -> None:
     indexed, queries = _drawn(settings, vectors)
     answers = _answers(draft, indexed, queries, settings.k)
     factory = settings.named[number]
-    with tempfile.TemporaryDirectory(dir=draft.work) as folder:
-        path = Path(folder) / "shard.faiss"
+    with draft.aside() as aside:
+        path = aside / "shard.faiss"
         empty, seconds = _build(path, indexed, factory, settings)
         found = _search(path, indexed, queries, answers, factory, settings)
         size = path.stat().st_size

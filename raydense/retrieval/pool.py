@@ -21,7 +21,7 @@ import numpy as np
 import ray
 
 from raydense.errors import InputError
-from raydense.retrieval.asking import Answer, Block
+from raydense.retrieval.asking import Answer, Block, of_one_version
 from raydense.retrieval.autoscaler import await_nodes
 from raydense.retrieval.controller import start_controller
 from raydense.retrieval.gpu import LARGEST_K, takes_cpu
@@ -105,7 +105,7 @@ class SearchPool:
             if not fits:
                 await_nodes(actor_bytes, lambda: sum(actor["state"] == "loading" for actor in asked(name, "status")["actors"]))
             return cls(versions_of(name, False), name, controller=controller)
-        except InputError:
+        except BaseException:  # an interrupt too: what was started would stay, under its name
             with suppress(InputError):
                 close_pool(name)
             raise
@@ -205,9 +205,7 @@ class SearchPool:
         if not parts:
             version = self._versions.current()
             return Answer(queries, no_hits(0, min(k, version.index.rows)), version.plan.fingerprint, version.number)
-        while any(part.version != parts[-1].version for part in parts):
-            newest = max(part.version for part in parts)
-            parts = [part if part.version == newest else next(self.answers([part.queries], k)) for part in parts]
+        parts = of_one_version(parts, lambda queries: next(self.answers([queries], k)))
         scores, rows = (np.concatenate([part.hits[i] for part in parts]) for i in (0, 1))
         return replace(parts[-1], queries=queries, hits=(scores, rows))
 

@@ -16,6 +16,8 @@ from raydense.runtime.ray_internals import kv_delete, kv_get, kv_put
 from raydense.runtime.session import autoscales, joins_cluster
 from raydense.runtime.waiting import Waiting
 
+_ENDING_S = 30.0
+
 
 def shard_ranges(rows: int, shards: int) -> list[tuple[int, int]]:
     """`rows` cut into `shards` ranges [start, stop) whose lengths differ by at most one."""
@@ -29,8 +31,8 @@ def run_tasks(
     """Call `function` with each tuple of arguments as a Ray task of `cpus`, for `stage`; yields results in the order of completion.
 
     At most `at_once` tasks are submitted; 0 means as many as the machine has CPUs, and on a cluster all. Each reserves `memory`
-    bytes of its node, so that only as many run at once as memory allows. An error of a task is raised here. InputError if no node
-    has so much memory, and the cluster adds none.
+    bytes of its node, so that only as many run at once as memory allows. An error of a task is raised here, and ends the others.
+    InputError if no node has so much memory, and the cluster adds none.
     """
     if calls and memory:
         refuse_small_nodes(stage, memory)
@@ -48,7 +50,16 @@ def run_tasks(
                 yield ray.get(done[0])
     finally:
         with suppress(Exception):  # the head is away: a few bytes stay there
+            _end(running)
             kv_delete(begun)
+
+
+def _end(running: list[Any]) -> None:
+    """Kill tasks that the end of a stage leaves, and wait for that: they would go on to write to an output that is removed, or made again."""
+    for task in running:
+        ray.cancel(task, force=True)
+    if running:
+        ray.wait(running, num_returns=len(running), timeout=_ENDING_S)
 
 
 def _begin(begun: str, function: Callable[..., Any], *arguments: Any) -> Any:

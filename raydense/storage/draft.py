@@ -161,13 +161,13 @@ class Draft:
 
     def commit(self, path: str, write: Callable[[Path], object], rows: int, **note: Any) -> File:
         """Write one file of the artifact: `write` gets a temporary path; the file appears under its own name only when it is complete."""
-        with self._aside() as aside:
+        with self.aside() as aside:
             write(aside / Path(path).name)
             return self._place(aside / Path(path).name, path, rows, note)
 
     def commit_tree(self, write: Callable[[Path], object]) -> list[File]:
         """Write several files that belong together (a model): `write` gets an empty folder, and all that it holds is committed."""
-        with self._aside() as aside:
+        with self.aside() as aside:
             write(aside)
             inner = sorted(p for p in aside.rglob("*") if p.is_file())
             return [self._place(p, str(p.relative_to(aside)), 0, {}) for p in inner]
@@ -184,7 +184,7 @@ class Draft:
 
     def keep(self, name: str, write: Callable[[Path], object]) -> None:
         """Write one file of the work folder, for a later step of the stage; it appears under its name only when it is complete."""
-        with self._aside() as aside:
+        with self.aside() as aside:
             write(aside / name)
             digest = _settled(aside / name)
             os.replace(aside / name, self.work / name)
@@ -205,7 +205,8 @@ class Draft:
         return self.place / WORK / f"{name}.sha256"
 
     @contextmanager
-    def _aside(self) -> Iterator[Path]:
+    def aside(self) -> Iterator[Path]:
+        """A new folder of this machine for files that are about to be committed; removed afterwards."""
         aside = self.work / f"aside-{uuid.uuid4().hex}"
         aside.mkdir(parents=True)
         try:

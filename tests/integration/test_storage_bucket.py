@@ -30,9 +30,14 @@ from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.endpoint import Reply
 from raydense.inference.replies import Journal
 from raydense.inference.rerank import loss_of
+from raydense.retrieval.bm25_counts import Inputs, count, parts_of
+from raydense.retrieval.bm25_scores import Weighting, score, shard_file
+from raydense.retrieval.bm25_shard import PARTS
+from raydense.retrieval.bm25_vocabulary import VOCABULARY, merge_vocabularies
 from raydense.retrieval.nprobe import Sample, Shard, index_hits
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
+from raydense.retrieval.words import Words
 from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folders, verify
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
@@ -258,6 +263,23 @@ def test_an_index_of_shards_from_several_machines_is_opened(store: str, port: in
     sample = Sample(str(tmp_path / "vectors"), fingerprint_of(tmp_path / "vectors"), np.arange(5), 3)
     rows = index_hits(pickle.loads(sent), "empty.faiss", sample, Shard("shard-00000.faiss", 0, 400), "nprobe=4")[1]
     assert rows[:, 0].tolist() == list(range(5))
+
+
+def test_a_machine_that_counted_no_words_scores_a_shard(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that joined later, or all of them where a killed index goes on elsewhere."""
+    writer = CorpusWriter(Draft.open(tmp_path / "corpus", "corpus", {}), 9)
+    writer.add(pa.table({"passage_id": ["a", "b"], "title": ["", ""], "text": ["rivers of the land", "farmers farm"]}))
+    writer.finish()
+    corpus, draft, words = PassageStore(tmp_path / "corpus"), Draft.open(f"{store}/ix", "index", {"x": 1}), Words("english", "en")
+    parts = parts_of(corpus, None, [(0, 2)])
+    for part in parts:
+        count(draft, Inputs(str(tmp_path / "corpus"), None, {"corpus": corpus.fingerprint}), words, part)
+    merge_vocabularies(draft, parts, 2)
+    sent = pickle.dumps(draft)
+    _on_machine("b", port, tmp_path, monkeypatch)
+    there = pickle.loads(sent)
+    assert score(there, parts, 0, Weighting(2.0, 0.9, 0.4)) == 2
+    assert set(there.committed()) == {VOCABULARY, *(shard_file(0, name) for name in PARTS)}
 
 
 def test_what_another_machine_keeps_for_a_stage_lies_in_the_bucket_alone(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
