@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -28,6 +29,7 @@ from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.runtime.progress import duration, say
 
 Body = dict[str, Any]
+K = TypeVar("K")
 
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that may succeed when it is sent again
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
@@ -78,10 +80,10 @@ class _Stopped(Exception):
 
 
 class _NoReply(Exception):
-    """A body of status 200 that is no chat completion, and the tokens that it may have cost all the same."""
+    """A body of status 200 that is no chat completion: a reply without text, whose tokens may cost all the same."""
 
-    def __init__(self, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
-        self.tokens = prompt_tokens, completion_tokens
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
 
 
 class Endpoint:
@@ -106,35 +108,32 @@ class Endpoint:
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
 
-    def ask(self, bodies: Iterable[tuple[int, Body]], got: Callable[[int, Reply], None]) -> None:
-        """Send each body, and call `got` with its number and the reply, in the order of the answers.
+    def ask(self, bodies: Iterable[tuple[K, Body]], got: Callable[[K, Reply], None], broken: Callable[[K, Reply], None]) -> None:
+        """Send each body, and call `got` with its key and the reply, in the order of the answers.
 
-        At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint
-        refuses (its key, its model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached.
+        A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. At the first failure no more
+        requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key, its
+        model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached, and what `bodies` and `got` raise.
         """
-        _run(self._ask(iter(bodies), got))
+        _run(self._ask(iter(bodies), got, broken))
 
-    async def _ask(self, bodies: Iterator[tuple[int, Body]], got: Callable[[int, Reply], None]) -> None:
+    async def _ask(self, bodies: Iterator[tuple[K, Body]], got: Callable[[K, Reply], None], broken: Callable[[K, Reply], None]) -> None:
         self._stop = asyncio.Event()
         failures: list[Exception] = []
 
         async def work() -> None:
-            for number, body in bodies:
-                try:
-                    reply = await self._reply(session, body)
-                except _Stopped:
-                    return
-                except (InputError, EndpointError) as error:
-                    failures.append(error)
-                    self._stop.set()
-                    return
-                self.count(reply.prompt_tokens, reply.completion_tokens)
-                got(number, reply)
-                if self._settings.max_cost and not reply.metered:
-                    failures.append(
-                        InputError("counts no tokens (usage), so that max_cost cannot be kept", self._url, "leave max_cost out")
-                    )
-                    self._stop.set()
+            try:
+                for key, body in bodies:
+                    reply = await self._reply(session, body, partial(broken, key))
+                    self.count(reply.prompt_tokens, reply.completion_tokens)
+                    got(key, reply)
+                    if self._settings.max_cost and not reply.metered:
+                        raise InputError("counts no tokens (usage), so that max_cost cannot be kept", self._url, "leave max_cost out")
+            except _Stopped:
+                pass
+            except Exception as error:
+                failures.append(error)
+                self._stop.set()
 
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -144,7 +143,7 @@ class Endpoint:
         if failures:
             raise failures[0]
 
-    async def _reply(self, session: aiohttp.ClientSession, body: Body) -> Reply:
+    async def _reply(self, session: aiohttp.ClientSession, body: Body, broken: Callable[[Reply], None]) -> Reply:
         """The reply to one request, sent again after each failure that may pass."""
         attempt = 0
         while True:
@@ -163,8 +162,10 @@ class Endpoint:
                 if response.status not in _PASSING or _SPENT in fault:
                     raise self._refusal(response.status, fault)
                 asked_to_wait = retry_after(response.headers.get("Retry-After"))
-            except _NoReply as broken:
-                self.count(*broken.tokens)
+            except _NoReply as error:
+                if error.reply.metered:
+                    self.count(error.reply.prompt_tokens, error.reply.completion_tokens)
+                    broken(error.reply)
                 fault = f"does not answer with a chat completion ({self._line(200, content)})"
                 if not self._answered and not self.prompt_tokens:  # nor an earlier command's requests
                     raise InputError(fault, self._url, "check endpoint.url") from None
@@ -214,7 +215,7 @@ class Endpoint:
             text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
             return Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise _NoReply(read, written) from None
+            raise _NoReply(Reply("", read, written)) from None
 
     def _refusal(self, status: int, fault: str) -> InputError:
         fixes = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,10 @@ from raydense.inference.sources import QUERIES_A_FILE
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, File, provenance
+
+if TYPE_CHECKING:
+    from raydense.inference.endpoint import Reply
+    from raydense.inference.replies import Questions
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class _Files:
 
 def _ask(settings: ExpandSettings, parts: list[Part], files: _Files) -> None:
     """Ask the endpoint for the contexts of the parts that are not there."""
-    from raydense.inference.replies import Asker, Journal, note_of
+    from raydense.inference.replies import Asker
 
     assert settings.endpoint
     draft = files.dataset.draft
@@ -161,16 +165,22 @@ def _ask(settings: ExpandSettings, parts: list[Part], files: _Files) -> None:
     asker = Asker(settings.endpoint, "expand", sum(part.queries.num_rows for part in parts), "contexts")
     for part in parts:
         asker.count(draft, part.name, there[part.name])
-    sampling = {"max_tokens": settings.length, "temperature": settings.temperature}
+    pending = (part for part in parts if not there[part.name])
     with asker:
-        for part in parts:
-            if there[part.name]:
-                continue
-            prompts = part.prompts(getattr(settings.prompts, part.kind))
-            body = partial(_body, asker.settings, prompts, settings.seed + part.start, sampling)
-            replies = asker.replies(draft, part.name, len(prompts), body)
-            files.commit(part, [_one_line(text_of(reply.text)) for reply in replies], **note_of(replies))
-            Journal(draft, part.name).delete()
+        asker.ask(draft, (_questions(settings, settings.endpoint, part, files) for part in pending))
+
+
+def _questions(settings: ExpandSettings, endpoint: EndpointSettings, part: Part, files: _Files) -> Questions:
+    """The requests for the contexts of a part."""
+    from raydense.inference.replies import Questions
+
+    prompts = part.prompts(getattr(settings.prompts, part.kind))
+    sampling = {"max_tokens": settings.length, "temperature": settings.temperature}
+
+    def commit(replies: list[Reply], note: dict[str, Any]) -> None:
+        files.commit(part, [_one_line(text_of(reply.text)) for reply in replies], **note)
+
+    return Questions(part.name, len(prompts), partial(_body, endpoint, prompts, settings.seed + part.start, sampling), commit)
 
 
 def _body(endpoint: EndpointSettings, prompts: list[str], seed: int, sampling: dict[str, Any], at: int) -> dict[str, Any]:

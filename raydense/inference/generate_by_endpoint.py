@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
-from raydense.inference.endpoint import Body
-from raydense.inference.replies import Asker, Journal, note_of, say_spent, summary_of
+from raydense.inference.endpoint import Body, Reply
+from raydense.inference.replies import Asker, Questions, say_spent, summary_of
 from raydense.inference.reply_text import queries_of
 from raydense.inference.settings import QUERY_TOKENS, GenerateSettings
 from raydense.storage import Artifact, Draft, provenance
@@ -32,9 +35,8 @@ def generate_by_endpoint(settings: GenerateSettings) -> Artifact:
     for name in shards:
         asker.count(draft, name, there.get(name))
     with asker:
-        for name, (start, stop) in shards.items():
-            if name not in there:
-                _commit_shard(settings, draft, asker, name, start, store.passages(np.arange(start, stop)))
+        pending = (item for item in shards.items() if item[0] not in there)
+        asker.ask(draft, (_questions(settings, draft, store, name, rows) for name, rows in pending))
     notes = [file.note for file in draft.committed().values()]
     counts = {key: sum(note[key] for note in notes) for key in ("queries", "repeated", "empty", "surplus")}
     found = summary_of(endpoint, notes)
@@ -42,17 +44,22 @@ def generate_by_endpoint(settings: GenerateSettings) -> Artifact:
     return draft.finish(len(store), corpus=made_from["inputs"]["corpus"], **counts, **found)
 
 
-def _commit_shard(settings: GenerateSettings, draft: Draft, asker: Asker, name: str, start: int, passages: list[str]) -> None:
-    """Ask for the queries of the passages from row `start` on, and commit them."""
+def _questions(settings: GenerateSettings, draft: Draft, store: PassageStore, name: str, rows: tuple[int, int]) -> Questions:
+    """The requests for the queries of the passages `rows`, which are committed as the file `name`."""
+    start, passages, endpoint = rows[0], store.passages(np.arange(*rows)), settings.endpoint
+    assert endpoint
     sampling = {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
     longest = settings.queries_each * (settings.query_length or QUERY_TOKENS)
     before, _, after = str(settings.prompt).replace("{queries}", str(settings.queries_each)).partition("{passage}")
 
     def body(at: int) -> Body:
         seed = (settings.seed + start + at) % 2**31
-        return asker.settings.body(f"{before}{passages[at]}{after}", max_tokens=longest, seed=seed, **sampling)
+        return endpoint.body(f"{before}{passages[at]}{after}", max_tokens=longest, seed=seed, **sampling)
 
-    replies = asker.replies(draft, name, len(passages), body)
+    return Questions(name, len(passages), body, partial(_commit, settings, draft, name, start))
+
+
+def _commit(settings: GenerateSettings, draft: Draft, name: str, start: int, replies: list[Reply], note: dict[str, Any]) -> None:
     counts = {"repeated": 0, "empty": 0, "surplus": 0}
     queries = []
     for reply in replies:
@@ -60,5 +67,4 @@ def _commit_shard(settings: GenerateSettings, draft: Draft, asker: Asker, name: 
         queries.append(found)
         for key, count in without.items():
             counts[key] += count
-    commit_queries(draft, name, start, queries, queries=sum(map(len, queries)), **counts, **note_of(replies))
-    Journal(draft, name).delete()
+    commit_queries(draft, name, start, queries, queries=sum(map(len, queries)), **counts, **note)

@@ -1,10 +1,11 @@
-"""A stage's questions to an endpoint, file by file: replies are kept as they come, so that none is paid for twice."""
+"""A stage's questions to an endpoint, for one file after another: replies are kept as they come, so that none is paid for twice."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,26 +17,66 @@ from raydense.storage import Draft, File
 COUNTS = ("prompt_tokens", "completion_tokens", "cut", "unmetered")
 
 
+@dataclass
+class Replies:
+    """The replies for one file: by number, and those that cost tokens and were no answer."""
+
+    of: dict[int, Reply] = field(default_factory=dict)
+    broken: list[Reply] = field(default_factory=list)
+
+    def add(self, number: int | None, reply: Reply) -> None:
+        """Add one; None as the number of one that is no answer."""
+        if number is None:
+            self.broken.append(reply)
+        else:
+            self.of[number] = reply
+
+    def note(self) -> dict[str, Any]:
+        """What the record of a file says of its replies: tokens, how many a limit cut, how many came without counts, the models named."""
+        replies = [*self.of.values(), *self.broken]
+        return {
+            "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
+            "completion_tokens": sum(reply.completion_tokens for reply in replies),
+            "cut": sum(reply.cut for reply in replies),
+            "unmetered": sum(not reply.metered for reply in replies),
+            "answered_by": sorted({reply.model for reply in replies if reply.model}),
+        }
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The requests for one file of a draft: `body` gives that of each number below `count`, and `commit` writes the file from the replies and a note of them."""
+
+    name: str
+    count: int
+    body: Callable[[int], Body]
+    commit: Callable[[list[Reply], dict[str, Any]], object]
+
+
 class Journal:
     """The replies for one file of a draft until it is committed: a line of JSON each in the draft's work folder, on this machine."""
 
     def __init__(self, draft: Draft, name: str) -> None:
         self._path = draft.work / "replies" / f"{name}.jsonl"
 
-    def read(self) -> dict[int, Reply]:
-        """The replies by number; a last line that a kill left incomplete is removed."""
+    def read(self) -> Replies:
+        """The replies so far. A last line that a kill left incomplete is removed; one that a crash of the machine damaged is left out."""
         if not self._path.exists():
-            return {}
+            return Replies()
         written = self._path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if len(whole) < len(written):
             with open(self._path, "r+b") as stream:
                 stream.truncate(len(whole))
-        found = map(json.loads, whole.splitlines())
-        return {line.pop("number"): Reply(**line) for line in found}
+        found = Replies()
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                entry = json.loads(line)
+                found.add(entry.pop("number"), Reply(**entry))
+        return found
 
-    def add(self, number: int, reply: Reply) -> None:
-        """Write one more reply."""
+    def add(self, number: int | None, reply: Reply) -> None:
+        """Write one more reply; None as the number of one that costs tokens and answers nothing."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "ab") as stream:
             stream.write(json.dumps({"number": number, **asdict(reply)}).encode() + b"\n")
@@ -52,7 +93,7 @@ class Asker:
     """
 
     def __init__(self, settings: EndpointSettings, stage: str, total: int, unit: str) -> None:
-        self.settings = settings
+        self._settings = settings
         self._endpoint = Endpoint(settings, stage)
         self._shown = (stage, total, unit)
         self._before = 0
@@ -63,9 +104,9 @@ class Asker:
             self._endpoint.count(*(committed.note[key] for key in COUNTS[:2]))
             self._before += committed.rows
         else:
-            replies = Journal(draft, name).read().values()
-            self._endpoint.count(*(sum(getattr(reply, key) for reply in replies) for key in COUNTS[:2]))
-            self._before += len(replies)
+            there = Journal(draft, name).read()
+            self._endpoint.count(*(there.note()[key] for key in COUNTS[:2]))
+            self._before += len(there.of)
 
     def __enter__(self) -> Self:
         self._progress = Progress(*self._shown, self._before).__enter__()
@@ -74,34 +115,47 @@ class Asker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.__exit__(kind, error, trace)
 
-    def replies(self, draft: Draft, name: str, count: int, body: Callable[[int], Body]) -> list[Reply]:
-        """The replies to `count` requests for the file `name`; those that were there are not sent again. Errors as `Endpoint.ask`."""
-        journal = Journal(draft, name)
-        found = journal.read()
-        there = set(found)
+    def ask(self, draft: Draft, files: Iterable[Questions]) -> None:
+        """Ask for all files, and commit each as soon as its last reply is there, while the next ones' requests are open.
 
-        def got(number: int, reply: Reply) -> None:
+        Replies that were there are not asked for again. Errors as `Endpoint.ask`; a file whose replies are complete is committed all the same.
+        """
+        asked: dict[str, tuple[Questions, Journal, Replies]] = {}
+
+        def bodies() -> Iterator[tuple[tuple[str, int], Body]]:
+            for file in files:
+                journal = Journal(draft, file.name)
+                there = journal.read()
+                asked[file.name] = file, journal, there
+                missing = [number for number in range(file.count) if number not in there.of]
+                commit_whole(file.name)
+                yield from (((file.name, number), file.body(number)) for number in missing)
+
+        def got(key: tuple[str, int], reply: Reply) -> None:
+            name, number = key
+            _, journal, there = asked[name]
             journal.add(number, reply)
-            found[number] = reply
+            there.add(number, reply)
             self._progress.add(1, self._spent())
+            commit_whole(name)
 
-        self._endpoint.ask(((number, body(number)) for number in range(count) if number not in there), got)
-        return [found[number] for number in range(count)]
+        def broken(key: tuple[str, int], reply: Reply) -> None:
+            _, journal, there = asked[key[0]]
+            journal.add(None, reply)
+            there.add(None, reply)
+
+        def commit_whole(name: str) -> None:
+            file, journal, there = asked[name]
+            if len(there.of) == file.count:
+                file.commit([there.of[number] for number in range(file.count)], there.note())
+                journal.delete()
+                del asked[name]
+
+        self._endpoint.ask(bodies(), got, broken)
 
     def _spent(self) -> str:
         counted = f"{self._endpoint.prompt_tokens:,} tokens in, {self._endpoint.completion_tokens:,} out"
-        return f"{counted}, ${self._endpoint.cost:,.2f}" if self.settings.price_in or self.settings.price_out else counted
-
-
-def note_of(replies: Sequence[Reply]) -> dict[str, Any]:
-    """What the record of a file says of its replies: tokens, how many a limit cut, how many came without counts, the models named."""
-    return {
-        "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
-        "completion_tokens": sum(reply.completion_tokens for reply in replies),
-        "cut": sum(reply.cut for reply in replies),
-        "unmetered": sum(not reply.metered for reply in replies),
-        "answered_by": sorted({reply.model for reply in replies if reply.model}),
-    }
+        return f"{counted}, ${self._endpoint.cost:,.2f}" if self._settings.price_in or self._settings.price_out else counted
 
 
 def summed(notes: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -182,6 +183,51 @@ def test_a_reply_that_came_broken_is_asked_again(corpus: Path, tmp_path: Path) -
     with chat_server(three_lines, fault=lambda number: (200, {}, broken[number]) if number in broken else None) as server:
         made = generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 1}))
         assert len(server.asked) == PASSAGES + len(broken)
+    assert lists(made) == [[f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
+    sent = sum(len(one.prompt.split()) for number, one in enumerate(server.asked) if number not in broken)
+    assert made.summary["prompt_tokens"] == sent + 1000
+
+
+def test_a_slow_reply_does_not_hold_up_the_next_file(corpus: Path, tmp_path: Path) -> None:
+    later = threading.Event()
+
+    def answer(body: dict[str, Any]) -> str:
+        if number_of(body) == 0:
+            assert later.wait(60), "the next file was not asked for"
+        elif number_of(body) >= (2 * SHARD) ** 2:
+            later.set()
+        return three_lines(body)
+
+    with chat_server(answer) as server:
+        made = generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 2}))
+    assert lists(made) == [[f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
+
+
+def test_what_a_broken_reply_cost_counts_in_the_next_run_too(corpus: Path, tmp_path: Path) -> None:
+    billed = b'{"choices": [], "usage": {"prompt_tokens": 1000000, "completion_tokens": 0}}'
+    costs = {"requests_at_once": 1, "price_in": 1.0, "max_cost": 1.0}
+    with chat_server(three_lines, fault=lambda number: (200, {}, billed) if number == 3 else None) as server:
+        for _ in range(2):
+            with pytest.raises(EndpointError, match=r"the replies so far cost \$1\.0"):
+                generate(settings(corpus, tmp_path / "out", server, endpoint=costs))
+        assert len(server.asked) == 4
+        made = generate(settings(corpus, tmp_path / "out", server, endpoint={**costs, "max_cost": 2.0}))
+    assert made.summary["prompt_tokens"] == 1000000 + sum(len(one.prompt.split()) for one in server.asked[:3] + server.asked[4:])
+
+
+def test_a_line_that_a_crash_of_the_machine_damaged_is_asked_again(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with (
+        chat_server(three_lines, fault=lambda number: (400, {}, b"too long") if number >= 5 else None) as server,
+        pytest.raises(InputError),
+    ):
+        generate(settings(corpus, output, server, endpoint={"requests_at_once": 1}))
+    journal = output / ".work" / "replies" / "generated-00000.arrow.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:3], bytes(len(lines[3]) - 1) + b"\n", lines[4]]))
+    with chat_server(three_lines) as server:
+        made = generate(settings(corpus, output, server))
+        assert len(server.asked) == PASSAGES - 4
     assert lists(made) == [[f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
 
 
