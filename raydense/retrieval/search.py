@@ -146,7 +146,7 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
     with ExitStack() as open_, Progress("search", len(queries), "queries", _done(queries, starts, block)) as progress:
         answers = []
         for pool, index, depth in zip(_pools(settings, asked, open_), asked.indexes, depths, strict=True):
-            stream = open_.enter_context(closing(_blocks(settings, index, queries, positions, starts, pool)))
+            stream = open_.enter_context(closing(_blocks(draft, settings, index, queries, positions, starts, pool)))
             answers.append(pool.search_blocks(stream, depth))
         for at, found in zip(starts, zip(*answers, strict=True), strict=True):
             hits = [of_index for _, of_index in found]
@@ -178,13 +178,13 @@ def _done(queries: pa.Table, starts: list[int], block: int) -> int:
 
 
 def _blocks(
-    settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool
+    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool
 ) -> Generator[Queries, None, None]:
     """The queries of the blocks that begin at `starts`, in the index's format: vectors, or texts for BM25."""
     if _without_model(settings, index) or not (settings.vectors or settings.model):
         return (queries["text"].slice(at, settings.block).to_pylist() for at in starts)
     if settings.vectors:
-        given = Vectors(settings.vectors, of="queries")
+        given = Vectors(settings.vectors, "queries", draft.made_from["inputs"]["vectors"])
         return (given.take(positions[at : at + settings.block]) for at in starts)
     return encoded_blocks(settings, queries, index, starts, pool)
 

@@ -103,12 +103,23 @@ class Artifact:
     def file(self, name: str) -> Path:
         """The path on this machine of one of its files; a file of a bucket is fetched and checked.
 
-        Open it at once: the cache may remove it minutes later.
+        Open it at once: the cache may remove it minutes later. InputError if the folder holds another artifact now.
         """
         file = self._by_path.get(name)
         if file is None:
             raise InputError("is not among the files of its manifest", self.place / name, "make the artifact again")
+        if not self.place.durable:  # of a bucket each file is checked as it is fetched
+            self._refuse_replaced()
         return self.place.fetch(name, file.bytes, file.sha256, self.fingerprint)
+
+    def _refuse_replaced(self) -> None:
+        """InputError if the folder was made again from something else: its files do not belong to those that were opened before."""
+        found = (self.place / MANIFEST).stat()
+        if found is None or found.version != self.__dict__.get("_seen"):
+            now = (read_manifest(self.place) or {}).get("fingerprint", "none")
+            if now != self.fingerprint:
+                raise replaced(self.place, self.fingerprint, now)
+            self.__dict__["_seen"] = found.version if found else None
 
     def parts(self, suffix: str, prefix: str = "") -> list[Path]:
         """The paths of the files whose names begin and end so, in the manifest's order."""

@@ -305,6 +305,22 @@ def test_an_input_that_was_replaced_is_refused_where_it_is_opened(tmp_path: Path
         check_unchanged(tmp_path / "x", begun.fingerprint)
 
 
+def test_no_file_comes_from_an_artifact_that_took_the_place_of_the_opened_one(tmp_path: Path) -> None:
+    """Files are opened one by one, hours apart: those of two artifacts would be mixed without a word."""
+    opened = make(tmp_path / "x")
+    assert opened.file("one.txt").read_text() == "text"
+    shutil.rmtree(tmp_path / "x")
+    with pytest.raises(InputError, match="was replaced while a stage was reading it"):
+        opened.file("deep/two.txt")
+    assert make(tmp_path / "x").fingerprint == opened.fingerprint
+    assert pickle.loads(pickle.dumps(opened)).file("deep/two.txt").read_text() == opened.file("deep/two.txt").read_text() == "two"
+    shutil.rmtree(tmp_path / "x")
+    make(tmp_path / "x", made_from={"a": 2})
+    for reader in (opened, pickle.loads(pickle.dumps(opened))):
+        with pytest.raises(InputError, match="was replaced while a stage was reading it"):
+            reader.file("deep/two.txt")
+
+
 def test_a_model_from_elsewhere_that_was_replaced_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("1")
     begun = fingerprint_of(tmp_path)
