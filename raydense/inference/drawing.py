@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ import pyarrow as pa
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
+from raydense.inference.loading import model_of_stage
 from raydense.inference.packing import tokens_of, unpack
-from raydense.inference.precision import fix_precision
-from raydense.storage import Draft, check_unchanged
+from raydense.storage import Draft
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
@@ -51,16 +50,12 @@ class Drawer:
     def __init__(self, drawing: Drawing, draft: Draft, print_: str, layout: Layout, begun: str | None) -> None:
         self._drawing, self._draft = drawing, draft
         self._device = Device(layout, drawing.token_budget, drawing.precision, begun)
-        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, print_, begun)
+        self._loading = model_of_stage(self._device, draft, begun, drawing.model, print_, self._load)
 
-    def _load(self, print_: str, begun: str | None) -> Any:
-        fix_precision(self._device.precision, begun, self._draft)
+    def _load(self) -> Any:
         from raydense.models.generator import Generator
 
-        model = Generator.load(self._drawing.model, **self._drawing.changes).to(self._device.name)
-        check_unchanged(self._drawing.model, print_)
-        return model
+        return Generator.load(self._drawing.model, **self._drawing.changes).to(self._device.name)
 
     def draw(self, table: pa.Table) -> Drawn:
         """The texts for a part as a tokenise task packed it: its number `part`, its rows `range`, and tokens."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,16 @@ from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
+from raydense.inference.loading import model_of_stage
 from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of, recorded, refuse_fp16_on_cpus
+from raydense.inference.precision import precision_of, recorded, refuse_fp16_on_cpus
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
 from raydense.models.model_kind import multiplies, require_model
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance
+from raydense.storage import Artifact, Draft, model_place, provenance
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
@@ -103,16 +103,12 @@ class PartEncoder:
         exact = settings.queries or not multiplies
         precision = "fp32" if exact and settings.precision == "auto" else settings.precision
         self._device = Device(layout, settings.token_budget, precision, begun or recorded(draft), cpu_bf16=True)
-        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the part.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
+        self._loading = model_of_stage(self._device, draft, begun, settings.model, prints["model"], self._load)
 
-    def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
-        fix_precision(self._device.precision, begun, self._draft)
+    def _load(self) -> Any:
         from raydense.models.dual_encoder import DualEncoder
 
-        model = self._device.place(DualEncoder.load(folder, **self._settings.changes()))
-        check_unchanged(folder, prints["model"])
-        return model
+        return self._device.place(DualEncoder.load(self._settings.model, **self._settings.changes()))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Encode and commit one part as `tokenise_part` packed it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
+from raydense.inference.loading import in_thread
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run
 from raydense.inference.settings import Spread
@@ -105,8 +106,7 @@ class _BlockEncoder:
     """A model actor: takes the tokens of a block, and returns its vectors."""
 
     def __init__(self, model: str, fingerprint: str, dimension: int, texts: Texts, layout: Layout) -> None:
-        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
-        self._loading = ThreadPoolExecutor(1).submit(_Encoder, model, fingerprint, dimension, layout)
+        self._loading = in_thread(partial(_Encoder, model, fingerprint, dimension, layout))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         vectors = self._loading.result().vectors(tokens_of(unpack(table)))

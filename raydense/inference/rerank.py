@@ -7,7 +7,6 @@ earlier versions lack them: their summary has no `kept`.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,17 @@ from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
+from raydense.inference.loading import model_of_stage
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import fix_precision, precision_of, recorded, refuse_fp16_on_cpus
+from raydense.inference.precision import precision_of, recorded, refuse_fp16_on_cpus
 from raydense.inference.reordering import reordered
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
 from raydense.ranges import ranges
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, check_unchanged, model_place, provenance, read_manifest
+from raydense.storage import Artifact, Draft, model_place, provenance, read_manifest
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
@@ -174,18 +174,14 @@ class BlockScorer:
     def __init__(
         self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, drops: bool
     ) -> None:
-        self._draft, self._drops = draft, drops
+        self._draft, self._drops, self._model = draft, drops, settings.model
         self._device = Device(layout, settings.token_budget, settings.precision, begun or recorded(draft), cpu_bf16=True)
-        # Loaded in a thread: the actor is ready at once, and what the loading raises reaches the driver as an error of the block.
-        self._loading = ThreadPoolExecutor(1).submit(self._load, settings.model, prints, begun)
+        self._loading = model_of_stage(self._device, draft, begun, settings.model, prints["model"], self._load)
 
-    def _load(self, folder: str, prints: dict[str, str], begun: str | None) -> Any:
-        fix_precision(self._device.precision, begun, self._draft)
+    def _load(self) -> Any:
         from raydense.models.cross_encoder import CrossEncoder
 
-        model = self._device.place(CrossEncoder.load(folder))
-        check_unchanged(folder, prints["model"])
-        return model
+        return self._device.place(CrossEncoder.load(self._model))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Score and commit one block as `tokenise_block` packed it."""
