@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, below, fewest, tokens
 from raydense.inference.endpoint_settings import EndpointSettings
-from raydense.inference.settings import PRECISION, SPREAD, Spread
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, Words, artifact, group, setting
+from raydense.inference.settings import PRECISION, WriterSettings
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Words, artifact, group, setting
 
 PROMPTS = {
     "answer": "Answer the question in a few words. If you are not sure, give your best guess. Write the answer alone.\n\nQuestion: {query}",
@@ -28,11 +28,10 @@ class PromptSettings(BaseSettings):
     sentence: str | None = setting(None, "as prompts.answer")
 
 
-class ExpandSettings(Settings, Spread):
+class ExpandSettings(WriterSettings):
     """Add generated contexts to queries (GAR): an answer, a title and a sentence, each for a search of its own, whose runs `fuse` joins."""
 
-    local: ClassVar[tuple[str, ...]] = ("precision", "token_budget")
-    """What only a model of this machine uses."""
+    local = ("precision", "token_budget")
 
     queries: Folder = artifact("queries", "the queries")
     qrels: FolderOrNone = artifact("qrels", "expand only the queries judged here", None)
@@ -50,20 +49,9 @@ class ExpandSettings(Settings, Spread):
         16_384, "tokens of one batch, of queries and contexts to write; it affects the rounding of probabilities", ge=1
     )
 
-    @classmethod
-    def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage; with an endpoint nothing of a model of this machine, and otherwise no endpoint."""
-        found = super().takes(values)
-        if "endpoint" in values:
-            return found - {"model", *cls.local, *SPREAD}
-        return {key for key in found if key.partition(".")[0] != "endpoint"} if "model" in values else found
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if bool(self.model) == bool(self.endpoint):
-            raise ValueError("give either model or endpoint")
-        if self.endpoint:
-            self._refuse_given([*self.local, *SPREAD], "expand with endpoint")
+        self._refuse_other_writer("expand")
         if unknown := [kind for kind in self.kinds if kind not in PROMPTS]:
             raise ValueError(f"kinds are answer, title and sentence, not {unknown[0]}")
         if len(set(self.kinds)) < len(self.kinds):
@@ -74,11 +62,6 @@ class ExpandSettings(Settings, Spread):
             raise ValueError(f"prompts.{without[0]} must contain {{query}}")
         self.__dict__["prompts"] = self.prompts.model_copy(update=prompts)
         return self
-
-    def shaping(self) -> dict[str, Any]:
-        """As for every stage, without what an endpoint does not use."""
-        found = super().shaping()
-        return {key: value for key, value in found.items() if key not in self.local} if self.endpoint else found
 
     def forecast(self, known: Known) -> Forecast:
         """Each query is read once for each kind, and each token of its context is a forward pass; with an endpoint it is a request."""

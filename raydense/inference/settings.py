@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
@@ -147,13 +147,46 @@ PROMPT = (
 )
 
 
-class GenerateSettings(Settings, Spread):
+class WriterSettings(Settings, Spread):
+    """Settings of a stage whose texts a `model` of this machine writes on Ray Data, or an `endpoint`."""
+
+    local: ClassVar[tuple[str, ...]]
+    """What only a model of this machine uses."""
+    asked: ClassVar[tuple[str, ...]] = ("endpoint",)
+    """What only an endpoint uses."""
+    if TYPE_CHECKING:  # each stage has its own words for them
+        model: FolderOrNone
+        endpoint: EndpointSettings | None
+
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; with an endpoint nothing of a model of this machine, and otherwise nothing of an endpoint."""
+        found = super().takes(values)
+        if "endpoint" in values:
+            return found - {"model", *cls.local, *SPREAD}
+        return {key for key in found if key.partition(".")[0] not in cls.asked} if "model" in values else found
+
+    def _refuse_other_writer(self, verb: str) -> None:
+        """ValueError unless either model or endpoint is given, and nothing that the other one uses."""
+        if bool(self.model) == bool(self.endpoint):
+            raise ValueError("give either model or endpoint")
+        if self.endpoint:
+            self._refuse_given([*self.local, *SPREAD], f"{verb} with endpoint")
+        else:
+            self._refuse_given([key for key in self.asked if key != "endpoint"], f"{verb} with model")
+
+    def shaping(self) -> dict[str, Any]:
+        """As for every stage, without what an endpoint does not use."""
+        found = super().shaping()
+        return {key: value for key, value in found.items() if key not in self.local} if self.endpoint else found
+
+
+class GenerateSettings(WriterSettings):
     """Write queries for every passage of a corpus (doc2query), by nucleus sampling: on Ray Data, or by an endpoint; resumable file by file."""
 
     newer = ("prompt",)
-    local: ClassVar[tuple[str, ...]] = ("passage_prefix", "passage_length", "sampling.top_k", "precision", "token_budget")
-    """What only a model of this machine uses."""
-
+    local = ("passage_prefix", "passage_length", "sampling.top_k", "precision", "token_budget")
+    asked = ("endpoint", "prompt")
     renamed: ClassVar[dict[str, str]] = {
         "top_p": "sampling.top_p",
         "top_k": "sampling.top_k",
@@ -185,32 +218,14 @@ class GenerateSettings(Settings, Spread):
         16_384, "tokens of one batch, of passages and queries to write; it affects the rounding of probabilities", ge=1
     )
 
-    @classmethod
-    def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage; with an endpoint nothing of a model of this machine, and otherwise no endpoint."""
-        found = super().takes(values)
-        if "endpoint" in values:
-            return found - {"model", *cls.local, *SPREAD}
-        return {key for key in found if key.partition(".")[0] not in ("endpoint", "prompt")} if "model" in values else found
-
     @model_validator(mode="after")
-    def _one_writer(self) -> Self:
-        if bool(self.model) == bool(self.endpoint):
-            raise ValueError("give either model or endpoint")
-        if not self.endpoint:
-            self._refuse_given(["prompt"], "generate with model")
-            return self
-        self._refuse_given([*self.local, *SPREAD], "generate with endpoint")
-        if self.prompt is None:
+    def _fits(self) -> Self:
+        self._refuse_other_writer("generate")
+        if self.endpoint and self.prompt is None:
             self.__dict__["prompt"] = PROMPT
-        elif "{passage}" not in self.prompt:
+        elif self.prompt is not None and "{passage}" not in self.prompt:
             raise ValueError("prompt must contain {passage}")
         return self
-
-    def shaping(self) -> dict[str, Any]:
-        """As for every stage, without what an endpoint does not use."""
-        found = super().shaping()
-        return {key: value for key, value in found.items() if key not in self.local} if self.endpoint else found
 
     def forecast(self, known: Known) -> Forecast:
         """A passage is read once, and each token of its queries is a forward pass; with an endpoint it is a request."""
