@@ -57,9 +57,11 @@ def make_training_data(root: Path, negatives: int = 3) -> TrainingData:
     return TrainingData(root)
 
 
-def write_examples(folder: Path, queries: list[str], positives: list[Any], negatives: list[Any], **summary: Any) -> Artifact:
-    """An examples artifact."""
-    draft = Draft.open(folder, "examples", {"stage": "test"})
+def write_examples(
+    folder: Path, queries: list[str], positives: list[Any], negatives: list[Any], stage: str = "test", **summary: Any
+) -> Artifact:
+    """An examples artifact, as if `stage` had made it."""
+    draft = Draft.open(folder, "examples", {"stage": stage})
     lists = {"positives": pa.array(positives, pa.list_(pa.int64())), "negatives": pa.array(negatives, pa.list_(pa.int64()))}
     commit_table(draft, "examples.parquet", pa.table({"query_id": pa.array(queries), **lists}))
     return draft.finish(len(queries), **summary)

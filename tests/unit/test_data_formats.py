@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 
 from raydense.data import formats, importing
 from raydense.data.exporting import export
+from raydense.data.formats import distinct as distinct_format
+from raydense.data.formats import dpr as dpr_format
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
+from raydense.data.formats import records as records_format
 from raydense.data.formats import texts as texts_format
 from raydense.data.formats.intake import Intake
 from raydense.data.importing import import_corpus, import_dataset
@@ -405,6 +408,8 @@ def test_msmarco_text_triples_are_the_same_however_they_are_cut(tmp_path: Path, 
         lists = expected.setdefault(query, {"positives": [], "negatives": []})
         for side, text in (("positives", positive), ("negatives", negative)):
             lists[side] += [text] if text not in lists[side] else []
+    for lists in expected.values():
+        lists["negatives"] = [text for text in lists["negatives"] if text not in lists["positives"]]
     for out in (whole, cut):
         texts = [text for _, _, text in passages(out / "corpus")]
         assert texts == list(dict.fromkeys(t for row in [*rows[::-3], *rows] for t in row.split("\t")[1:]))
@@ -572,6 +577,96 @@ def test_dpr_training_without_a_corpus(tmp_path: Path, indent: int | None) -> No
     assert table(back / "examples/again", "examples") == table(out / "examples/train", "examples")
 
 
+def test_dpr_entries_that_cannot_be_trained_on_are_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    none = {**dpr_entry("why?", "x", "y"), "positive_ctxs": []}
+    alone = dpr_entry("when?", "d")
+    own = dpr_entry("where?", "e", "e")
+    (tmp_path / "train.json").write_text(json.dumps([none, alone, dpr_entry("who?", "a", "b"), own, none]))
+    out = imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    said = capfd.readouterr().err
+    assert "import train.json: 2 of 5 entries have no positive passage, and are left out" in said
+    assert "import examples/train: 2 of 3 entries have no negative passage, and are judgements alone" in said
+    assert passages(out / "corpus") == [(f"id-{t}", "T", t) for t in "dabe"]
+    asked = {q["query_id"]: q["text"] for q in table(out / "queries", "queries")}
+    assert list(asked.values()) == ["when?", "who?", "where?"]
+    assert [(asked[e["query_id"]], e["positives"], e["negatives"]) for e in table(out / "examples/train", "examples")] == [
+        ("who?", [1], [2])
+    ]
+    judged = [(asked[q["query_id"]], q["passage_id"]) for q in table(out / "qrels/train", "qrels")]
+    assert judged == [("when?", "id-d"), ("who?", "id-a"), ("where?", "id-e")]
+
+    (tmp_path / "train.json").write_text(json.dumps([alone]))
+    out = imported("dpr", tmp_path / "train.json", tmp_path / "positives")
+    assert [e["positives"] for e in table(out / "examples/train", "examples")] == [[0]], "they train with --negatives 0"
+    (tmp_path / "train.json").write_text(json.dumps([none]))
+    with pytest.raises(InputError, match=r"train\.json: no entry has a positive passage"):
+        imported("dpr", tmp_path / "train.json", tmp_path / "none")
+
+
+def test_dpr_files_are_the_same_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "train.json").write_text(json.dumps([dpr_entry(f"q{i}?", "a", "b", f"c{i}") for i in range(5)]))
+    hits = [
+        {"question": f"q{i}?", "ctxs": [{**CTX, "text": t, "psg_id": f"id-{t}", "score": n} for n, t in enumerate("abd")]} for i in range(3)
+    ]
+    (folder / "dev.json").write_text(json.dumps(hits, indent=1))
+    whole = imported("dpr", folder, tmp_path / "whole")
+    monkeypatch.setattr(dpr_format, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(records_format, "_BLOCK", 2)
+    blocks = imported("dpr", folder, tmp_path / "blocks")
+    for part in ("examples/train/examples", "qrels/train/qrels", "run/run", "queries/queries"):
+        assert (whole / f"{part}.parquet").read_bytes() == (blocks / f"{part}.parquet").read_bytes()
+    assert [r["passage_id"] for r in table(blocks / "run", "run")] == ["id-d", "id-b", "id-a"] * 3
+
+    hits[1]["ctxs"].append(hits[1]["ctxs"][0])
+    (folder / "dev.json").write_text(json.dumps(hits))
+    with pytest.raises(InputError, match=r"dev\.json:1: names passage 'id-a' twice for query"):
+        imported("dpr", folder, tmp_path / "twice")
+    hits[2]["ctxs"][0]["score"] = "much"
+    (folder / "dev.json").write_text(json.dumps(hits))
+    with pytest.raises(InputError, match=r"dev\.json:1: 'score' is"):
+        imported("dpr", folder, tmp_path / "bad")
+    assert not (tmp_path / "bad" / "corpus").exists(), "what is wrong in a file is found before anything is written"
+
+
+def test_an_example_has_each_passage_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"query": "one", "pos": ["a", "b", "a"], "neg": ["c", "b", "d", "c"], "pos_scores": [1, 2, 3], "neg_scores": [4, 5, 6, 7]},
+        {"query": "two", "pos": ["b"], "neg": ["a"]},
+        {"query": "three", "pos": ["d"], "neg": ["d"], "pos_scores": [1], "neg_scores": [2]},
+    ]
+    put_json(tmp_path / "in.jsonl", *rows)
+    out = imported("flagembedding", tmp_path / "in.jsonl", tmp_path / "out")
+    assert "import examples/in: left out 4 passages" in capfd.readouterr().err
+    ids = PassageStore(out / "corpus").ids(np.arange(4)).to_pylist()
+    found = table(out / "examples/in", "examples")
+    text = dict(zip(ids, (p[2] for p in passages(out / "corpus")), strict=True))
+    sides = [[[text[ids[row]] for row in e[side]] for side in ("positives", "negatives")] for e in found]
+    assert sides == [[["a", "b"], ["c", "d"]], [["b"], ["a"]], [["d"], []]]
+    assert [(e["positive_scores"], e["negative_scores"]) for e in found] == [([1, 2], [4, 6]), (None, None), ([1], [])]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=5), st.lists(st.integers(0, 5), max_size=5), st.booleans()), max_size=9))
+def test_distinct_is_as_a_slow_reading_has_it(examples: list[tuple[list[int], list[int], bool]]) -> None:
+    given_ = {side: [e[i] for e in examples] for i, side in enumerate(("positives", "negatives"))}
+    scores = [[float(n) for n in range(len(e[1]))] if e[2] else None for e in examples]
+    lists, floats = pa.list_(pa.int64()), pa.list_(pa.float32())
+    columns = {side: pa.array(values, lists) for side, values in given_.items()}
+    before = pa.table({"query_id": [str(i) for i in range(len(examples))], **columns, "negative_scores": pa.array(scores, floats)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct_format, "_BLOCK", 4)
+        found, left = distinct_format.distinct(before, 6)
+    for row, (positives, negatives, scored) in zip(found.to_pylist(), examples, strict=True):
+        places = [i for i, passage in enumerate(negatives) if passage not in positives and passage not in negatives[:i]]
+        assert row["positives"] == list(dict.fromkeys(positives))
+        assert row["negatives"] == [negatives[i] for i in places]
+        assert row["negative_scores"] == ([float(i) for i in places] if scored else None)
+    assert left == sum(len(p) + len(n) for p, n, _ in examples) - sum(len(r["positives"]) + len(r["negatives"]) for r in found.to_pylist())
+    assert found.column_names == before.column_names
+
+
 def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     put(folder / "psgs_w100.tsv", "id\ttext\ttitle", '1\t"said ""yes"" to"\tOne', "2\tplain\tTwo")
@@ -618,7 +713,6 @@ def test_dpr_questions_without_csv_quotes_keep_those_within_a_cell(tmp_path: Pat
 def test_bad_dpr(tmp_path: Path) -> None:
     entry = dpr_entry("who?", "a", "b")
     for bad, message in (
-        ({**entry, "positive_ctxs": []}, r"train\.json:\d+: no positive passage"),
         ({**entry, "question": ""}, r"empty query"),
         ({**entry, "answers": "one"}, r"'answers' is \"one\", not a list of strings"),
         ({k: v for k, v in entry.items() if k != "positive_ctxs"}, r"no 'positive_ctxs'"),

@@ -196,6 +196,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 
 @pytest.mark.parametrize(
+    ("stage", "advice"),
+    [
+        ("mine", "or mine again with --shortage drop"),
+        ("label", "or label again with --shortage drop"),
+        ("import", "or leave these queries out of what it was made from"),
+    ],
+)
+def test_the_advice_on_too_few_negatives_fits_what_made_the_examples(data: TrainingData, tmp_path: Path, stage: str, advice: str) -> None:
+    queries = read_table(data.root / "sample/queries", "queries")
+    write_examples(tmp_path / "examples", queries["query_id"].to_pylist()[:1], [[0]], [[]], stage)
+    with pytest.raises(InputError, match=rf"lower --negatives \(now 1\), {advice}$"):
+        read_examples(tmp_path / "examples", queries, PassageStore(data.root / "sample/corpus"), 1)
+
+
+@pytest.mark.parametrize(
     ("positives", "negatives", "summary", "message"),
     [
         ([[0], []], [[1], [2]], {}, "1 of 2 queries have no positive, the first is 'train-1'"),

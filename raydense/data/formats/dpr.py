@@ -7,10 +7,13 @@ import csv
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages
@@ -18,11 +21,14 @@ from raydense.data.formats.lines import Field, columns, first_line, json_objects
 from raydense.data.formats.outlet import Example, Outlet
 from raydense.data.formats.records import ExampleRows, number, objects, text, texts
 from raydense.data.formats.texts import TextCorpus
+from raydense.data.runs import BLOCK_ROWS
 from raydense.errors import InputError
+from raydense.runtime.progress import say
 
 PASSAGES = [Field("passage_id", "id", "id"), Field("text", "text"), Field("title", "text")]
 QUESTIONS = [Field("text", "text", "question"), Field("answers", "text", "['answer', ...]")]
 HEADER = ["id", "text", "title"]
+_RUN = pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("score", pa.float32())])
 
 
 def passages(source: Path) -> Passages:
@@ -47,23 +53,25 @@ def read(source: Path, intake: Intake) -> None:
         raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
     if collection:
         intake.corpus(passages(source))
-    gathered, examples, runs = TextCorpus(), {}, {}
+    gathered, examples, runs = TextCorpus(), {}, list[Path]()
     own_texts = intake.store is None
     for path in questions:
         _read_questions(path, gathered)
     for path in training:
         if "ctxs" in next(json_objects(path), ("", {}))[1]:
-            runs[path] = _read_results(path, gathered, own_texts)
+            runs.append(path)
+            for _ in _hits(path, gathered, own_texts):  # what is wrong in it is found before anything is written
+                pass
         else:
             examples[path] = _read_training(path, gathered, own_texts)
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        intake.examples(plain(path).stem, rows.table(), rows.at)
-        judged, places = rows.judgements()
-        intake.qrels(plain(path).stem, judged, places.__getitem__)
-    for path, (table, places) in runs.items():
-        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", partial(iter, [table]), places.__getitem__)
+        _give_examples(plain(path).stem, rows, intake)
+        intake.qrels(plain(path).stem, *rows.judgements())
+    for path in runs:
+        tables = partial(_run_tables, path, gathered, own_texts)
+        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", tables, partial(_where_hit, path))
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:
@@ -91,31 +99,59 @@ def _context(ctx: dict[str, Any], gathered: TextCorpus, own: bool, at: str) -> s
 
 
 def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
-    rows = ExampleRows()
+    """The entries with a positive; DPR leaves out the others, too, of which its own files have many."""
+    rows, without = ExampleRows(), 0
     for at, entry in json_objects(path):
+        given = objects(entry, "positive_ctxs", at)
+        if not given:
+            without += 1
+            continue
         query = gathered.add_query(text(entry, "question", at), at, answers=texts(entry, "answers", at, []))
-        positives = [_context(c, gathered, own, at) for c in objects(entry, "positive_ctxs", at)]
-        hard = [_context(c, gathered, own, at) for c in objects(entry, "hard_negative_ctxs", at, [])]
-        easy = [_context(c, gathered, own, at) for c in objects(entry, "negative_ctxs", at, [])]
+        positives = [_context(c, gathered, own, at) for c in given]
+        sides = [[_context(c, gathered, own, at) for c in objects(entry, key, at, [])] for key in ("hard_negative_ctxs", "negative_ctxs")]
+        hard, easy = ([passage for passage in side if passage not in positives] for side in sides)
         # passages of `negative_ctxs` are drawn from the whole corpus, and DPR itself trains on none of them
         rows.add(at, query, positives, hard or easy, sources=["hard"] * len(hard) if hard else ["negative"] * len(easy))
+    if without:
+        say(f"import {path.name}: {without:,} of {without + len(rows):,} entries have no positive passage, and are left out")
+    if not len(rows):
+        raise InputError("no entry has a positive passage", path, "check the file")
     return rows
 
 
-def _read_results(path: Path, gathered: TextCorpus, own: bool) -> tuple[pa.Table, list[str]]:
-    found: list[tuple[str, str, float]] = []
-    places: list[str] = []
+def _give_examples(split: str, rows: ExampleRows, intake: Intake) -> None:
+    """The examples; if some have negatives, those alone: the others are judgements, and a training with negatives would refuse them."""
+    table = rows.table()
+    kept = np.flatnonzero(pc.list_value_length(table["negatives"]).to_numpy())
+    if 0 < len(kept) < len(table):
+        left = len(table) - len(kept)
+        say(f"import examples/{split}: {left:,} of {len(table):,} entries have no negative passage, and are judgements alone")
+        intake.examples(split, table.take(pa.array(kept)), lambda row: rows.at(int(kept[row])))
+    else:
+        intake.examples(split, table, rows.at)
+
+
+def _hits(path: Path, gathered: TextCorpus, own: bool) -> Iterator[tuple[str, str, float]]:
+    """The query, passage and score of each hit of retrieval results; adds the questions and, where they are the corpus, the passages."""
     for at, entry in json_objects(path):
         query = gathered.add_query(text(entry, "question", at), at, answers=texts(entry, "answers", at, []))
         for ctx in objects(entry, "ctxs", at):
-            found.append((query, _context(ctx, gathered, own, at), number(ctx, "score", at)))
-            places.append(at)
-    return pa.table(dict(zip(("query_id", "passage_id", "score"), _columns_of(found), strict=True))), places
+            yield query, _context(ctx, gathered, own, at), number(ctx, "score", at)
 
 
-def _columns_of(rows: list[tuple[str, str, float]]) -> Iterator[pa.Array]:
-    for position, kind in enumerate((pa.string(), pa.string(), pa.float32())):
-        yield pa.array([row[position] for row in rows], kind)
+def _run_tables(path: Path, gathered: TextCorpus, own: bool) -> Iterator[pa.Table]:
+    hits = _hits(path, gathered, own)
+    while block := list(islice(hits, BLOCK_ROWS)):
+        yield pa.table([list(column) for column in zip(*block, strict=True)], schema=_RUN)
+
+
+def _where_hit(path: Path, row: int) -> str:
+    """The place of the entry that a hit is in."""
+    for at, entry in json_objects(path):
+        if row < (count := len(objects(entry, "ctxs", at))):
+            return at
+        row -= count
+    return str(path)
 
 
 def write(outlet: Outlet) -> None:

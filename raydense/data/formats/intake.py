@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.dataset import DatasetDraft, refuse_part_name
+from raydense.data.formats.distinct import distinct
 from raydense.data.formats.lines import refuse_blank
 from raydense.data.formats.ranking import Tables, Where, write_run
 from raydense.data.hidden_labels import hide_labels
@@ -145,13 +146,19 @@ class Intake:
             yield table
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
-        """Write training examples. `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores of each."""
+        """Write training examples, with each passage once in an example.
+
+        `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores and sources of each.
+        """
         refuse_part_name(f"examples/{split}", partial(at, 0))
         if self.store is None:
             raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
             table = table.set_column(table.column_names.index(name), name, self.rows(table[name].combine_chunks(), at))
+        table, left = distinct(table, len(self.store))
+        if left:
+            say(f"import examples/{split}: left out {left:,} passages that an example has already, or as a positive")
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
     def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raydense.data.formats.lines import check_string
 from raydense.errors import InputError
 
 _NEEDED: Any = object()
 _TOO_GREAT = 2.0**128  # for 32 bits
+_BLOCK = 4_096  # examples that are held as objects
+_OPTIONAL = ("positive_scores", "negative_scores", "negative_sources")
+_STRINGS, _FLOATS = pa.list_(pa.string()), pa.list_(pa.float32())
+_KINDS = [("query_id", pa.string()), ("positives", _STRINGS), ("negatives", _STRINGS)]
+_EXAMPLES = pa.schema([*_KINDS, *zip(_OPTIONAL, (_FLOATS, _FLOATS, _STRINGS), strict=True)])
 
 
 def _get(entry: dict[str, Any], key: str, at: str, default: Any) -> Any:
@@ -95,11 +102,15 @@ def objects(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) ->
 
 
 class ExampleRows:
-    """Training examples as they are read, with the place of each."""
+    """Training examples as they are read, with the place of each; their ids are held as Arrow holds them, not as objects."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str, list[str], list[str], list[float] | None, list[float] | None, list[str] | None]] = []
-        self.places: list[str] = []
+        self._rows: list[tuple[str, list[str], list[str], list[float] | None, list[float] | None, list[str] | None]] = []
+        self._blocks = [_EXAMPLES.empty_table()]
+        self._places: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def add(
         self,
@@ -114,23 +125,32 @@ class ExampleRows:
         """Add one example; InputError if it has no positive."""
         if not positives:
             raise InputError("no positive passage", at, "give at least one, or remove the entry")
-        self.rows.append((query_id, positives, negatives, positive_scores, negative_scores, sources))
-        self.places.append(at)
+        self._rows.append((query_id, positives, negatives, positive_scores, negative_scores, sources))
+        self._places.append(at)
+        if len(self._rows) == _BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._blocks.append(pa.table([list(column) for column in zip(*self._rows, strict=True)], schema=_EXAMPLES))
+        self._rows = []
 
     def at(self, row: int) -> str:
         """The file and line of an example."""
-        return self.places[row]
+        return self._places[row]
 
     def table(self) -> pa.Table:
         """The examples, with ids of passages; scores and sources only where some example has them."""
-        strings, floats = pa.list_(pa.string()), pa.list_(pa.float32())
-        fields = [("query_id", pa.string()), ("positives", strings), ("negatives", strings)]
-        fields += [("positive_scores", floats), ("negative_scores", floats), ("negative_sources", strings)]
-        columns = {key: pa.array([row[i] for row in self.rows], kind) for i, (key, kind) in enumerate(fields)}
-        return pa.table({key: column for key, column in columns.items() if column.null_count < len(column)})
+        if self._rows:
+            self._flush()
+        self._blocks = [pa.concat_tables(self._blocks).combine_chunks()]
+        table = self._blocks[0]
+        return table.drop_columns([key for key in _OPTIONAL if table[key].null_count == len(table)])
 
-    def judgements(self) -> tuple[pa.Table, list[str]]:
-        """The positives as qrels of relevance 1, and the file and line of each."""
-        pairs = [(row[0], positive, at) for row, at in zip(self.rows, self.places, strict=True) for positive in row[1]]
-        columns = {"query_id": [p[0] for p in pairs], "passage_id": [p[1] for p in pairs]}
-        return pa.table({**columns, "relevance": pa.array([1] * len(pairs), pa.int32())}), [p[2] for p in pairs]
+    def judgements(self) -> tuple[pa.Table, Callable[[int], str]]:
+        """The positives as qrels of relevance 1, and a function that returns the file and line of each."""
+        table = self.table()
+        lists = table["positives"]
+        owner = pc.list_parent_indices(lists)
+        relevance = pa.repeat(pa.scalar(1, pa.int32()), len(owner))
+        pairs = {"query_id": table["query_id"].take(owner), "passage_id": pc.list_flatten(lists), "relevance": relevance}
+        return pa.table(pairs), lambda row: self._places[owner[row].as_py()]

@@ -53,7 +53,7 @@ def read(source: Path, intake: Intake) -> None:
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        if rows.rows:
+        if len(rows):
             intake.examples(plain(path).stem, rows.table(), rows.at)
     for path in found["run"]:
         name_ = "run" if len(found["run"]) == 1 else f"run/{plain(path).stem}"
