@@ -99,6 +99,15 @@ def test_the_baselines_folder(tmp_path):
     assert import_corpus("dureader", tmp_path / "in", tmp_path / "alone").files == Artifact.open(out / "corpus").files
 
 
+def test_judgements_of_train_are_the_positives_of_all_training_files(tmp_path):
+    folder = baseline(tmp_path / "in")
+    with open(folder / "train/dual.train.tsv", "a", encoding="utf-8") as stream:
+        stream.write(f"{ASKED['train']}\t\t{TEXTS[1]}\t\t{TEXTS[2]}\t0\n又一个问题\t\t{TEXTS[0]}\t\t{TEXTS[2]}\t0\n")
+    out = imported(folder, tmp_path / "out")
+    made, other = (hashlib.sha256(asked.encode()).hexdigest()[:16] for asked in (ASKED["train"], "又一个问题"))
+    assert judged(out / "qrels/train") == [(made, IDS[3], 1), (made, IDS[4], 1), (made, IDS[1], 1), (other, IDS[0], 1)]
+
+
 def test_two_files_of_questions_of_one_name_are_refused(tmp_path):
     line = {"question_id": "m", "question": "x", "answer_paragraphs": [{"paragraph_id": IDS[3], "paragraph_text": "x"}]}
     other = put(baseline(tmp_path / "in") / "cmedqa/dev.json", json.dumps(line))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.dureader_export import write_files
 from raydense.data.formats.files import files_below, opened, plain
-from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.intake import Intake, Passages, first_of_each
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.formats.lines import Field, blocks, columns, json_object, where
 from raydense.data.formats.outlet import Outlet
@@ -195,18 +195,22 @@ def _read_training(path: Path, intake: Intake) -> TextPairs:
 def _write_judged(
     judged: dict[str, tuple[list[tuple[str, str]], list[str]]], trained: list[tuple[Path, TextPairs]], known: dict[str, str], intake: Intake
 ) -> None:
-    """The judgements of the question files, the examples, and their positives as qrels/train where no train.json is."""
+    """The judgements of the question files, the examples, and the positives of all of them as qrels/train where no train.json is."""
     for split, (pairs, places) in judged.items():
         if pairs:
             intake.qrels(split, _qrels([p[0] for p in pairs], pa.array([p[1] for p in pairs], pa.string())), places.__getitem__)
+    found = []
     for path, pairs_of in trained:
         ids = pa.array([known[asked] for asked in pairs_of.texts], pa.string())
         sides = {"positives": pairs_of.lists(True), "negatives": pairs_of.lists(False)}
         some = pa.array(np.diff(sides["positives"].offsets.to_numpy()) > 0)
         intake.examples(plain(path).stem, pa.table({"query_id": ids, **sides}).filter(some), partial(_file, path))
-        if path == trained[0][0] and "train" not in judged:
-            asked = ids.take(pc.list_parent_indices(sides["positives"]))
-            intake.qrels("train", _qrels(asked, pairs_of.store.ids(sides["positives"].flatten().to_numpy())), partial(_file, path))
+        asked = ids.take(pc.list_parent_indices(sides["positives"]))
+        found.append(pa.table({"query_id": asked, "passage": sides["positives"].flatten()}))
+    if found and "train" not in judged:
+        pairs = first_of_each(pa.concat_tables(found), ["query_id", "passage"])
+        passage_ids = trained[0][1].store.ids(pairs["passage"].to_numpy())
+        intake.qrels("train", _qrels(pairs["query_id"], passage_ids), partial(_file, trained[0][0].parent))
 
 
 def _file(path: Path, row: int) -> str:
