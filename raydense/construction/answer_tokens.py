@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from raydense.data.cjk import CJK
 
 Unit = Literal["characters", "words"]
 
-_NO_WORD = re.compile(r"[\W_]+")
-_CJK = re.compile(f"[{CJK}]")
+_NO_WORD = regex.compile(r"[^\p{L}\p{N}\p{M}]+")  # in Hindi or Thai, vowels are marks, of which \w has none
+_CJK = regex.compile(f"[{CJK}]")
 
 
 def unit_of(texts: Iterable[str]) -> Unit:

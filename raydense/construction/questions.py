@@ -5,7 +5,7 @@
 | `question_id` or `id` | a string or a whole number, unique in all files |
 | `question` | its text |
 | `answers` | a list of strings; may be missing or empty |
-| `documents` | a list, perhaps empty, of `{"paragraphs": [...]}` or `{"text": ...}`, each perhaps with `title` and `id` |
+| `documents` | a list, may be missing or empty, of `{"paragraphs": [...]}` or `{"text": ...}`, each perhaps with `title` and `id` |
 | `split` | perhaps `train`, `dev` or another name, which `refuse_part_name` takes; otherwise the one in the file's name, as in `search.dev.json` |
 | `answer_spans` | perhaps a list of `{"document": i, "start": a, "end": b}`: answers by their place, in characters of the text of document i (from 0) |
 
@@ -160,7 +160,7 @@ def _question(line: str, split: str, at: str) -> Question:
     for key, value in (("question_id", name), ("question", text)):
         if not value.strip():
             raise InputError(f"empty {key}", at, "fill it, or remove the line")
-    documents = [_document(found, f"{name}-{i}", i, at) for i, found in enumerate(records.objects(entry, "documents", at))]
+    documents = [_document(found, f"{name}-{i}", i, at) for i, found in enumerate(records.objects(entry, "documents", at, []))]
     answers = records.texts(entry, "answers", at, [])
     answers += [answer for answer in _spans(entry, documents, at) if answer not in answers]
     split = records.text(entry, "split", at, "") or split

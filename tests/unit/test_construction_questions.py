@@ -73,6 +73,11 @@ def test_a_folder_of_folders_and_gzip(tmp_path):
     assert blocks(whole, 1 << 20) == [Block(whole, 0, whole.stat().st_size)]
 
 
+def test_a_question_may_have_neither_answers_nor_documents(tmp_path):
+    rows = ({"id": "a", "question": "q"}, {"id": "b", "question": "q", "answers": None, "documents": None})
+    assert [(q.answers, q.documents) for q in read_questions(lines(tmp_path / "x.jsonl", *rows))] == [([], [])] * 2
+
+
 SPAN = "answer_spans"
 BAD = {
     "cut short": (b'{"id": "b", "question": "wh', r"x\.jsonl:2: not JSON \(Unterminated string.*\); correct the line"),
@@ -83,7 +88,6 @@ BAD = {
     "a blank id": (GOOD | {"id": " "}, r"x\.jsonl:2: empty question_id"),
     "no question": ({"id": "b", "documents": []}, r"x\.jsonl:2: no 'question'"),
     "a blank question": (GOOD | {"id": "b", "question": " "}, r"x\.jsonl:2: empty question"),
-    "no documents": ({"id": "b", "question": "q"}, r"x\.jsonl:2: no 'documents'"),
     "documents that are texts": (GOOD | {"id": "b", "documents": ["d"]}, r"x\.jsonl:2: 'documents' is \[\"d\"\], not a list of objects"),
     "an answer that is a number": (GOOD | {"id": "b", "answers": [4]}, r"x\.jsonl:2: 'answers' is \[4\], not a list of strings"),
     "answers that are a text": (GOOD | {"id": "b", "answers": "a"}, r"x\.jsonl:2: 'answers' is \"a\", not a list of strings"),

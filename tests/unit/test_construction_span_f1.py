@@ -79,6 +79,16 @@ def test_tokens_are_characters_or_words_without_punctuation():
     assert (characters.length("太阳花，A "), words.length("the fox, den")) == (6, 3)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("दिल्ली", "दौलत"), ("ที่นี่", "ทุน"), ("கோவை", "காவி")],  # Hindi, Thai, Tamil: vowels are combining marks
+)
+def test_words_keep_their_combining_marks(one, other):
+    words = AnswerTokens("words")
+    assert [len(words(text)) for text in (one, other, f"{one} {other}!")] == [1, 1, 2]
+    assert best_span_f1(words(one), words(other), 0.0) == 0.0
+
+
 def test_the_unit_follows_the_script_of_most_letters():
     assert unit_of(["iphone怎么重启手机屏幕"]) == "characters"
     assert unit_of(["What does 花 mean?", "who"]) == "words"
