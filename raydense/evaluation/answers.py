@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,14 @@ def token_matcher(answers: list[str]) -> Callable[[str], bool]:
     return holds
 
 
+def expression(answer: str) -> regex.Pattern[str] | None:
+    """An answer as a regular expression in Unicode NFC; None where it is invalid."""
+    try:
+        return regex.compile(unicodedata.normalize("NFC", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
+    except (regex.error, RecursionError):
+        return None
+
+
 @dataclass
 class RegexMatchers:
     """Answers as regular expressions (as CuratedTREC has them), with an end to searches that would take for ever.
@@ -57,18 +65,14 @@ class RegexMatchers:
     """
 
     given_up: set[str] = field(default_factory=set)
+    invalid: set[str] = field(default_factory=set)
 
-    def matcher(self, answers: list[str], query_id: str, where: object) -> Callable[[str], bool]:
-        """Whether one of the expressions is found in a text, whatever the case; InputError on one that is invalid."""
-        patterns = [self._compile(answer, query_id, where) for answer in answers if answer.strip()]
-        return lambda text: any(self._found(pattern, unicodedata.normalize("NFC", text)) for pattern in patterns)
-
-    def _compile(self, answer: str, query_id: str, where: object) -> regex.Pattern[str]:
-        try:
-            return regex.compile(unicodedata.normalize("NFC", answer), regex.IGNORECASE | regex.MULTILINE | regex.UNICODE)
-        except regex.error as error:
-            what = f"answer {answer!r} of query {query_id!r} is not a regular expression ({error})"
-            raise InputError(what, where, "fix it, or take answers.match=token") from None
+    def matcher(self, answers: list[str]) -> Callable[[str], bool]:
+        """Whether one of the expressions is found in a text, whatever the case; an invalid one is found in none, as in DPR, and noted."""
+        patterns = {answer: expression(answer) for answer in answers if answer.strip()}
+        self.invalid |= {answer for answer, pattern in patterns.items() if pattern is None}
+        valid = [pattern for pattern in patterns.values() if pattern is not None]
+        return lambda text: any(self._found(pattern, unicodedata.normalize("NFC", text)) for pattern in valid)
 
     def _found(self, pattern: regex.Pattern[str], text: str) -> bool:
         if pattern.pattern in self.given_up:
@@ -100,16 +104,6 @@ def first_answer_ranks(
     return ranks
 
 
-def matchers_of(
-    kind: Literal["token", "regex"], answers: list[list[str]], query_ids: list[str], where: object
-) -> tuple[list[Callable[[str], bool]], set[str]]:
-    """The matcher of each query, and the set that expressions which ran out of time will be put into."""
-    if kind == "token":
-        return [token_matcher(a) for a in answers], set()
-    regexes = RegexMatchers()
-    return [regexes.matcher(a, q, where) for a, q in zip(answers, query_ids, strict=True)], regexes.given_up
-
-
 def answers_of(queries: pa.Table, where: object) -> pa.Table:
     """The queries that have an answer; InputError when none has."""
     if "answers" in queries.column_names:
@@ -122,11 +116,13 @@ def answers_of(queries: pa.Table, where: object) -> pa.Table:
 class AnswerSearch:
     """Looks for answers in the first passages of each of `query_ids`, block after block of a run; holds a rank for each query."""
 
-    def __init__(self, settings: AnswerSettings, answered: pa.Table, store: PassageStore, run: str, where: object) -> None:
+    def __init__(self, settings: AnswerSettings, answered: pa.Table, store: PassageStore, run: str) -> None:
         self._settings, self._store, self._run = settings, store, run
         ids = answered["query_id"].combine_chunks()
         self.query_ids, self._lookup, self._met = ids, IdLookup(ids), np.zeros(len(ids), dtype=bool)
-        self._matchers, self._given_up = matchers_of(settings.match, answered["answers"].to_pylist(), ids.to_pylist(), where)
+        self._regexes = RegexMatchers()
+        matcher = token_matcher if settings.match == "token" else self._regexes.matcher
+        self._matchers = [matcher(answers) for answers in answered["answers"].to_pylist()]
         self._ranks = np.zeros(len(ids), dtype=np.int64)
 
     def add(self, run: pa.Table) -> None:
@@ -148,8 +144,9 @@ class AnswerSearch:
         """Top-k answer accuracy over all queries that have answers, as metrics.json has it; and the same by query."""
         held = {f"top-{k}": ((self._ranks > 0) & (self._ranks <= k)).astype(np.float64) for k in sorted(set(self._settings.k))}
         accuracy = {name: float(np.mean(values)) for name, values in held.items()}
-        if self._given_up:
-            what = f"skipped {len(self._given_up):,} answer expressions that took too long, the first is {min(self._given_up)!r}"
-            say(f"evaluate: {what}")
-        queries = {"queries": len(self._ranks), "expressions_given_up": len(self._given_up)}
+        skipped = {"expressions_given_up": self._regexes.given_up, "expressions_invalid": self._regexes.invalid}
+        for why, found in zip(("took too long", "are invalid"), skipped.values(), strict=True):
+            if found:
+                say(f"evaluate: skipped {len(found):,} answer expressions that {why}, the first is {min(found)!r}")
+        queries = {"queries": len(self._ranks), **{name: len(found) for name, found in skipped.items()}}
         return {"match": self._settings.match, "accuracy": accuracy, **queries}, Measured(accuracy, held, int((~self._met).sum()))

@@ -130,7 +130,7 @@ def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, 
     """For those of the queries asked that have answers."""
     assert settings.answers is not None
     answered = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)
-    return AnswerSearch(settings.answers, answered, PassageStore(str(settings.corpus)), run, settings.queries)
+    return AnswerSearch(settings.answers, answered, PassageStore(str(settings.corpus)), run)
 
 
 def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from raydense.data.cjk import CJK
 from raydense.data.store import PassageStore
+from raydense.evaluation.answers import expression
 from raydense.evaluation.runs import Asked, MeasuredRun
 
 SHOWN_HITS = 5
 SHOWN_QUERIES = 3
 TEXT_LENGTH = 280
 _SEARCH_S = 1.0
+Marks = list[regex.Pattern[str]]
 _WORD = rf"(?![{CJK}])\w"  # a character that a word may go on with
 
 
@@ -75,7 +77,7 @@ class Reader:
         """One query with what each run found."""
         query_id, judged = self.asked.query_ids[position].as_py(), self.asked.grades(position)
         text, answers = self._query(query_id)
-        marks = answer_pattern(answers, self.as_regex)
+        marks = answer_patterns(answers, self.as_regex)
         best = max(judged.items(), key=lambda item: item[1], default=("", 0.0))
         positive_id = best[0] if best[1] >= 1 else ""
         shown = [self._hits(run, position, judged, float(run.measured.per_query[metric][position]), marks) for run in runs]
@@ -88,7 +90,7 @@ class Reader:
         row = self.queries.filter(pc.equal(self.queries["query_id"], query_id)).slice(0, 1).to_pylist()[0]
         return row["text"], [a for a in row.get("answers") or [] if a and a.strip()]
 
-    def _hits(self, run: MeasuredRun, position: int, judged: dict[str, float], value: float, marks: regex.Pattern[str] | None) -> Hits:
+    def _hits(self, run: MeasuredRun, position: int, judged: dict[str, float], value: float, marks: Marks) -> Hits:
         ids = run.hits(position)["passage_id"].to_pylist()
         first_relevant = next((rank for rank, p in enumerate(ids, 1) if judged.get(p, 0) >= 1), 0)
         texts = self._texts(ids[:SHOWN_HITS], marks)
@@ -96,7 +98,7 @@ class Reader:
         hits = [Hit(rank, p, None if grade is None else int(grade), text) for rank, p, grade, text in found]
         return Hits(run.name, value, first_relevant, hits)
 
-    def _texts(self, passage_ids: list[str], marks: regex.Pattern[str] | None) -> list[Markup]:
+    def _texts(self, passage_ids: list[str], marks: Marks) -> list[Markup]:
         if self.store is None:
             return [Markup()] * len(passage_ids)
         rows = self.store.rows_of(pa.array(passage_ids, pa.string()))
@@ -104,20 +106,37 @@ class Reader:
         return [cut(texts.get(row, ""), marks) for row in rows.tolist()]
 
 
-def answer_pattern(answers: list[str], as_regex: bool) -> regex.Pattern[str] | None:
-    """What to mark in a text: any of the answers, whole words (but in Chinese, Japanese and Korean), whatever the case."""
-    if not answers:
-        return None
-    parts = [f"(?:{a})" if as_regex else rf"(?:(?<!{_WORD})|(?=[{CJK}])){regex.escape(a)}(?:(?!{_WORD})|(?<=[{CJK}]))" for a in answers]
-    return regex.compile("|".join(parts), regex.IGNORECASE)
+def answer_patterns(answers: list[str], as_regex: bool) -> Marks:
+    """What to mark in a text: any of the answers, whole words (but in Chinese, Japanese and Korean), whatever the case.
+
+    Each has a pattern of its own: joined to one, flags within an answer would be refused, and references would mean other groups.
+    """
+    if as_regex:
+        return [pattern for answer in answers if (pattern := expression(answer)) is not None]
+    parts = [rf"(?:(?<!{_WORD})|(?=[{CJK}])){regex.escape(a)}(?:(?!{_WORD})|(?<=[{CJK}]))" for a in answers]
+    return [regex.compile(part, regex.IGNORECASE) for part in parts]
 
 
-def cut(text: str, marks: regex.Pattern[str] | None) -> Markup:
+def _spans(text: str, marks: Marks) -> list[tuple[int, int]]:
+    """Where a text matches, rising; what overlaps is one span. A pattern that takes too long marks nothing."""
+    found: list[tuple[int, int]] = []
+    for pattern in marks:
+        try:
+            found += [m.span() for m in pattern.finditer(text, timeout=_SEARCH_S) if m.group()]
+        except TimeoutError:
+            continue
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(found):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def cut(text: str, marks: Marks) -> Markup:
     """About 280 characters of a text, escaped: from its beginning, or around the first answer; answers are marked."""
-    try:
-        found = [m.span() for m in marks.finditer(text, timeout=_SEARCH_S) if m.group()] if marks else []
-    except TimeoutError:
-        found = []
+    found = _spans(text, marks)
     start = max(0, found[0][0] - TEXT_LENGTH // 2) if found and found[0][1] > TEXT_LENGTH else 0
     stop = start + TEXT_LENGTH
     parts, at = [Markup("… " if start else "")], start

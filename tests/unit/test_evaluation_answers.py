@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydense.evaluation.answers as answers
-from raydense.errors import InputError
 from raydense.evaluation.answers import RegexMatchers, first_answer_ranks, token_matcher
-from raydense.evaluation.examples import answer_pattern, cut
+from raydense.evaluation.examples import answer_patterns, cut
 
 
 def slow_tokens(text: str) -> list[str]:
@@ -77,23 +76,37 @@ def test_tokens(answer: str, text: str, held: bool):
 
 
 def test_answers_are_marked_where_they_match():
-    marks = answer_pattern(["梵語", "york"], as_regex=False)
+    marks = answer_patterns(["梵語", "york"], as_regex=False)
     assert cut("研究梵語的參考, York語, yorkshire", marks) == "研究<mark>梵語</mark>的參考, <mark>York</mark>語, yorkshire"
 
 
-def test_expressions_match_any_case_and_bad_ones_are_named():
-    holds = RegexMatchers().matcher([r"\b19(84|85)\b", "r[ée]sum[ée]"], "q", "queries")
+@pytest.mark.parametrize(
+    ("expressions", "text", "marked"),
+    [
+        (["(?x)a # c", "b"], "a and b", "<mark>a</mark> <mark>a</mark>nd <mark>b</mark>"),
+        ([r"(x)y", r"(a|b)-\1"], "xy, a-a, a-b", "<mark>xy</mark>, <mark>a-a</mark>, a-b"),
+        (["(broken", "fine"], "fine", "<mark>fine</mark>"),
+        (["new york", "york city", "y"], "New York City, yes", "<mark>New York City</mark>, <mark>y</mark>es"),
+    ],
+)
+def test_each_expression_marks_for_itself(expressions: list[str], text: str, marked: str):
+    assert cut(text, answer_patterns(expressions, as_regex=True)) == marked
+
+
+def test_expressions_match_any_case_and_bad_ones_are_none():
+    regexes = RegexMatchers()
+    holds = regexes.matcher([r"\b19(84|85)\b", "(x", "r[ée]sum[ée]"])
     assert holds("in 1985")
     assert not holds("in 19855")
     assert holds("RÉSUMÉ")
-    with pytest.raises(InputError, match=r"answer '\(x' of query 'q7' is not a regular expression"):
-        RegexMatchers().matcher(["(x"], "q7", "queries")
+    assert regexes.invalid == {"(x"}
+    assert not RegexMatchers().matcher(["(x", "(" * 5000])("(x")
 
 
 def test_an_endless_search_is_given_up_once_and_for_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answers, "_SEARCH_S", 0.05)
     regexes = RegexMatchers()
-    holds = regexes.matcher(["(a|aa)+$", "other"], "q", "queries")
+    holds = regexes.matcher(["(a|aa)+$", "other"])
     text = "a" * 60 + "!"
     assert not holds(text)
     assert regexes.given_up == {"(a|aa)+$"}

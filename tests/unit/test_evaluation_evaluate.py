@@ -196,7 +196,13 @@ def test_answers_alone_are_measured_over_all_queries_that_have_some(world: Path)
     assert result["runs"]["good"] == {
         "metrics": {"top-1": 0.5, "top-2": 0.5},
         "queries": 4,
-        "answers": {"match": "token", "accuracy": {"top-1": 0.5, "top-2": 0.5}, "queries": 4, "expressions_given_up": 0},
+        "answers": {
+            "match": "token",
+            "accuracy": {"top-1": 0.5, "top-2": 0.5},
+            "queries": 4,
+            "expressions_given_up": 0,
+            "expressions_invalid": 0,
+        },
     }
     assert not {"depths", "similarity"} & result.keys()
     values = pq.read_table(report.path / "per_query.parquet").to_pylist()
