@@ -6,6 +6,7 @@ judgements and runs name are copied into one, with such ids too: it is what a tr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,10 @@ import pyarrow.compute as pc
 
 from raydense.data.dataset import DatasetDraft
 from raydense.data.lookup import IdLookup
-from raydense.data.runs import BLOCK_ROWS, query_blocks
+from raydense.data.runs import BLOCK_ROWS, query_blocks, write_blocks
 from raydense.data.settings import MixSettings
 from raydense.data.store import CorpusWriter, PassageStore, Rows
-from raydense.data.tables import SCHEMAS, query_positions, read_table, refuse_rows_outside
+from raydense.data.tables import query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, named, named_folders, provenance
@@ -31,13 +32,13 @@ _SCORES = ("positive_scores", "negative_scores")
 
 @dataclass(frozen=True)
 class _Source:
-    """What one source brings: its tables, checked against each other, and the number of its corpus."""
+    """What one source brings: its tables, checked against each other, the folder of its run, and the number of its corpus."""
 
     name: str
     queries: pa.Table
     examples: pa.Table
     qrels: pa.Table | None
-    run: pa.Table | None
+    run: str | None
     corpus: int
 
 
@@ -75,9 +76,9 @@ def mix(settings: MixSettings) -> Artifact:
     judged = [_renamed(one.name, of_corpus[one.name], one.qrels) for one in sources if one.qrels is not None]
     if judged:
         dataset.table("qrels", "qrels", pa.concat_tables(judged))
-    found = [_renamed(one.name, of_corpus[one.name], one.run) for one in sources if one.run is not None]
-    if found:
-        dataset.table("run", "run", pa.concat_tables(found), corpus=(joined or stores[0].artifact).fingerprint)
+    if any(one.run for one in sources):
+        hits = (_renamed(one.name, of_corpus[one.name], block) for one in sources for block in _hits(one))
+        _write_run(dataset, hits, joined or stores[0].artifact)
     return dataset.finish()
 
 
@@ -115,8 +116,9 @@ def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
         judged = read_table(qrels[name], "qrels") if name in qrels else None
         if judged is not None:
             query_positions(judged["query_id"], queries, qrels[name])
-        found = _hits_of(judged["query_id"], runs[name], store) if judged is not None and name in runs else None
-        sources.append(_Source(name, queries, examples, judged, found, number))
+        if name in runs:
+            store.refuse_rows_of_another(Artifact.open(runs[name], "run"))
+        sources.append(_Source(name, queries, examples, judged, runs.get(name), number))
     return stores, sources
 
 
@@ -132,19 +134,16 @@ def _examples(folder: str, store: PassageStore) -> pa.Table:
     return table
 
 
-def _hits_of(query_ids: pa.ChunkedArray, folder: str, store: PassageStore) -> pa.Table:
-    """The first `_DEPTH` hits of some queries in a run, which is read in blocks; InputError if it is of another corpus."""
-    run = Artifact.open(folder, "run")
-    store.refuse_rows_of_another(run)
-    lookup, kept = IdLookup(pc.unique(query_ids)), [SCHEMAS["run"].empty_table()]
-    for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
+def _hits(source: _Source) -> Iterator[pa.Table]:
+    """The first `_DEPTH` hits of the judged queries in the run of a source, if it has one, in blocks."""
+    if source.run is None or source.qrels is None:
+        return
+    lookup = IdLookup(pc.unique(source.qrels["query_id"]))
+    for block in query_blocks(Artifact.open(source.run, "run").parts(".parquet"), BLOCK_ROWS):
         block = block.filter(pc.less_equal(block["rank"], _DEPTH))
-        kept.append(block.filter(pa.array(lookup.positions_of_rows(block["query_id"]) >= 0)))
-    found = pa.concat_tables(kept)
-    if not len(found):
-        raise InputError("has no query of those that are judged", folder, "give the run of the queries of qrels")
-    store.known_rows(found["passage_id"], folder)
-    return found
+        block = block.filter(pa.array(lookup.positions_of_rows(block["query_id"]) >= 0))
+        if len(block):
+            yield block
 
 
 def _of(folders: list[str], name: str) -> str:
@@ -158,10 +157,23 @@ def _shared(folders: list[str]) -> str | None:
 
 
 def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:
-    """The rows of a corpus that the examples, judgements and runs of its sources name, rising."""
-    found = [_flat(one.examples[key]) for one in sources for key in _LISTS]
-    found += [store.known_rows(table["passage_id"], "qrels") for one in sources for table in (one.qrels, one.run) if table is not None]
-    return np.unique(np.concatenate(found))
+    """The rows of a corpus that the examples, judgements and runs of its sources name, rising.
+
+    InputError for a passage that it does not have, and for a run without a judged query.
+    """
+    named = np.zeros(len(store), bool)
+    for one in sources:
+        for key in _LISTS:
+            named[_flat(one.examples[key])] = True
+        if one.qrels is not None:
+            named[store.known_rows(one.qrels["passage_id"], "qrels")] = True
+        found = 0
+        for hits in _hits(one):
+            named[store.known_rows(hits["passage_id"], one.run)] = True
+            found += len(hits)
+        if one.run and not found:
+            raise InputError("has no query of those that are judged", one.run, "give the run of the queries of qrels")
+    return np.flatnonzero(named)
 
 
 def _flat(lists: pa.ChunkedArray) -> Rows:
@@ -205,6 +217,17 @@ def _examples_of(source: _Source, kept: Rows, first: int | None) -> pa.Table:
         there = key in source.examples.column_names
         table[key] = source.examples[key] if there else pa.nulls(len(source.examples), pa.list_(pa.float32()))
     return pa.table(table)
+
+
+def _write_run(dataset: DatasetDraft, hits: Iterator[pa.Table], corpus: Artifact) -> None:
+    draft = dataset.part("run", "run")
+    made = draft.done
+    if made is None:
+        aside = draft.work / "run.parquet"
+        rows = write_blocks(aside, "mix run", hits)
+        draft.commit("run.parquet", aside.replace, rows)
+        made = draft.finish(rows, corpus=corpus.fingerprint)
+    dataset.keep("run", made)
 
 
 def _renamed(source: str, corpus: str | None, table: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Reads a run in order, in blocks of complete queries or by row range; holds little more than one block.
+"""Reads a run in order, in blocks of complete queries or by row range, and writes one in blocks; holds little more than one block.
 
 In a run of raydense the rows of a query are adjacent: each stage writes them so, `import` orders them so, and a reader refuses
 another run. A query may go on in the next file.
@@ -7,7 +7,7 @@ another run. A query may go on in the next file.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 from raydense.data.store import Rows
 from raydense.data.tables import SCHEMAS, query_starts
 from raydense.errors import InputError
+from raydense.runtime.progress import Progress
 from raydense.storage import Artifact
 
 BLOCK_ROWS = 1 << 18
+_GROUP_ROWS = 1 << 20  # of a row group, as pyarrow writes a whole table
 
 
 def query_blocks(parts: list[Path], rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -40,6 +42,25 @@ def query_blocks(parts: list[Path], rows: int, columns: list[str] | None = None)
                 held = held.slice(cut)
     if held is not None and held.num_rows:
         yield held
+
+
+def write_blocks(path: Path, what: str, tables: Iterable[pa.Table]) -> int:
+    """Write tables as the Parquet file of a run, with the row groups that one table of all their rows would have; returns the rows.
+
+    `what` names the work in its progress.
+    """
+    schema, rows, held = SCHEMAS["run"], 0, SCHEMAS["run"].empty_table()
+    with Progress(what, 0, "lines") as progress, pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in tables:
+            held = pa.concat_tables([held, table.select(schema.names).cast(schema)])
+            while held.num_rows >= _GROUP_ROWS:
+                writer.write_table(held.slice(0, _GROUP_ROWS).combine_chunks(), _GROUP_ROWS)
+                held = held.slice(_GROUP_ROWS)
+            rows += table.num_rows
+            progress.add(table.num_rows)
+        if held.num_rows or not rows:
+            writer.write_table(held.combine_chunks(), _GROUP_ROWS)
+    return rows
 
 
 def not_adjacent(query: str, where: object) -> InputError:

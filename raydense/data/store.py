@@ -23,7 +23,21 @@ from raydense.storage import Artifact, Draft, Place
 
 _MOST_FILES = 100_000  # their order is that of their names
 _BATCH_ROWS = 8_192
+_JOINED_BYTES = 2**31 - 1
 Rows = NDArray[np.int64]
+
+
+def joined(strings: pa.ChunkedArray) -> Iterator[pa.Array]:
+    """The strings in few arrays, each of at most 2 GiB, which is what Arrow can join to one, or of one chunk."""
+    held, size = list[pa.Array](), 0
+    for chunk in strings.chunks:
+        if held and size + chunk.nbytes > _JOINED_BYTES:
+            yield pa.concat_arrays(held)
+            held, size = [], 0
+        held.append(chunk)
+        size += chunk.nbytes
+    if held:
+        yield pa.concat_arrays(held)
 
 
 def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "0123456789123456") -> NDArray[np.uint64]:
@@ -151,7 +165,7 @@ class PassageStore:
     def rows_of(self, ids: pa.Array | pa.ChunkedArray) -> Rows:
         """The row of each id, int64 [n]; -1 for an id that the corpus does not have."""
         if isinstance(ids, pa.ChunkedArray):
-            ids = ids.combine_chunks()
+            return np.concatenate([np.empty(0, np.int64), *map(self.rows_of, joined(ids))])
         known, known_rows = self._id_hash
         return places_of(known, known_rows, ids, self.ids)
 
@@ -197,8 +211,11 @@ class PassageStore:
             say(f"{stage}: {lacking:,} of {judged:,} judgements of {where} name passages that the corpus lacks: left out")
 
     def _rows_once(self, ids: pa.ChunkedArray) -> Rows:
-        words = ids.combine_chunks().dictionary_encode()
-        return self.rows_of(words.dictionary)[words.indices.to_numpy()]
+        found = [np.empty(0, np.int64)]
+        for part in joined(ids):
+            words = part.dictionary_encode()
+            found.append(self.rows_of(words.dictionary)[words.indices.to_numpy()])
+        return np.concatenate(found)
 
     def _unknown(self, passage_id: str, where: object) -> InputError:
         what = f"names passage {passage_id!r}, which the corpus {self.path} does not have"

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from raydense.data.lookup import IdLookup
+from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import PassageStore
 from raydense.data.tables import positives_of, query_positions, read_table
 from raydense.errors import InputError
@@ -77,7 +79,7 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
     store.say_lacking("train", judged - len(qrels), judged, dev.qrels)
     at = query_positions(qrels["query_id"], queries, dev.qrels)
     rows = store.known_rows(qrels["passage_id"], dev.qrels)
-    run = _first_of_run(dev, queries, store) if dev.run else None
+    run = _first_of_run(dev, np.unique(at), queries, store) if dev.run else None
     if run is not None:
         _refuse_another(run[0], at, dev)
     sets = {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
@@ -106,14 +108,20 @@ def _of_sources(query: Ints, queries: pa.Table) -> dict[str, NDArray[np.bool_]]:
     return {name: source == name for name in names} if len(names) > 1 else {}
 
 
-def _first_of_run(dev: DevSettings, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
-    """Query positions, ranks (from 0) and rows of the first passages of a run, ordered by query and rank."""
+def _first_of_run(dev: DevSettings, judged: Ints, queries: pa.Table, store: PassageStore) -> tuple[Ints, Ints, Ints]:
+    """Query positions, ranks (from 0) and rows of the first passages of the judged queries in a run, in its order; reads it in blocks."""
     assert dev.run is not None
-    store.refuse_rows_of_another(Artifact.open(dev.run, "run"))
-    run = read_table(dev.run, "run", ["query_id", "passage_id", "rank"])
-    run = run.filter(pc.less_equal(run["rank"], _DEPTH))
-    at = query_positions(run["query_id"], queries, dev.run)
-    return at, run["rank"].to_numpy().astype(np.int64) - 1, store.known_rows(run["passage_id"], dev.run)
+    run = Artifact.open(dev.run, "run")
+    store.refuse_rows_of_another(run)
+    lookup = IdLookup(queries["query_id"].take(pa.array(judged)))
+    found = [np.empty((3, 0), np.int64)]
+    for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS, ["query_id", "passage_id", "rank"]):
+        block = block.filter(pc.less_equal(block["rank"], _DEPTH))
+        place = lookup.positions_of_rows(block["query_id"])
+        mine = block.filter(pa.array(place >= 0))
+        found.append(np.stack([judged[place[place >= 0]], mine["rank"].to_numpy() - 1, store.known_rows(mine["passage_id"], dev.run)]))
+    at, rank, rows = np.concatenate(found, axis=1)
+    return at, rank, rows
 
 
 def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np.random.Generator) -> DevSet:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raydense.data import mixing
 from raydense.data.mixing import mix
 from raydense.data.settings import MixSettings
 from raydense.data.store import CorpusWriter, PassageStore
@@ -156,6 +157,16 @@ def test_a_run_has_the_hits_of_the_judged_queries(corpora: int, two: dict[str, A
         stores[0].known_rows(read_table(tmp_path / "run", "run").slice(0, 12)["passage_id"], "run")
     )
     assert Artifact.open(tmp_path / "out" / "run").summary["corpus"] == store.fingerprint
+
+
+def test_a_run_is_the_same_however_it_is_cut(two: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [f"{name}={write_run(tmp_path / f'run-{name}', store, 9)}" for name, store in zip("ab", two["stores"], strict=True)]
+    whole = mixed(two, tmp_path / "whole", run=runs)
+    monkeypatch.setattr(mixing, "BLOCK_ROWS", 4)
+    cut = mixed(two, tmp_path / "cut", run=runs)
+    assert [row["query_id"][0] for row in read_table(cut.path / "run", "run").to_pylist()] == ["a"] * 27 + ["b"] * 27
+    for part in ("corpus", "run"):
+        assert [f.sha256 for f in Artifact.open(whole.path / part).files] == [f.sha256 for f in Artifact.open(cut.path / part).files]
 
 
 def test_a_run_without_a_judged_query_is_refused(two: dict[str, Any], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raydense.data import runs
 from raydense.data.formats import lines, ranking
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ImportSettings
@@ -77,7 +78,7 @@ def test_the_line_of_a_passage_that_is_named_twice(tmp_path: Path, block: int, a
 
 
 def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "_GROUP_ROWS", 4)
+    monkeypatch.setattr(runs, "_GROUP_ROWS", 4)
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1)
     file = pq.ParquetFile(imported(tmp_path / "a.run", tmp_path / "out", LINES).file("run.parquet"))
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [4, 4, 4, 3]

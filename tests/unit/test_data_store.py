@@ -120,6 +120,18 @@ def test_rows_of_every_id_and_of_unknown_ones(store: PassageStore) -> None:
     assert store.rows_of(pa.array([], pa.string())).size == 0
 
 
+def test_ids_of_more_bytes_than_an_array_can_hold_are_found_in_parts(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [[PASSAGES[i][0] for i in part] for part in ([3, 1, 3], [], [0], [2, 3])]
+    ids = pa.chunked_array([pa.array(part, pa.string()) for part in names])
+    whole = [part.to_pylist() for part in data_store.joined(ids)]
+    assert whole == [[name for part in names for name in part]]
+    monkeypatch.setattr(data_store, "_JOINED_BYTES", ids.chunk(0).nbytes + ids.chunk(2).nbytes)
+    assert [len(part) for part in data_store.joined(ids)] == [4, 2]
+    for find in (store.rows_of, lambda wanted: store.known_rows(wanted, "run")):
+        assert find(ids).tolist() == [3, 1, 3, 0, 2, 3]
+        assert find(pa.chunked_array([], pa.string())).tolist() == []
+
+
 @settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=9), wanted=st.lists(st.sampled_from("abcdef"), max_size=9))
 def test_rows_of_texts_are_the_first_with_each(texts: list[str], wanted: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:

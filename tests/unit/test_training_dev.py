@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import ir_measures
 import numpy as np
@@ -17,6 +18,7 @@ from raydense.data.tables import SCHEMAS, commit_table, read_table
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
+from raydense.training import dev as dev_of_training
 from raydense.training.dev import METRIC, METRICS, Dev, DevSet, of_queries, read_dev_sets, reranker_set, retriever_set
 from raydense.training.engine import TorchEngine
 from raydense.training.settings import DevSettings, TrainSettings
@@ -131,6 +133,39 @@ def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path
         assert found[f"mrr@10 of {name}"] == pytest.approx(Dev(alone, model, words, 0, 1).measure(engine)[METRIC])
     assert found[METRIC] == pytest.approx((found["mrr@10 of a"] + found["mrr@10 of b"]) / 2)
     assert set(whole.sources) == {"a", "b"}
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 18])
+def test_of_a_run_the_first_hits_of_judged_queries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Whatever the blocks, and what other queries and further ranks the run has, of which a passage may even be unknown."""
+    ids = [f"p{n}" for n in range(40)]
+    writer = CorpusWriter(Draft.open(tmp_path / "corpus", "corpus", {}), 100)
+    writer.add(pa.table({"passage_id": ids, "title": [""] * 40, "text": ids}))
+    writer.finish()
+    rows = [(f"q{q}", ids[(q + rank) % 40], rank, -float(rank)) for q in range(8) for rank in range(1, 31)]
+    rows += [("of another set", "of another corpus", 1, 0.0)]
+    for name, kind, columns in (
+        ("queries", "queries", {"query_id": [f"q{q}" for q in range(8)], "text": ["a text"] * 8}),
+        ("qrels", "qrels", {"query_id": ["q6", "q2", "q6"], "passage_id": ["p1", "p2", "p3"], "relevance": [1] * 3}),
+        ("run", "run", dict(zip(SCHEMAS["run"].names, map(list, zip(*rows, strict=True)), strict=True))),
+    ):
+        draft = Draft.open(tmp_path / name, kind, {})
+        commit_table(draft, f"{name}.parquet", pa.table(columns))
+        draft.finish(8)
+    monkeypatch.setattr(dev_of_training, "BLOCK_ROWS", block)
+    dev = DevSettings(qrels=str(tmp_path / "qrels"), run=str(tmp_path / "run"), passages=1000)
+    settings = SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1)
+    runs: list[Any] = []
+
+    def keep(at: Any, rows: Any, run: Any, *more: Any) -> DevSet:
+        runs.append(run)
+        return retriever_set(at, rows, run, *more)
+
+    read_dev_sets(settings, PassageStore(tmp_path / "corpus"), {METRIC: keep})
+    at, rank, found = runs[0]
+    assert at.tolist() == [2] * 20 + [6] * 20
+    assert rank.tolist() == [*range(20)] * 2
+    assert found.tolist() == [(q + 1 + r) % 40 for q in (2, 6) for r in range(20)]
 
 
 def test_dev_judgements_of_passages_that_the_corpus_lacks_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from raydense.data.runs import write_blocks
 from raydense.data.tables import SCHEMAS, query_starts
 from raydense.errors import InputError
-from raydense.runtime.progress import Progress, say
+from raydense.runtime.progress import say
 
 Where = Callable[[int], str]
 Tables = Callable[[], Iterable[pa.Table]]
-_GROUP_ROWS = 1 << 20  # of a row group, as pyarrow writes a whole table
 
 
 class _Torn(Exception):
@@ -33,12 +32,12 @@ def write_run(path: Path, name: str, tables: Tables, at: Where) -> int:
     named twice for one query.
     """
     try:
-        return _write(path, name, _ranked_blocks(_lean(tables()), at))
+        return write_blocks(path, f"import {name}", _ranked_blocks(_lean(tables()), at))
     except _Torn as torn:
         say(f"import {name}: the lines of query {torn.args[0]!r} are not adjacent: the file is ranked as a whole, in memory")
         whole = pa.concat_tables(_lean(tables()))
         _refuse_twice(whole, at, 0)
-        return _write(path, name, iter([_ranked(whole)]))
+        return write_blocks(path, f"import {name}", [_ranked(whole)])
 
 
 def _lean(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -93,19 +92,3 @@ def _ranked(table: pa.Table) -> pa.Table:
     columns = {"query_id": ordered["query_id"], "passage_id": ordered["passage_id"], "rank": rank.astype(np.int32)}
     score = ordered["score"] if "score" in ordered.column_names else pa.array((1 / rank).astype(np.float32))
     return pa.table({**columns, "score": score})
-
-
-def _write(path: Path, name: str, ranked: Iterator[pa.Table]) -> int:
-    """Write tables with the row groups that one table of all their rows would have."""
-    schema, rows, held = SCHEMAS["run"], 0, SCHEMAS["run"].empty_table()
-    with Progress(f"import {name}", 0, "lines") as progress, pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for table in ranked:
-            held = pa.concat_tables([held, table.select(schema.names).cast(schema)])
-            while held.num_rows >= _GROUP_ROWS:
-                writer.write_table(held.slice(0, _GROUP_ROWS).combine_chunks(), _GROUP_ROWS)
-                held = held.slice(_GROUP_ROWS)
-            rows += table.num_rows
-            progress.add(table.num_rows)
-        if held.num_rows or not rows:
-            writer.write_table(held.combine_chunks(), _GROUP_ROWS)
-    return rows
