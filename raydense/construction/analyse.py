@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raydense.construction.analysis_page import write_page
 from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, kind_of
 from raydense.construction.failures import Failures, failures
-from raydense.construction.misspelt import corrections
+from raydense.construction.misspelt import candidates, corrections
 from raydense.construction.package import Label, Page, write_packages
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Frequencies, Splitter, counting, from_index
@@ -35,6 +35,8 @@ from raydense.storage import Artifact, Draft, provenance
 LABELS = tuple(Label(str(key), kind) for key, kind in enumerate((*RULES, OTHERS), 1))
 _ASKED, _PACKAGE = "What is wrong with the passage?", 1_000
 _FEW = 30  # queries
+_AHEAD = 2_000  # words, of which each has some 500 that it may have been: a set of a million takes 200 MB
+_MANY, _PER_MINUTE = 1_000_000, 2_000_000  # passages, and how many of 60 words are counted in a minute
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ def analyse(settings: AnalyseSettings) -> Artifact:
 def _words(settings: AnalyseSettings, judged: Judged) -> tuple[Splitter, Frequencies]:
     """How texts are split, and how many passages have a word: from the index, or counted in the corpus."""
     if settings.index is None:
+        if len(judged.store) >= _MANY:
+            minutes = len(judged.store) / _PER_MINUTE
+            say(
+                f"analyse: counts words in {len(judged.store):,} passages, about {minutes:.0f} minutes; a BM25 index as --index has the counts"
+            )
         splitter = Splitter()
         return splitter, Frequencies(len(judged.store), counting(judged.store, splitter.words))
     stemmer, counter = from_index(Artifact.open(settings.index, "index"), judged.store)
@@ -112,9 +119,11 @@ def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitte
 def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies) -> list[Asked]:
     """The queries as the rules see them."""
     terms = [splitter.terms(text) for text in texts]
-    frequencies.ask({term.word for of_query in terms for term in of_query})
+    queries = list(zip(texts, terms, strict=True))
+    asked = {term.word for of_query in terms for term in of_query}
+    frequencies.ask(asked | candidates(queries) if len(asked) <= _AHEAD else asked)
     found = []
-    for text, of_query, corrected in zip(texts, terms, corrections(list(zip(texts, terms, strict=True)), frequencies), strict=True):
+    for text, of_query, corrected in zip(texts, terms, corrections(queries, frequencies), strict=True):
         words = {term.word for term in of_query}
         rare = frozenset(word for word in words if frequencies.is_rare(word))
         found.append(Asked(text, of_query, {word: frequencies.idf(word) for word in words}, rare, corrected))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from string import ascii_lowercase
 
 from raydense.construction.terms import Frequencies, Term, stopword_places
@@ -18,7 +18,7 @@ def corrections(queries: list[tuple[str, list[Term]]], frequencies: Frequencies)
     An edit of a word leaves out, adds or replaces a letter, or swaps two. Of a pair of Chinese characters it replaces one by a homophone, which must be in no
     pair of the query that the corpus has; a word with digits or with capitals within it, as UreH, is a symbol and has none. Letters are compared in stems, which differ by as much as words do.
     """
-    variants = [_variants(text, terms, frequencies) for text, terms in queries]
+    variants = [_variants(text, terms, frequencies.passages) for text, terms in queries]
     frequencies.ask({word for of_query in variants for words in of_query.values() for word in words})
     found = []
     for of_query in variants:
@@ -27,12 +27,17 @@ def corrections(queries: list[tuple[str, list[Term]]], frequencies: Frequencies)
     return found
 
 
-def _variants(text: str, terms: list[Term], frequencies: Frequencies) -> dict[str, set[str]]:
+def candidates(queries: list[tuple[str, list[Term]]]) -> set[str]:
+    """All words that `corrections` may ask for, whatever the corpus has: asked with the queries' own, they are counted in one pass with these."""
+    return {word for text, terms in queries for words in _variants(text, terms, lambda _: 0).values() for word in words}
+
+
+def _variants(text: str, terms: list[Term], passages: Callable[[str], int]) -> dict[str, set[str]]:
     """By term that no passage has what it may have been."""
-    known = {at for term in terms if frequencies.passages(term.word) for at in range(term.start, term.end)} | stopword_places(text)
+    known = {at for term in terms if passages(term.word) for at in range(term.start, term.end)} | stopword_places(text)
     found = {}
     for term in terms:
-        if frequencies.passages(term.word):
+        if passages(term.word):
             continue
         if term.paired:
             free = [at for at in range(term.start, term.end) if at not in known]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import raydense.construction.analyse as analysing
 import raydense.construction.failures as failing
 from raydense.cli import main
 from raydense.construction.analyse import Sorted, analyse
@@ -284,6 +285,17 @@ def test_few_queries_and_a_missing_page_are_said(tmp_path, capsys):
     write_world(tmp_path / "more", ["a", "b"], [(f"q{n}", "p0", 1) for n in range(40)], {f"q{n}": [("p1", 1.0)] for n in range(40)})
     analyse_in(tmp_path / "more", sample=40)
     assert "in place of" not in capsys.readouterr().err
+
+
+def test_a_large_corpus_is_counted_with_a_word_of_advice(tmp_path, capsys, monkeypatch):
+    write_world(tmp_path, ["a", "b"], [("q0", "p0", 1)], {"q0": [("p1", 1.0)]})
+    monkeypatch.setattr(analysing, "_MANY", 3)
+    analyse_in(tmp_path, "small")
+    assert "counts words" not in capsys.readouterr().err
+    monkeypatch.setattr(analysing, "_MANY", 2)
+    analyse_in(tmp_path, "large")
+    said = "analyse: counts words in 2 passages, about 0 minutes; a BM25 index as --index has the counts"
+    assert said in capsys.readouterr().err.splitlines()
 
 
 def seen(query: str, passage: str) -> Pair:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import raydense.construction.terms as terms_module
 from raydense.construction.error_kinds import merged, numbers_of
-from raydense.construction.misspelt import corrections, edits
+from raydense.construction.misspelt import candidates, corrections, edits
 from raydense.construction.terms import Frequencies, Splitter, counting, from_index
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import write_arrow
@@ -134,8 +134,15 @@ def test_a_correction_is_frequent_and_of_a_word_that_no_passage_has():
     frequencies = Frequencies(1_000, lambda words: {word: df.get(word, 0) for word in words})
     texts = ("kidey stones", "kidney kidnxp 7890a", "牛乃", "牛乃粉", "奶奶", "Kidey kiDey", "哪里乃粉")
     queries = [(text, splitter.terms(text)) for text in texts]
-    frequencies.ask({term.word for _, terms in queries for term in terms})
-    assert corrections(queries, frequencies) == [
+    asked = {term.word for _, terms in queries for term in terms}
+    frequencies.ask(asked)
+    found = corrections(queries, frequencies)
+    passes = []
+    ahead = Frequencies(1_000, lambda words: passes.append(words) or {word: df.get(word, 0) for word in words})
+    ahead.ask(asked | candidates(queries))
+    assert corrections(queries, ahead) == found
+    assert len(passes) == 1
+    assert found == [
         {"kidey": "kidney"},
         {},
         {"牛乃": "牛奶"},
