@@ -13,7 +13,7 @@ from raydense.recipes.content import recipe_file
 from raydense.recipes.recipe import Recipe
 from raydense.retrieval.settings import SearchSettings
 from raydense.training.forecasts import _steps
-from raydense.training.settings import LoopSettings
+from raydense.training.settings import LoopSettings, VectorSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
 MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
@@ -137,6 +137,48 @@ def test_a_training_has_the_constants_of_the_page(
         assert steps is not None
         assert steps.rows == updates[1]
         assert re.search(rf"\| {updates[1]:,}\b", PAGE.read_text("utf-8")), "the table of updates has it"
+
+
+# scripts with the scopes `query_` and `titlepara_`, DPR's two encoders; PAIR has one
+TWO_ENCODERS = {
+    **{f"rocketqa-{of}": {"retriever-1", "retriever-2", "retriever-3"} for of in ("msmarco", "nq")},
+    **{f"rocketqav2-{of}": {"retriever-1"} for of in ("msmarco", "nq")},
+    **{f"pair-{of}": {"retriever-0"} for of in ("msmarco", "nq")},
+    **{f"main-table-{of}": {"retriever-1", "retriever-2", "retriever-3", "dpr"} for of in ("msmarco", "nq")},
+    **{f"multiple-positives-{of}": {"retriever"} for of in ("nq", "wq", "trec", "trivia", "squad", "multi")},
+    "dureader-baselines-dureader": {"retriever"},
+}
+
+
+@pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_two_encoders_are_trained_where_the_scripts_have_two(file: Path, tmp_path: Path) -> None:
+    """The small twins have one, as their tables were measured; what goes on from two encoders keeps both."""
+    trained = {one.name: one.settings for one in Recipe.read(file, tmp_path).stages}
+    assert {name for name, one in trained.items() if getattr(one, "shared", None) is False} == TWO_ENCODERS.get(file.stem, set())
+
+
+ON_PURPOSE = {  # stages that read texts, or make vectors, as no other of their recipe
+    ("distillation-sample", "margin-mse"),  # margins of vectors of length 1 are too small for the teacher's
+    ("main-table-nq", "dpr"),
+    ("main-table-nq", "ance"),
+}
+
+
+@pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_retrievers_of_one_recipe_read_texts_alike(file: Path, tmp_path: Path) -> None:
+    """A stage that starts from another takes what it does not set; a table that compares them compares nothing else."""
+    stages = {one.settings.output: one.settings for one in Recipe.read(file, tmp_path).stages}
+
+    def of(one: Any, key: str) -> Any:
+        value, start = getattr(one, key, None), stages.get(getattr(one, "model", ""))
+        return of(start, key) if value is None and start is not None else value
+
+    reads = {
+        tuple(of(one, key) for key in ("pooling", "normalize", "query_length", "passage_length"))
+        for name, one in stages.items()
+        if isinstance(one, VectorSettings) and (file.stem, Path(name).name) not in ON_PURPOSE
+    }
+    assert len(reads) <= 1
 
 
 @pytest.mark.parametrize("data", ["msmarco", "nq"])
