@@ -32,8 +32,8 @@ def passage_centric(
     """L_P = -mean_q log [ e^{s(p+,q)} / (e^{s(p+,q)} + sum_{p-} e^{s(p+,p-)}) ], PAIR eq. 5; scores are divided by tau.
 
     `scores`, `positive` and `mask` as of `query_centric`; `among` [nq, np], s(p+, p) of each query's positive with every passage.
-    `others` [nq, n], if given, are more scores of p+ in the sum, -inf for none: PAIR's published code adds the batch's other
-    queries, its paper does not. Returns a scalar.
+    `others` [nq, n], if given, are more scores of p+ in the sum, -inf for none, such as those with the batch's other queries. PAIR's
+    published code sums over queries and hard negatives, without the other queries' positives; `among` has these. Returns a scalar.
     """
     column = positive.unsqueeze(1)
     own = exact(scores).gather(1, column)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Pair(Retriever):
     """L = (1 - alpha) L_Q + alpha L_P (PAIR eq. 6); with separate encoders s(p+, p-) = E_P(p+) . E_P(p-), as its eq. 4 has it.
 
-    L_P has the negatives of L_Q, and with `in_batch_queries` also the batch's other queries, except those that p+ answers.
+    L_P has the negatives of L_Q, and with `in_batch_queries` also the batch's other queries, except those that p+ answers. The
+    published code has these queries and the hard negatives, but not the other queries' positives, which are in the sum here.
     """
 
     class Settings(Retriever.Settings):
@@ -29,7 +30,9 @@ class Pair(Retriever):
 
         shared: bool | None = setting(True, "one encoder for queries and passages; false trains two, the paper's ablation")
         alpha: float = setting(0.1, "weight of the passage-centric loss; that of the query-centric loss is 1 - alpha", ge=0, le=1)
-        in_batch_queries: bool = setting(False, "also use the batch's other queries as negatives in the passage-centric loss")
+        in_batch_queries: bool = setting(
+            False, "in the passage-centric loss also use the batch's other queries as negatives, next to its passages"
+        )
 
         @model_validator(mode="after")
         def _fits_pair(self) -> Self:
