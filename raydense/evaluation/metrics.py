@@ -17,6 +17,7 @@ from raydense.errors import InputError, did_you_mean
 from raydense.ranges import ranges
 
 Values = NDArray[np.float64]
+_HIGHEST_GRADE = 4  # of gdeval
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 
@@ -78,6 +79,12 @@ class Judgements:
         self.query_ids: pa.Array = pc.unique(qrels["query_id"])
         if not len(self.query_ids):
             raise InputError("no judgement", where, "give qrels that hold some")
+        self.by_gdeval = any(ir_measures.gdeval.supports(measure) for measure in self.measures)
+        if self.by_gdeval and pc.max(qrels["relevance"]).as_py() > _HIGHEST_GRADE:
+            what = (
+                f"has a grade of {pc.max(qrels['relevance']).as_py()}, and ERR@k and nDCG(dcg='exp-log2')@k have grades to {_HIGHEST_GRADE}"
+            )
+            raise InputError(what, where, "leave them out")
         self._lookup = IdLookup(self.query_ids)
         query = self._lookup.positions_of_rows(qrels["query_id"])
         order = np.argsort(query, kind="stable")
@@ -98,9 +105,14 @@ class Judgements:
         return place, self._passages.take(pa.array(at)), self._relevance[at]
 
     @property
+    def positives(self) -> Rows:
+        """How many passages of each query have relevance 1 or more, int64 [queries]."""
+        return np.add.reduceat((self._relevance >= 1).astype(np.int64), self._edges[:-1])
+
+    @property
     def with_positive(self) -> Rows:
         """The numbers of the queries that have a passage of relevance 1 or more, rising."""
-        return np.flatnonzero(np.maximum.reduceat(self._relevance, self._edges[:-1]) >= 1)
+        return np.flatnonzero(self.positives)
 
     def numbers(self, query_ids: pa.ChunkedArray) -> Rows:
         """The number of the query of each row, int64 [rows]; -1 if it is not judged."""
@@ -136,19 +148,25 @@ class Measuring:
         self._take(queries, hits)
 
     def _take(self, queries: Rows, hits: list[dict[str, float]]) -> None:
-        """Take the measures of some queries."""
-        names = self._judgements.query_ids.take(pa.array(queries)).to_pylist()
-        numbers = dict(zip(names, queries.tolist(), strict=True))
-        judged = {name: self._judgements.grades(number) for name, number in numbers.items()}
-        evaluator = ir_measures.evaluator(self._judgements.measures, judged)
+        """Take the measures of some queries, which go by their numbers."""
+        names = [str(number) for number in queries.tolist()]
+        judged = [self._judgements.grades(number) for number in queries.tolist()]
+        if self._judgements.by_gdeval:
+            judged, hits = _numbered(judged, hits)
+        evaluator = ir_measures.evaluator(self._judgements.measures, dict(zip(names, judged, strict=True)))
         for value in evaluator.iter_calc(dict(zip(names, hits, strict=bool(hits)))):
-            self._values[value.measure][numbers[value.query_id]] = value.value
+            self._values[value.measure][int(value.query_id)] = value.value
 
     def result(self) -> Measured:
         """The measures of all judged queries, with those that the run lacks."""
         missing = np.flatnonzero(~self._met)
         for start in range(0, len(missing), _MISSING_STEP):
             self._take(missing[start : start + _MISSING_STEP], [])
+        for measure, values in self._values.items():  # what is of the judgements alone: ir-measures has 0
+            if measure.NAME == "NumQ":
+                values[missing] = 1
+            elif measure.NAME == "NumRel":
+                values[missing] = self._judgements.positives[missing]
         per_query = {str(measure): values for measure, values in self._values.items()}
         means = {}
         for measure, values in self._values.items():
@@ -175,6 +193,12 @@ def trec_order(run: pa.Table, query: Rows) -> tuple[pa.Table, Rows]:
     keyed = pa.table({"query": query, "score": run["score"], "passage_id": run["passage_id"]})
     order = pc.sort_indices(keyed, [("query", "ascending"), ("score", "descending"), ("passage_id", "descending")])
     return run.take(order), query[order.to_numpy()]
+
+
+def _numbered(*lists: list[dict[str, float]]) -> list[list[dict[str, float]]]:
+    """Values by passage id, of each query, as values by number: gdeval splits ids at blanks."""
+    numbers: dict[str, str] = {}
+    return [[{numbers.setdefault(id, str(len(numbers))): value for id, value in one.items()} for one in each] for each in lists]
 
 
 def _edges_of(query: Rows) -> Rows:

@@ -98,6 +98,8 @@ def test_values_are_those_of_the_whole_run(world: Path, tmp_path: Path, monkeypa
         assert bool(left_out) == (run == "again")
         measures = [ir_measures.parse_measure(name) for name in MEASURES if name not in left_out]
         expected = {(v.query_id, str(v.measure)): v.value for v in ir_measures.evaluator(measures, qrels).iter_calc(hits)}
+        for query in qrels.keys() - hits.keys():  # as trec_eval -c, where ir-measures has 0
+            expected |= {(query, "NumQ"): 1.0, (query, "NumRel"): sum(grade >= 1 for grade in qrels[query].values())}
         found = {(row["query_id"], str(m)): row[str(m)] for row in values if row["run"] == run for m in measures}
         assert found.keys() == expected.keys()
         assert np.array_equal([found[key] for key in expected], list(expected.values()), equal_nan=True)

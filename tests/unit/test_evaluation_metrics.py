@@ -151,6 +151,20 @@ def test_a_missing_query_counts_0_and_an_unjudged_one_nothing():
     assert measured.unanswered == 1
 
 
+def test_a_missing_query_has_its_judgements():
+    """As trec_eval -c counts them."""
+    qrels = pa.table({"query_id": ["a", "b", "b", "b"], "passage_id": ["p", "p", "q", "r"], "relevance": [1, 1, 2, 0]})
+    run = pa.table({"query_id": ["a"], "passage_id": ["p"], "score": [1.0]})
+    names = ["NumQ", "NumRel", "NumRet"]
+    measured = Judgements(qrels, names, "").measure(run, "")
+    assert {name: values.tolist() for name, values in measured.per_query.items()} == {
+        "NumQ": [1, 1],
+        "NumRel": [1, 2],
+        "NumRet": [1, 0],
+    }
+    assert [measured.means[name] for name in names] == [2, 3, 1]
+
+
 def test_errors_of_metrics_and_runs_have_a_fix():
     for name, fix in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
         with pytest.raises(InputError, match=f"did you mean {fix}"):
@@ -159,6 +173,9 @@ def test_errors_of_metrics_and_runs_have_a_fix():
         with pytest.raises(InputError, match="write it as ir-measures does"):
             parse_metrics([name])
     assert [str(m) for m in parse_metrics(["MRR@10", "RR@10"])] == ["RR@10"]
+    graded = pa.table({"query_id": ["q"], "passage_id": ["p"], "relevance": [5]})
+    with pytest.raises(InputError, match=r"qrels: has a grade of 5, and ERR@k and .* have grades to 4; leave them out"):
+        Judgements(graded, ["nDCG@10", "ERR@10"], "qrels")
     twice = pa.table({"query_id": ["q", "q"], "passage_id": ["p", "p"], "score": [1.0, 0.5]})
     qrels = pa.table({"query_id": ["q"], "passage_id": ["p"], "relevance": [1]})
     with pytest.raises(InputError, match=r"'p' \(query 'q'\) twice"):
