@@ -26,6 +26,7 @@ _ONE_OF_CJK = rf"(?:[{CJK}]|[{_FIRST}][{_MIDDLE}][{_LAST}]?)\p{{M}}*"
 _TOKEN = regex.compile(rf"{_RUN}|{_ONE_OF_CJK}|[^\p{{Z}}\p{{C}}]", regex.V1)
 _GAP = "\n"
 _SEARCH_S = 1.0
+_AT_ONCE = 4_096  # queries
 
 
 def normal_tokens(text: str) -> str:
@@ -39,14 +40,9 @@ def normal_tokens(text: str) -> str:
 
 
 def token_matcher(answers: list[str]) -> Callable[[str], bool]:
-    """Whether a text contains the tokens of one of the answers in sequence. An answer without a token matches nothing."""
+    """Whether the `normal_tokens` of a text have those of one of the answers in sequence. An answer without a token matches nothing."""
     wanted = [tokens for tokens in map(normal_tokens, answers) if tokens]
-
-    def holds(text: str) -> bool:
-        tokens = normal_tokens(text)
-        return any(answer in tokens for answer in wanted)
-
-    return holds
+    return lambda tokens: any(answer in tokens for answer in wanted)
 
 
 def expression(answer: str) -> regex.Pattern[str] | None:
@@ -92,15 +88,19 @@ def first_answer_ranks(
 ) -> NDArray[np.int64]:
     """The rank, from 1, of the first passage of each query that holds an answer; 0 where none does. int64 [queries].
 
-    `hits` are the passages' rows in the order of the run; texts are read `step` at a time, and no further than needed.
+    `hits` are the passages' rows in the order of the run. Of each `step` ranks the texts are read, once for all queries that have found no answer
+    so far; of `_AT_ONCE` queries together, which bounds the memory.
     """
     ranks = np.zeros(len(hits), dtype=np.int64)
-    for query, (rows, holds) in enumerate(zip(hits, matchers, strict=True)):
-        for start in range(0, len(rows), step):
-            found = (i for i, text in enumerate(texts(rows[start : start + step]), start + 1) if holds(text))
-            ranks[query] = next(found, 0)
-            if ranks[query]:
-                break
+    for first in range(0, len(hits), _AT_ONCE):
+        open_, start = [*range(first, min(first + _AT_ONCE, len(hits)))], 0
+        while open_ := [query for query in open_ if not ranks[query] and len(hits[query]) > start]:
+            window = [hits[query][start : start + step] for query in open_]
+            rows, at = np.unique(np.concatenate(window), return_inverse=True)
+            read, ends = texts(rows), np.cumsum([len(part) for part in window])
+            for query, places in zip(open_, np.split(at, ends[:-1]), strict=True):
+                ranks[query] = next((i for i, place in enumerate(places.tolist(), start + 1) if matchers[query](read[place])), 0)
+            start += step
     return ranks
 
 
@@ -138,7 +138,8 @@ class AnswerSearch:
         self._ranks[queries] = first_answer_ranks(hits[: len(queries)], matchers, self._texts)
 
     def _texts(self, rows: NDArray[np.int64]) -> list[str]:
-        return self._store.take(rows, ["text"])["text"].to_pylist()
+        texts: list[str] = self._store.take(rows, ["text"])["text"].to_pylist()
+        return [normal_tokens(text) for text in texts] if self._settings.match == "token" else texts
 
     def result(self) -> tuple[dict[str, Any], Measured]:
         """Top-k answer accuracy over all queries that have answers, as metrics.json has it; and the same by query."""
