@@ -80,9 +80,11 @@ class Fusion:
         """The fused hits of pools of one corpus, as `fuse` would make them of their runs.
 
         `hits` has float32 scores and int64 rows of each pool, [n, m] with -1 for none; `ids` gives the passage ids of rows. Returns
-        [n, k] of both, padded with -inf and -1: by score falling, and of equal ones by passage id falling.
+        [n, min(k, hits of all pools)] of both, padded with -inf and -1: by score falling, and of equal ones by passage id falling.
         """
-        best, step = no_hits(len(hits[0][0]), k), max(1, _AT_ONCE // sum(rows.shape[1] for _, rows in hits))
+        columns = sum(rows.shape[1] for _, rows in hits)
+        k = min(k, columns)
+        best, step = no_hits(len(hits[0][0]), k), max(1, _AT_ONCE // columns)
         for at in range(0, len(best[0]), step):
             part = slice(at, at + step)
             rows, runs = _as_runs([(scores[part], found[part]) for scores, found in hits], ids)

@@ -6,13 +6,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from raydense.errors import InputError
 from raydense.retrieval.asking import Answer, Block
 from raydense.retrieval.merge import Hits
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard import open_shard
 from raydense.retrieval.shard_actor import PoolPlan
-from raydense.retrieval.versions import Queries, Table, Version, Versions
+from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
 
@@ -62,6 +61,4 @@ class HeldIndex:
 
     def answer(self, queries: Queries, k: int) -> Answer:
         """As `search`, with the fingerprint of the index."""
-        if k < 1:
-            raise InputError(f"k is {k}", "k", "give at least 1")
-        return _HeldBlock(self._versions, queries, k, 0).answer()
+        return _HeldBlock(self._versions, queries, check_k(k), 0).answer()

@@ -31,7 +31,7 @@ from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
 from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
-from raydense.retrieval.versions import Queries, Table, Version, Versions
+from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, ensure_ray
@@ -219,8 +219,7 @@ class SearchPool:
 
     def answers(self, blocks: Iterable[Queries], k: int) -> Iterator[Answer]:
         """As `search_blocks`, each block with the fingerprint of the index that answered."""
-        if k < 1:
-            raise InputError(f"k is {k}", "k", "give at least 1")
+        k = check_k(k)
         self._report_cpu(k)
         waiting: deque[Block] = deque()
         for queries in blocks:

@@ -233,8 +233,8 @@ class PassageIds:
             return pa.array([], pa.string())
         used, back = np.unique(rows, return_inverse=True)
         cuts = np.searchsorted(used, self._starts)
-        cut = zip(self._batches, self._starts, cuts, cuts[1:], strict=False)
-        parts = [ids.take(pa.array(used[low:high] - first)) for ids, first, low, high in cut if low < high]
+        hit = np.flatnonzero(np.diff(cuts)).tolist()
+        parts = [self._batches[at].take(pa.array(used[cuts[at] : cuts[at + 1]] - self._starts[at])) for at in hit]
         return pa.concat_arrays(parts).take(pa.array(back))
 
 

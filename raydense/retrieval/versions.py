@@ -69,14 +69,18 @@ class Version:
     def prepare(self, queries: Queries) -> list[Any]:
         """The checked queries in the shards' format: vectors, or the ids of BM25's words and the start of each query."""
         if self.is_bm25:
-            if not isinstance(queries, list):
+            if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
                 raise InputError("a BM25 index is searched with a list of strings", "queries")
             return list(self._words.query_ids(queries, self._vocabulary))
         if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
             raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
-        if not np.isfinite(queries).all():
-            raise InputError("a query has numbers that are not finite", "queries", "check what encodes them")
-        return [np.ascontiguousarray(queries, dtype=np.float32)]
+        if queries.dtype.kind not in "fiu":
+            raise InputError(f"are of dtype {queries.dtype}, no real numbers", "queries", "give float32")
+        with np.errstate(over="ignore"):  # what float32 cannot hold is no finite number of it
+            vectors = np.ascontiguousarray(queries, dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise InputError("a query has numbers that are not finite in float32", "queries", "check what encodes them")
+        return [vectors]
 
     @cached_property
     def _words(self) -> Any:
@@ -88,6 +92,13 @@ class Version:
     def _vocabulary(self) -> pa.Array:
         words = pa.ipc.open_file(pa.memory_map(str(self.index.file("vocabulary.arrow")))).read_all()["word"]
         return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
+
+
+def check_k(k: object) -> int:
+    """The number of hits that a caller wants; InputError unless it is a whole number from 1 on."""
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise InputError(f"k is {k!r}", "k", "give a whole number, at least 1")
+    return int(k)
 
 
 class Versions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, overload
 
@@ -15,6 +15,7 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.memory import plan_memory
+from raydense.retrieval.versions import check_k
 from raydense.runtime.progress import size
 from raydense.serving.hits import Hit, HitList
 from raydense.serving.passage_scorer import PassageScorer, Rerank
@@ -47,11 +48,11 @@ class Retriever:
     @classmethod
     def load(
         cls,
-        index: Where | Sequence[Where] = (),
+        index: Where | Sequence[Where] | None = None,
         model: Where | None = None,
         corpus: Where | None = None,
         *,
-        pool: str | Sequence[str] = (),
+        pool: str | Sequence[str] | None = None,
         fuse: Where | None = None,
         reranker: Where | None = None,
         **more: Any,
@@ -86,11 +87,12 @@ class Retriever:
         Of several indexes hits are fused as `fuse` does, and with a re-ranker the first ones are ordered again. InputError on an empty
         question, or where a pool answers from an index that does not fit.
         """
+        if not isinstance(questions, Iterable):
+            raise InputError(f"are no text ({questions!r})", "questions", "give a str, or a list of them")
         asked = [questions] if isinstance(questions, str) else list(questions)
         if self._closed:
             raise InputError("is closed", "Retriever", "load it again")
-        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
-            raise InputError(f"k is {k!r}", "k", "give a whole number, at least 1")
+        k = check_k(k)
         for number, question in enumerate(asked, 1):
             if not isinstance(question, str) or not _encodes(question):
                 raise InputError(f"is no text ({ascii(question)[:40]})", f"question {number}", "give a str")
@@ -98,7 +100,7 @@ class Retriever:
                 raise InputError("is empty", f"question {number}", "write some words")
         parts = (asked[at : at + _AT_ONCE] for at in range(0, len(asked), _AT_ONCE))
         corpus, score = self._corpus, self._score  # whatever `close` does meanwhile
-        found = [hits for part in parts for hits in self._answered(part, int(k), corpus, score)]
+        found = [hits for part in parts for hits in self._answered(part, k, corpus, score)]
         return found[0] if isinstance(questions, str) else found
 
     def _answered(self, asked: list[str], k: int, corpus: PassageStore | None, score: Rerank | None) -> Iterator[HitList]:
@@ -179,5 +181,5 @@ def _encodes(question: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in question)
 
 
-def _several(given: Where | Sequence[Where]) -> list[Where]:
-    return [given] if isinstance(given, str | os.PathLike) else list(given)
+def _several(given: Where | Sequence[Where] | None) -> list[Where]:
+    return [given] if isinstance(given, str | os.PathLike) else list(given or ())

@@ -143,6 +143,8 @@ class Searching:
                 try:
                     answer = pool.answer(queries, k)
                 except InputError:  # it was closed, or has ended: a new one may run
+                    if isinstance(pool, HeldIndex):
+                        raise
                     pool = self._reconnected(pool)
                     answer = pool.answer(queries, k)
                 known = self._known.get(answer.index)

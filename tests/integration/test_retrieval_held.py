@@ -1,8 +1,10 @@
 """An index that this process holds gives the hits of a pool of it, from several threads too; ties and large blocks included."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,3 +74,28 @@ def test_search_parameters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     made = make_index(tmp_path, whole_numbers(np.random.default_rng(1), 500), "Flat", 1)
     with pytest.raises(InputError, match="search_params"):
         HeldIndex(made, search_params="nprobe=3")
+
+
+def test_what_is_no_search_is_one_line(tmp_path: Path) -> None:
+    dense = make_index(tmp_path, whole_numbers(np.random.default_rng(5), 50), "Flat", 1)
+    write_corpus(tmp_path / "corpus", ["a ship", "a net"])
+    words = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
+    vectors = np.ones((2, DIMENSION))
+    wide = vectors.copy()
+    wide[1, 3] = 1e300
+    refused: list[tuple[Artifact, Any, Any, str]] = [
+        (dense, vectors, k, f"k: k is {re.escape(repr(k))}; give a whole number, at least 1") for k in (0, 2.0, "3", True, None)
+    ]
+    refused += [(dense, wide, 1, "not finite in float32")]
+    refused += [
+        (dense, vectors.astype(kind), 1, f"dtype {np.dtype(kind)}, no real numbers") for kind in ("complex64", "bool", "object", "U4")
+    ]
+    refused += [(words, asked, 1, "searched with a list of strings") for asked in ([3], ["net", None], "net", [b"net"])]
+    with SearchPool.start(dense) as of_dense, SearchPool.start(words) as of_words:
+        pools = {dense.fingerprint: of_dense, words.fingerprint: of_words}
+        for made, asked, k, line in refused:
+            for search in (HeldIndex(made).search, pools[made.fingerprint].search):
+                with pytest.raises(InputError, match=line):
+                    search(asked, k)
+        for kind in ("float64", "float16", "int8", "uint32"):
+            np.testing.assert_array_equal(of_dense.search(vectors.astype(kind), np.int64(3))[1], of_dense.search(vectors, 3)[1])

@@ -170,11 +170,16 @@ def test_what_does_not_fit_is_one_line(world: World) -> None:
         ):
             with pytest.raises(InputError, match=words):
                 retriever.search(wrong, k)  # type: ignore[call-overload]
+        for nothing in (None, 3):
+            with pytest.raises(InputError, match=rf"questions: are no text \({nothing}\); give a str"):
+                retriever.search(nothing)  # type: ignore[call-overload]
         assert retriever.search([]) == []
     with pytest.raises(InputError, match="is closed"):
         retriever.search("fever")
     for given, words in (
         ({}, "a search needs index, or pool"),
+        ({"index": None, "pool": None}, "a search needs index, or pool"),
+        ({"index": None, "pool": "p"}, "no search pool of the name 'p'"),
         ({"index": world.dense}, "model: missing"),
         ({"index": world.dense, "model": root / "other-model"}, "is not the model of this index"),
         ({"index": world.dense, "model": world.words}, "words: no config.json; give a model folder"),
