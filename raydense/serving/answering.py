@@ -6,9 +6,10 @@ Independent of HTTP.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ class Answering:
         self._searching.close()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
-        """A reply to each question, in order: all are encoded together, and searched together where they have the same k, or none's hits depend on k.
+        """A reply to each question, in order: all are encoded together, and searched in parts of at most `most_hits` hits (or one question).
 
         Unavailable in place of the reply to a question for texts that are not available; raised if there is no pool, or it has another model.
         """
@@ -90,8 +91,7 @@ class Answering:
         starts = np.cumsum([0, *(len(questions[i].asked) for i in order)]).tolist()
         spans = dict(zip(order, pairwise(starts), strict=True))
         replies: dict[int, Reply | Unavailable] = {}
-        for _, group in groupby(order, key=lambda i: 0 if self._any_k else questions[i].k):
-            alike = list(group)
+        for alike in self._parts(questions, order):
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
             found = self._searching.ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
             ranked = self._reranked(texts[first:last], found)
@@ -99,6 +99,20 @@ class Answering:
                 start, stop = spans[i]
                 replies[i] = self._reply(questions[i], ranked.of(slice(start - first, stop - first)), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
+
+    def _parts(self, questions: list[Question], order: list[int]) -> Iterator[list[int]]:
+        """The numbers `order` of the questions, by k rising, in parts: those of a part have the same k, unless none's hits depend on k."""
+        part: list[int] = []
+        queries = 0
+        for i in order:
+            queries += len(questions[i].asked)
+            alike = self._any_k or not part or questions[part[0]].k == questions[i].k
+            if part and not (alike and queries * self._deep(questions[i].k) <= self.settings.most_hits):
+                yield part
+                part, queries = [], len(questions[i].asked)
+            part.append(i)
+        if part:
+            yield part
 
     def passage(self, passage_id: str) -> Reply | None:
         """The id, title and text of a passage of the corpus; None for an unknown id, or without a corpus."""

@@ -69,7 +69,9 @@ class Search:
         self._settings, self._token = settings, token
         rerank = by_handle(reranker, settings.seconds / 2) if reranker is not None else None
         self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
+        self._depth = settings.rerank_depth if reranker is not None else 0
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
+        self._health_asking = ThreadPoolExecutor(1)  # a probe does not wait for passages that are read
         self._metrics, self._last_ready = RequestMetrics(), -_READY_S
 
     @api.post("/search", openapi_extra=body_of(Question), responses=responses("/search", *_REFUSED))
@@ -127,7 +129,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas())
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth)
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -171,15 +173,20 @@ class Search:
 
     async def _answered(self, asked: Asked) -> Reply:
         self._authorize(asked.authorization)
-        retrieval = Retrieval.parse(asked.body) if asked.route == "/retrieve" else None
-        question = retrieval.question if retrieval else Question.parse(asked.body)
-        question.check(self._settings.most_queries, self._settings.most_hits)
+        if asked.route != "/retrieve":
+            return Reply.of(200, await self._checked(asked.route, Question.parse(asked.body)))
+        retrieval = Retrieval.parse(asked.body)
+        question = retrieval.question
+        found = (await self._checked(asked.route, question))["results"] if question else []
+        return Reply.of(200, retrieval.reply(found))
+
+    async def _checked(self, route: str, question: Question) -> dict[str, Any]:
+        question.check(self._settings.most_queries, self._settings.most_hits, self._depth)
         if question.texts and not self._settings.corpus:
             raise _NO_CORPUS
         if self._settings.log_queries:
-            _log.info(f"{asked.route} {json.dumps(question.asked)}", extra={"log_to_stderr": False})
-        found = await self._found(question)
-        return Reply.of(200, retrieval.reply(found) if retrieval else found)
+            _log.info(f"{route} {json.dumps(question.asked)}", extra={"log_to_stderr": False})
+        return await self._found(question)
 
     async def _found(self, question: Question) -> dict[str, Any]:
         try:
@@ -204,7 +211,7 @@ class Search:
     async def _health(self) -> Reply:
         loop = asyncio.get_running_loop()
         try:
-            found = await asyncio.wait_for(loop.run_in_executor(self._looking, self._answering.health), _HEALTH_S)
+            found = await asyncio.wait_for(loop.run_in_executor(self._health_asking, self._answering.health), _HEALTH_S)
         except TimeoutError:
             found = {"ready": False, "why": "the search pool does not report its state"}
         return Reply.of(200 if found["ready"] else 503, found)

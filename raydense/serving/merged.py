@@ -24,6 +24,15 @@ class Asked:
     authorization: str
     body: bytes
 
+    def hits(self, depth: int) -> int:
+        """Queries times passages, of each at least `depth`; 0 where that cannot be read: the app refuses such a request."""
+        try:
+            given = json.loads(self.body)
+            queries, k = given.get("queries") or [""], given.get("k", given.get("topk", 10))
+        except (ValueError, RecursionError, AttributeError):
+            return 0
+        return len(queries) * max(k, depth) if isinstance(queries, list) and isinstance(k, int) else 0
+
 
 def pack_requests(requests: list[Asked]) -> bytes:
     """The body of the merged request."""

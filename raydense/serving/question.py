@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from raydense.errors import InputError
 from raydense.settings import BaseSettings, setting
 
 _EXAMPLE = 'send {"queries": ["..."], "k": 10}'
-Text = Annotated[str, Field(min_length=1, max_length=10_000)]
+LONGEST = 10_000  # characters of a query
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 
 
 class Question(BaseSettings):
@@ -19,7 +20,7 @@ class Question(BaseSettings):
 
     queries: list[Text] | None = setting(None, "the queries", min_length=1)
     query: Text | None = setting(None, "one query, in place of queries")
-    k: int = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
+    k: StrictInt = setting(10, "passages of each query, at most 1,000", ge=1, le=1_000)
     texts: bool = setting(False, "whether to return the title and text of each passage, if the server has the corpus")
     each: bool = setting(False, "whether to return the hits of each index too, where the server fuses those of several")
 
@@ -34,13 +35,19 @@ class Question(BaseSettings):
         """The queries."""
         return self.queries or [str(self.query)]
 
-    def check(self, most_queries: int, most_hits: int) -> None:
-        """InputError where a query is blank, or it has more queries, or asks for more passages of all of them, than a request may."""
+    def check(self, most_queries: int, most_hits: int, depth: int = 0) -> None:
+        """InputError where a query is blank, or it has more queries, or more passages of all of them, than a request may.
+
+        `depth`: how many passages of each query a re-ranker scores, whatever `k` is.
+        """
         queries = len(self.asked)
         if any(not query.strip() for query in self.asked):
             raise InputError("a query is blank", "queries", "write some words")
         if queries > most_queries:
             raise InputError(f"{queries:,} queries, and a request may have {most_queries:,}", "queries", "send several requests")
+        if self.k < depth and queries * depth > most_hits:
+            what = f"{queries:,} queries of which {depth:,} passages each are re-ranked, and a request may ask for {most_hits:,} passages"
+            raise InputError(what, "queries", "send several requests")
         if queries * self.k > most_hits:
             what = f"{queries:,} queries of {self.k:,} passages, and a request may ask for {most_hits:,} passages"
             raise InputError(what, "k", "ask for fewer, or send several requests")

@@ -17,7 +17,11 @@ class RequestMetrics:
         self._registry = CollectorRegistry()
         self._requests = Counter("raydense_requests", "Requests that were answered.", ["route", "status"], registry=self._registry)
         self._seconds = Histogram(
-            "raydense_request_seconds", "Seconds from the whole body to the reply.", ["route"], buckets=_SECONDS, registry=self._registry
+            "raydense_request_seconds",
+            "Seconds to the reply, with those in which the body comes.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self._batch = Histogram(
             "raydense_batch_requests", "Requests that are encoded and searched together.", buckets=_SIZES, registry=self._registry

@@ -1,12 +1,15 @@
 """The re-ranker of an app: a deployment of Ray Serve of its own, which the app's processes call by a handle.
 
-Its replicas have GPUs of their own, and score what several callers ask in one batch. Where it does not answer, the caller gets 503.
+Its replicas have GPUs of their own, and score what several callers ask in one batch. Where it does not answer, the caller gets 503, and what
+is not begun of the work is dropped: the pairs of a call are sent in parts.
 """
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from ray import serve
 
 from raydense.data.store import PassageStore
@@ -15,8 +18,14 @@ from raydense.runtime.session import quiet_data
 from raydense.serving.passage_scorer import PassageScorer, Rerank, Rows, Scores
 from raydense.serving.refusal import Unavailable
 
-_BATCH = 64  # calls that are scored together
+_PART = 1_000  # pairs of a part, which is scored as a whole
+_UNIT = 16  # pairs: the size of a batch is counted in units, since Ray Serve wants as many calls at once as a batch has
+_BATCH = 64  # units of the calls that are scored together
 _WAITING = 256  # calls that may wait for a replica
+
+
+def _units(asked: list[tuple[list[str], Rows]]) -> int:
+    return sum(max(1, -(-rows.size // _UNIT)) for _, rows in asked)
 
 
 @serve.deployment(name="Reranker", max_ongoing_requests=2 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
@@ -29,7 +38,7 @@ class Reranker:
         self._scorer = PassageScorer(model, PassageStore(corpus, fingerprint))
         self._scoring = ThreadPoolExecutor(1)
 
-    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
+    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1, batch_size_fn=_units)
     async def scores(self, asked: list[tuple[list[str], Rows]]) -> list[Scores]:
         """The logits of passages, by their rows int64 [n, m], for n questions: float32 [n, m], NaN for a row of -1."""
         return await asyncio.get_running_loop().run_in_executor(self._scoring, self._scorer.several, asked)
@@ -46,10 +55,16 @@ def by_handle(handle: Any, seconds: float) -> Rerank:
     """What asks a deployment, by its handle, from a thread; Unavailable where there is no answer within so many seconds."""
 
     def rerank(questions: list[str], rows: Rows) -> Scores:
+        step, end = max(1, _PART // max(1, rows.shape[1])), time.monotonic() + seconds
+        sent: list[Any] = []
         try:
-            found: Scores = handle.scores.remote((questions, rows)).result(timeout_s=seconds)
+            for at in range(0, len(rows), step):
+                sent.append(handle.scores.remote((questions[at : at + step], rows[at : at + step])))
+            scores: Scores = np.concatenate([part.result(timeout_s=max(0.0, end - time.monotonic())) for part in sent])
         except Exception as error:
+            for part in sent:  # the callers ask again: what they no longer wait for is not scored, too
+                part.cancel()
             raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
-        return found
+        return scores
 
     return rerank

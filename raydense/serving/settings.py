@@ -74,7 +74,11 @@ class ServeSettings(RetrieverSettings):
     reranker_replicas: int = resource(1, "processes of the re-ranker", ge=1)
     gpus_per_reranker: float = resource(0.0, "GPUs of one process of the re-ranker; may be a fraction", ge=0)
     most_queries: int = resource(512, "queries of a request, at most", ge=1)
-    most_hits: int = resource(50_000, "queries times k of a request, at most", ge=1)
+    most_hits: int = resource(
+        50_000,
+        "queries times k, or times rerank_depth where that is more, of a request, at most; and of requests that are answered together",
+        ge=1,
+    )
     seconds: float = resource(30.0, "seconds that a request may take", gt=0)
     log_queries: bool = resource(False, "whether the texts of the queries are written to the log of Ray Serve")
 

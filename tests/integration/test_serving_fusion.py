@@ -39,6 +39,7 @@ from raydense.serving.refusal import Unavailable
 from raydense.serving.retriever import Retriever
 from raydense.serving.running import running
 from raydense.serving.searching import connected, sources
+from raydense.serving.searching_all import SearchingAll
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, Draft, fingerprint_of
 
@@ -114,6 +115,23 @@ def test_without_a_fused_run_it_is_reciprocal_ranks(world: World, k: int, depth:
         assert answered(answering, k) == expected
         monkeypatch.setattr(rules, "_AT_ONCE", 3 * 2 * depth)
         assert answered(answering, k) == expected, "with three queries in a block"
+
+
+def test_what_callers_ask_together_is_searched_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no more hits than one request may have, whatever comes together."""
+    sizes: list[int] = []
+    ask = SearchingAll.ask
+
+    def counted(self: SearchingAll, queries: list[Any], k: int) -> Any:
+        sizes.append(len(queries[0]) * k)
+        return ask(self, queries, k)
+
+    questions = [Question(queries=ASKED[at : at + 3], k=k) for at, k in zip(range(0, 15, 3), (5, 9, 5, 9, 5), strict=True)]
+    with Answering(ServeSettings(**world.served, most_hits=30), "parts", held=True) as answering:
+        alone = [answering.answer([one])[0] for one in questions]
+        monkeypatch.setattr(SearchingAll, "ask", counted)
+        assert answering.answer(questions) == alone
+    assert sizes == [30, 15, 27, 27]
 
 
 @pytest.mark.parametrize(("scale", "weights"), [(True, [0.6, 0.4]), (False, [1.0, 9.0])])
@@ -286,6 +304,24 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
             pass
     with pytest.raises(InputError, match="serving of one index does not use fuse"):
         ServeSettings(index=turned[0], fuse=fused)
+
+
+def test_a_held_index_is_not_opened_again_for_a_query_that_fails(world: World) -> None:
+    with Answering(ServeSettings(**world.served), "refused", held=True) as answering:
+        for one in answering._searching:
+            held = one._pool
+            with pytest.raises(Unavailable, match=r"queries: the index is searched with|queries: a BM25 index is searched with"):
+                one.ask(np.zeros((1, 3), np.float32), 1)
+            assert one._pool is held
+
+
+def test_more_hits_are_asked_for_than_there_are(world: World) -> None:
+    """The room is that of the hits there are, not of as many as are asked for."""
+    with Answering(ServeSettings(**world.served), "many", held=True) as answering:
+        queries = answering._searching.prepare(ASKED[:2])
+        scores, rows = answering._searching.ask(queries, 10_000).hits
+        assert scores.shape == rows.shape == (2, 2 * len(TEXTS))
+        assert ((rows >= 0).sum(axis=1) == len(TEXTS)).all()
 
 
 def test_each_hit_says_at_which_ranks_the_indexes_found_it(world: World) -> None:

@@ -119,6 +119,15 @@ def test_as_the_client_of_search_r1_asks(world: World, scores: bool) -> None:
     assert [len(one) for one in without["result"]] == [3]
 
 
+def test_an_agent_of_search_r1_may_not_search(world: World) -> None:
+    """Its client posts what the agents of a step searched for: nothing, or an empty search; it would end at a reply without `result`."""
+    assert world.post("/retrieve", {"queries": []}) == (200, {"result": []})
+    assert world.post("/retrieve", {"queries": ["", "\u3000"]}) == (200, {"result": [[], []]})
+    status, reply = world.post("/retrieve", {"queries": ["", TEXTS[5], " "], "topk": 3})
+    assert (status, [len(found) for found in reply["result"]]) == (200, [0, 3, 0])
+    assert reply["result"][1] == world.post("/retrieve", {"queries": [TEXTS[5]], "topk": 3})[1]["result"][0]
+
+
 def test_a_passage_by_its_id(world: World) -> None:
     assert world.get("/passages/p7").json() == {"id": "p7", "title": "title 7", "text": TEXTS[7]}
     for unknown in ("p7000", "p7/p8", "%00", "é"):
@@ -145,7 +154,9 @@ def test_long_queries_are_named(world: World) -> None:
         ("/search", {"queries": TEXTS[:9]}, 422, "queries: 9 queries, and a request may have 8; send several requests"),
         ("/search", {"queries": TEXTS[:8], "k": 126}, 422, "k: 8 queries of 126 passages, and a request may ask for 1,000 passages"),
         ("/search", {"query": " \t"}, 422, "queries: a query is blank; write some words"),
-        ("/retrieve", {"queries": ["a", "\u3000"]}, 422, "queries: a query is blank"),
+        ("/search", {"queries": ["a", "\u3000"]}, 422, "queries: a query is blank"),
+        ("/search", {"queries": []}, 422, "queries: needs 1 or more, not 0"),
+        ("/search", {"query": "a", "k": "3"}, 422, "k: input should be a valid integer"),
         ("/search", {"query": "a" * 10_001}, 422, "query: string should have at most 10000 characters"),
         ("/retrieve", {"queries": "a"}, 422, "queries: input should be a valid list"),
         ("/retrieve", {"query": ["a"]}, 422, "query: unknown key; did you mean 'queries'?"),

@@ -19,6 +19,7 @@ import pytest
 from embeddings import write_corpus
 from inference_world import WORDS, make_reranker, score_error
 from nodes import free_ports
+from ray import serve
 from search_versions import until
 
 import raydense as rd
@@ -28,6 +29,7 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
 from raydense.serving.passage_scorer import PassageScorer
+from raydense.serving.reranking import by_handle
 from raydense.serving.running import running
 from raydense.serving.settings import ServeSettings
 
@@ -66,7 +68,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     asked = {"index": str(root / "words"), "corpus": str(root / "corpus"), "reranker": str(root / "reranker"), "rerank_depth": DEPTH}
     with (
         rd.Retriever.load(**asked) as retriever,
-        running(ServeSettings(**asked), "reranked", "/", "127.0.0.1", free_ports(1)[0]) as url,
+        running(ServeSettings(**asked, most_hits=200), "reranked", "/", "127.0.0.1", free_ports(1)[0]) as url,
     ):
         yield World(root, url, {"retriever": retriever})
 
@@ -104,6 +106,19 @@ def test_a_scorer_gives_each_pair_its_score_in_any_batch(world: World) -> None:
         for at, place in zip(*np.nonzero(rows >= 0), strict=True):
             alone = scorer([questions[at]], rows[at : at + 1, place : place + 1])
             np.testing.assert_allclose(scores[at, place], alone[0, 0], atol=score_error())
+
+
+def test_pairs_of_several_parts_get_their_scores(world: World) -> None:
+    questions, rows = TEXTS * 4, np.arange(4 * len(TEXTS) * 3).reshape(-1, 3) % len(TEXTS)
+    scores = by_handle(serve.get_deployment_handle("Reranker", "reranked"), 120)(questions, rows)
+    wanted = PassageScorer(str(world.root / "reranker"), PassageStore(world.root / "corpus"))(questions, rows)
+    np.testing.assert_allclose(scores, wanted, atol=score_error())
+
+
+def test_the_pairs_of_a_request_are_bounded(world: World) -> None:
+    status, reply = world.post({"queries": ["a"] * 51, "k": 1})
+    line = "queries: 51 queries of which 4 passages each are re-ranked, and a request may ask for 200 passages; send several requests"
+    assert (status, reply) == (422, {"error": line})
 
 
 def test_a_re_ranker_that_does_not_answer_is_503_and_one_that_was_killed_is_replaced(world: World) -> None:

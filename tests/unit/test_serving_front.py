@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import string
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -99,6 +100,47 @@ def test_large_requests_leave_a_place_to_small_ones() -> None:
 
     asyncio.run(asyncio.wait_for(ask(), 60))
     assert order == [TOGETHER + 1, 1, 2, 3, TOGETHER + 2, TOGETHER + 3]
+
+
+def _searches(*asked: tuple[int, int]) -> list[Asked]:
+    return [Asked("/search", "", json.dumps({"queries": ["a"] * queries, "k": k}).encode()) for queries, k in asked]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 1_000)), min_size=1, max_size=90), st.sampled_from([0, 50]))
+def test_what_is_merged_asks_for_no_more_hits_than_a_request_may(asked: list[tuple[int, int]], depth: int) -> None:
+    """Forty requests of fifty queries and a thousand passages have small bodies, and two million hits."""
+    limits, sent = Limits(at_once=2, hits=50_000, depth=depth), []
+
+    async def send(batch: list[Asked]) -> list[Reply]:
+        sent.append(batch)
+        await asyncio.sleep(0)
+        return [Reply(200, one.body) for one in batch]
+
+    requests = _searches(*asked)
+    assert [one.body for one in _merge(requests, send, limits)] == [one.body for one in requests]
+    assert sum(map(len, sent)) == len(requests)
+    for batch in sent:
+        hits = [one.hits(depth) for one in batch]
+        assert len(batch) == 1 or (sum(hits) <= limits.hits and max(hits) <= limits.hits // 8)
+
+
+@pytest.mark.parametrize(
+    ("body", "depth", "hits"),
+    [
+        (b'{"query": "a"}', 0, 10),
+        (b'{"queries": ["a", "b"], "k": 20}', 0, 40),
+        (b'{"queries": ["a", "b"], "k": 20}', 50, 100),
+        (b'{"queries": ["a", "b"], "topk": 3}', 0, 6),
+        (b'{"query": "a", "queries": null, "k": 1000}', 50, 1_000),
+        (b'{"queries": 3, "k": 20}', 0, 0),
+        (b'{"query": "a", "k": "20"}', 0, 0),
+        (b"[1]", 0, 0),
+        (b"\xff", 0, 0),
+        (b"[" * 2_000, 0, 0),
+    ],
+)
+def test_the_hits_of_a_request_are_read_without_a_check(body: bytes, depth: int, hits: int) -> None:
+    assert Asked("/search", "", body).hits(depth) == hits
 
 
 def test_those_that_wait_go_together() -> None:
@@ -384,12 +426,20 @@ def test_two_indexes_of_one_name_are_refused(given: dict[str, list[str]]) -> Non
 
 
 def test_what_search_r1_asks_is_a_question_with_texts() -> None:
-    asked = Retrieval.parse(b'{"queries": ["a", "b"], "topk": 0, "return_scores": true}')
+    asked = Retrieval.parse(b'{"queries": ["a", " ", "b", ""], "topk": 0, "return_scores": true}')
     assert asked.question == Question(queries=["a", "b"], k=3, texts=True)
     passage = {"id": "p", "title": "T", "text": "x\ny", "score": 0.5}
     document = {"id": "p", "contents": '"T"\nx\ny'}
-    assert asked.reply({"results": [[passage], []]}) == {"result": [[{"document": document, "score": 0.5}], []]}
-    assert Retrieval.parse(b'{"queries": ["a"]}').reply({"results": [[passage]]}) == {"result": [[document]]}
+    assert asked.reply([[], [passage]]) == {"result": [[], [], [{"document": document, "score": 0.5}], []]}
+    assert Retrieval.parse(b'{"queries": ["a"]}').reply([[passage]]) == {"result": [[document]]}
+
+
+@pytest.mark.parametrize("queries", [[], ["", " \u3000"]])
+def test_search_r1_may_ask_nothing(queries: list[str]) -> None:
+    """As its client does where no agent searched, and with `<search></search>`."""
+    asked = Retrieval.parse(json.dumps({"queries": queries}).encode())
+    assert asked.question is None
+    assert asked.reply([]) == {"result": [[] for _ in queries]}
 
 
 def test_a_request_is_bounded_by_queries_and_by_hits() -> None:
@@ -398,3 +448,13 @@ def test_a_request_is_bounded_by_queries_and_by_hits() -> None:
         Question(queries=["a"] * 5, k=1).check(4, 100)
     with pytest.raises(InputError, match="5 queries of 21 passages, and a request may ask for 100 passages"):
         Question(queries=["a"] * 5, k=21).check(5, 100)
+    Question(queries=["a"] * 2, k=10).check(5, 100, depth=50)
+    with pytest.raises(InputError, match="3 queries of which 50 passages each are re-ranked, and a request may ask for 100 passages"):
+        Question(queries=["a"] * 3, k=10).check(5, 100, depth=50)
+
+
+@pytest.mark.parametrize("k", ["10", 10.0, True, "x"])
+def test_a_number_of_passages_is_a_whole_number(k: object) -> None:
+    for settings, name in ((Question, "k"), (Retrieval, "topk")):
+        with pytest.raises(InputError, match=f"{name}: input should be a valid integer"):
+            settings.parse(json.dumps({"queries": ["a"], name: k}).encode())

@@ -1,0 +1,76 @@
+"""What an app asks of its re-ranker: in parts, which are cancelled where the time is over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydense.serving.refusal import Unavailable
+from raydense.serving.reranking import _BATCH, _units, by_handle
+
+
+@dataclass
+class Response:
+    """As Ray Serve's."""
+
+    asked: tuple[list[str], Any]
+    stuck: bool
+    cancelled: bool = False
+
+    def result(self, timeout_s: float) -> Any:
+        assert 0 <= timeout_s <= 9
+        if self.stuck:
+            raise TimeoutError
+        questions, rows = self.asked
+        return np.array([[len(question) + row for row in line] for question, line in zip(questions, rows, strict=True)], np.float32)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Handle:
+    """As Ray Serve's handle of a deployment, of whose calls those after the first `works` get no answer, and after `takes` are refused."""
+
+    works: int = 1_000
+    takes: int = 1_000
+    sent: list[Response] = field(default_factory=list)
+
+    @property
+    def scores(self) -> Handle:
+        return self
+
+    def remote(self, asked: tuple[list[str], Any]) -> Response:
+        if len(self.sent) == self.takes:
+            raise RuntimeError
+        self.sent.append(Response(asked, len(self.sent) >= self.works))
+        return self.sent[-1]
+
+
+@pytest.mark.parametrize(("queries", "depth"), [(1, 50), (512, 50), (20, 51), (3, 1_000), (7, 600), (2, 0)])
+def test_pairs_are_sent_in_parts_that_are_scored_as_one(queries: int, depth: int) -> None:
+    handle = Handle()
+    rows = np.arange(queries * depth).reshape(queries, depth)
+    texts = ["a" * (1 + at % 5) for at in range(queries)]
+    scores = by_handle(handle, 9)(texts, rows)
+    assert scores.tolist() == (rows + np.array([[len(text)] for text in texts])).tolist()
+    assert max(part.asked[1].size for part in handle.sent) <= 1_000
+    assert all(_units([part.asked]) <= _BATCH for part in handle.sent), "Ray Serve refuses a call that is larger than a batch"
+
+
+@pytest.mark.parametrize("handle", [Handle(works=2), Handle(takes=2)])
+def test_what_nobody_waits_for_is_cancelled(handle: Handle) -> None:
+    with pytest.raises(Unavailable, match="the re-ranker does not answer"):
+        by_handle(handle, 9)(["a"] * 100, np.zeros((100, 50), np.int64))
+    assert len(handle.sent) == min(5, handle.takes)
+    assert all(part.cancelled for part in handle.sent)
+
+
+def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 0.0, 4.0, 8.0, 12.0, 16.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    by_handle(Handle(), 9)(["a"] * 100, np.zeros((100, 50), np.int64))
