@@ -37,7 +37,7 @@ class Encoder(nn.Module):
             parts.append(Pooling(config.pooling, parts[0].width))
         found = [part for part in parts_of(folder)[1:] if part.kind is not Pooling]
         if found and found[-1].kind is Normalize:
-            found.pop()
+            Normalize.load(found.pop().folder, parts[-1].width, options)  # for what it refuses: `config` says whether there is one
         for part in found:
             parts.append(part.kind.load(part.folder, parts[-1].width, options))
         if config.normalize:

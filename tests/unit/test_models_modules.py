@@ -137,3 +137,24 @@ def test_an_adapter_without_its_base_model_is_refused(tiny_folder: Path, tmp_pat
 
 def test_each_file_is_a_kind_with_a_name_of_sentence_transformers() -> None:
     assert {"Transformer", "Pooling", "Dense", "Normalize"} <= kinds().keys()
+
+
+def test_a_pooling_that_leaves_the_prompt_out_is_refused_where_there_is_a_prompt(transformer: Transformer, tmp_path: Path) -> None:
+    for name, prompts in (("without", None), ("with", {"query": "query: "})):
+        pooling = Pooling(128, include_prompt=False)
+        SentenceTransformer(modules=[transformer, pooling], prompts=prompts, device="cpu").save(
+            str(tmp_path / name), create_model_card=False
+        )
+    DualEncoder.load(tmp_path / "without")
+    with pytest.raises(InputError, match=r"1_Pooling/config\.json: leaves the prompt out of the pooling"):
+        DualEncoder.load(tmp_path / "with")
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_normalize_of_states_is_refused(transformer: Transformer, tmp_path: Path, last: bool) -> None:
+    after = [] if last else [Dense(128, 24)]
+    for given in ("sentence_embedding", "token_embeddings"):
+        save(tmp_path / given, transformer, Pooling(128), Normalize(module_input_name=given), *after)
+    DualEncoder.load(tmp_path / "sentence_embedding")
+    with pytest.raises(InputError, match=r"2_Normalize/config\.json: normalizes states, not vectors"):
+        DualEncoder.load(tmp_path / "token_embeddings")
