@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from raydense.evaluation.significance import compare, holm, sign_flip
+from raydense.evaluation.report import significance_mark
+from raydense.evaluation.significance import compare, compare_all, holm, sign_flip
 
 
 def every_flip(gaps: np.ndarray) -> float:
@@ -51,3 +52,22 @@ def test_holm_equals_the_adjusted_p_values_of_r():
     """p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") and a tie at 1."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_all_names_and_metrics_are_corrected_together():
+    """As p.adjust of R writes it: cummax(sort(p) * (n:1)), at most 1. What holds alone and not among four has no mark."""
+    rng, pairs = np.random.default_rng(3), {}
+    for name, gap in (("one", 1.5), ("other", 0.75)):
+        for metric, share in (("RR@10", 1.0), ("R@1", 0.6)):
+            first = rng.normal(size=20)
+            pairs.setdefault(name, {})[metric] = (first + rng.normal(gap * share, 1, 20), first)
+    found = [of_metric for of_name in compare_all(pairs).values() for of_metric in of_name.values()]
+    alone = np.array([compare(*pair).p_randomisation for of_name in pairs.values() for pair in of_name.values()])
+    assert [one["p_randomisation"] for one in found] == alone.tolist()
+    order = np.argsort(alone)
+    adjusted = np.minimum(1, np.maximum.accumulate(alone[order] * np.arange(4, 0, -1)))
+    assert [one["p_holm"] for one in found] == pytest.approx(adjusted[np.argsort(order)].tolist())
+    raised = [one for one in found if one["p_randomisation"] < 0.05 <= one["p_holm"]]
+    assert raised
+    assert {significance_mark(one) for one in raised} == {""}
+    assert {significance_mark(one) for one in found} > {""}
