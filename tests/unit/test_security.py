@@ -35,6 +35,22 @@ def test_a_manifest_names_no_file_outside(tmp_path: Path, name: str) -> None:
         Artifact.open(tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["../outside", "/etc", "a/../../outside"])
+def test_a_model_folder_names_no_module_outside(tmp_path: Path, tiny_folder: Path, name: str) -> None:
+    """Neither for its pooling nor for its weights, which modules.json names where the folder itself has none."""
+    DualEncoder.load(tiny_folder).save(tmp_path / "model")
+    shutil.copytree(tmp_path / "model" / "1_Pooling", tmp_path / "outside")
+    shutil.copytree(tiny_folder, tmp_path / "outside", dirs_exist_ok=True)
+    modules = tmp_path / "model" / "modules.json"
+    (tmp_path / "model" / "raydense.json").unlink()
+    listed = json.loads(modules.read_text())
+    for number, module in enumerate(listed[:2]):
+        wrong = [*listed[:number], module | {"path": name}, *listed[number + 1 :]]
+        modules.write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match=r"modules\.json: names a folder outside its own"):
+            DualEncoder.load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("family", ["of-its-own", "bert"])
 def test_no_code_of_a_model_folder_is_run(tmp_path: Path, tiny_folder: Path, family: str) -> None:
     folder, ran = tmp_path / "model", tmp_path / "ran"
