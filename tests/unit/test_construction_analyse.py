@@ -241,6 +241,9 @@ def test_a_run_of_other_queries_and_a_teacher_of_others_are_refused(tmp_path):
     write_table(tmp_path / "two" / "teacher", "run", [run_table([("q0", "p0", 1, 3.0)])], stage="rerank")
     with pytest.raises(InputError, match="scores none of the pairs"):
         analyse_in(tmp_path / "two", teacher=str(tmp_path / "two" / "teacher"))
+    write_table(tmp_path / "two" / "elsewhere", "run", [run_table([("q0", "p1", 1, 3.0)])], stage="rerank", corpus="c" * 64)
+    with pytest.raises(InputError, match=r"elsewhere: was made with another corpus than \S+two/corpus"):
+        analyse_in(tmp_path / "two", teacher=str(tmp_path / "two" / "elsewhere"))
 
 
 def test_hits_that_a_teacher_keeps_below_its_depth_are_not_scored(tmp_path):
