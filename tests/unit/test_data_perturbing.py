@@ -172,10 +172,19 @@ def test_it_continues_and_refuses_another_rate(tmp_path):
         perturb(PerturbSettings.read({**settings, "rate": 0.4}))
 
 
-@pytest.mark.parametrize("wrong", [{"rate": 1.5}, {"rate": -0.1}, {"kind": "noise"}, {}])
-def test_wrong_settings_are_one_line(tmp_path, wrong):
-    with pytest.raises(InputError):
-        PerturbSettings.read({"queries": "q", "output": "o", **({"kind": "typo"} if "rate" in wrong else {}), **wrong})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "typo", "rate": 1.5}, r"rate: input should be less than or equal to 1 \(given: 1.5\)"),
+        ({"kind": "typo", "rate": -0.1}, r"rate: input should be greater than or equal to 0 \(given: -0.1\)"),
+        ({"kind": "noise"}, "kind: input should be 'typo', 'swap', 'shuffle' or 'drop'"),
+        ({}, "kind: missing"),
+    ],
+)
+def test_wrong_settings_are_one_line(given, message):
+    with pytest.raises(InputError, match=message) as refused:
+        PerturbSettings.read({"queries": "q", "output": "o", **given})
+    assert "\n" not in str(refused.value)
 
 
 def test_it_wants_queries(tmp_path):

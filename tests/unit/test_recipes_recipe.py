@@ -246,9 +246,16 @@ def test_an_output_in_the_source_of_its_recipe_is_wrong_before_anything_is_writt
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["corpus.jsonl"]
 
 
-@pytest.mark.parametrize("change", ["trian.lr=1", "nothing=1", "train.lr"])
-def test_a_change_of_what_is_not_there_is_refused(recipe, change):
-    with pytest.raises(InputError):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("trian.lr=1", "no stage 'trian'; did you mean 'train'"),
+        ("nothing=1", "the recipe is given no 'nothing'; known: seed, tau"),
+        ("train.lr", "has no '='; give stage.key=value"),
+    ],
+)
+def test_a_change_of_what_is_not_there_is_refused(recipe, change, message):
+    with pytest.raises(InputError, match=message):
         Recipe.read(recipe, "out", (change,))
 
 
