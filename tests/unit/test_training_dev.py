@@ -12,10 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import SCHEMAS, commit_table, read_table
 from raydense.errors import InputError
+from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
 from raydense.training import dev as dev_of_training
@@ -193,3 +195,88 @@ def test_dev_judgements_of_passages_that_the_corpus_lacks_are_left_out(tmp_path:
     assert f"train: 2 of 4 judgements of {tmp_path / 'some'} name passages that the corpus lacks: left out" in capsys.readouterr().err
     with pytest.raises(InputError, match="none: names passage 'gone'"):
         dev_set("none")
+
+
+def texts_of(folder: Path, queries: list[str], passages: list[str]) -> Texts:
+    """The queries, and a corpus of the passages."""
+    writer = CorpusWriter(Draft.open(folder, "corpus", {}), len(passages))
+    writer.add(pa.table({"passage_id": [f"p{n}" for n in range(len(passages))], "title": [""] * len(passages), "text": passages}))
+    store = PassageStore(writer.finish().path)
+    return Texts(pa.table({"query_id": [f"q{n}" for n in range(len(queries))], "text": queries}), store)
+
+
+def some_texts(words: list[str], number: int, longest: int, seed: int) -> list[str]:
+    """Texts of drawn words, of 4 to `longest`, so that none repeats; the lengths in no order."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(words, size=rng.integers(4, longest + 1))) for _ in range(number)]
+
+
+def by_ir_measures(scores: dict[tuple[int, int], float], relevant: set[tuple[int, int]]) -> dict[str, float]:
+    """The dev metrics of the scored pairs of a query and a passage, of which equal scores do not occur."""
+    measures = dict(zip(METRICS, [ir_measures.RR @ 10, ir_measures.nDCG @ 10, ir_measures.R @ 100], strict=True))
+    qrels = [ir_measures.Qrel(str(query), str(passage), 1) for query, passage in sorted(relevant)]
+    run = [ir_measures.ScoredDoc(str(query), str(passage), score) for (query, passage), score in scores.items()]
+    found = ir_measures.calc_aggregate(list(measures.values()), qrels, run)
+    return {name: found[measure] for name, measure in measures.items()}
+
+
+def test_a_retriever_is_measured_as_sentence_transformers_ranks(tiny_folder: Path, texts: list[str], tmp_path: Path) -> None:
+    """Over more passages than a batch or the recall holds, of lengths in no order."""
+    words = texts[-1].split()
+    queries, passages = some_texts(words, 21, 9, 1), some_texts(words, 131, 40, 2)
+    model = DualEncoder.load(tiny_folder)
+    model.save(tmp_path / "model")
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu", local_files_only=True)
+    scores = theirs.encode(queries) @ theirs.encode(passages).T
+    relevant = np.random.default_rng(3).random((21, 131)) < 0.03
+    relevant[np.arange(21), np.arange(21)] = True
+    dev = DevSet(np.arange(21), np.arange(131), relevant)
+    found = Dev(dev, model, texts_of(tmp_path / "corpus", queries, passages), 0, 1).measure(
+        TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
+    )
+    expected = by_ir_measures(
+        dict(np.ndenumerate(scores.astype(float))), set(zip(*map(np.ndarray.tolist, relevant.nonzero()), strict=True))
+    )
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert all(0 < value < 1 for value in found.values())
+
+
+def test_a_reranker_is_measured_as_it_scores_each_pair_alone(tiny_folder: Path, texts: list[str], tmp_path: Path) -> None:
+    """Queries with fewer than 20 hits too, which do not have row 0 among them: it would be the first."""
+    words = texts[-1].split()
+    queries, passages = some_texts(words, 9, 9, 1), some_texts(words, 40, 40, 2)
+    torch.manual_seed(0)
+    model = CrossEncoder.load(tiny_folder).eval()
+
+    def score(query: str, passage: str) -> float:
+        with torch.no_grad():
+            return float(model(model.tokenize_pairs([query], [passage]).pad(model.tokenizer.pad_id))[0])
+
+    best = int(np.argmax([score(queries[0], passage) for passage in passages]))
+    passages[0], passages[best] = passages[best], passages[0]
+    rng = np.random.default_rng(5)
+    hits = {query: (1 + rng.permutation(39)[: [5, 20, 12][query % 3]]).tolist() for query in range(9)}
+    relevant = {(query, hits[query][rank]) for query in range(9) for rank in ([0, 3] if query % 2 else [4])}
+    at, rows = (np.array(column) for column in zip(*sorted(relevant), strict=True))
+    run = tuple(np.array([(q, rank, row) for q, of in hits.items() for rank, row in enumerate(of)]).T)
+    dev = reranker_set(at, rows, run, 1_000, 40, rng)
+    found = Dev(dev, model, texts_of(tmp_path / "corpus", queries, passages), 0, 1).measure(
+        TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
+    )
+    scores = {(query, row): score(queries[query], passages[row]) for query, of in hits.items() for row in of}
+    assert score(queries[0], passages[0]) > max(value for (query, _), value in scores.items() if query == 0)
+    expected = by_ir_measures(scores, relevant)
+    assert found == pytest.approx({name: expected[name] for name in METRICS[:2]}, abs=1e-6)
+    assert all(0 < value < 1 for value in found.values())
+
+
+def test_dev_scores_that_are_not_numbers_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    model = DualEncoder.load(tiny_folder)
+    dev = DevSet(np.arange(2), np.arange(2), np.eye(2, dtype=bool))
+    measured = Dev(dev, model, texts_of(tmp_path / "corpus", ["a", "b"], ["a red fox", "old bridges"]), 0, 1)
+    engine = TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
+    assert measured.measure(engine)
+    with torch.no_grad():
+        next(weight for weight in model.parameters() if weight.ndim > 1).fill_(torch.nan)
+    with pytest.raises(InputError, match="the dev scores are not numbers; lower --lr"):
+        measured.measure(engine)
