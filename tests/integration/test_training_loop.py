@@ -138,6 +138,27 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         Loop(job, Worker(0, 1, 1, CPU))
 
 
+def test_dropout_draws_anew_at_each_step_and_on_each_worker(tmp_path: Path) -> None:
+    """The seed of each forward, of two steps of two parts: the first worker alone, and the second of two, which gathers nothing here."""
+    data = make_training_data(tmp_path / "data")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), accumulation=2, cross_batch=False, workers=2)
+    shared = Place.of(tmp_path / "shared")
+
+    def seeds(rank: int) -> list[int]:
+        found: list[int] = []
+        loop = Loop(Job(asked, asked.model, shared, 2, {}, Generations(shared, steps=2, every=2), 2, {}), Worker(rank, 2, 2, CPU))
+        loop.engine.module.register_forward_pre_hook(lambda *_: found.append(torch.initial_seed()))
+        for step, sent in loop.batches.range(0, 2):
+            loop._train_step(step, loop.transfer.receive(sent))
+        return found
+
+    once, again, other = seeds(0), seeds(0), seeds(1)
+    assert once == again
+    assert len(once) == len(other) >= 4
+    assert len({*once, *other}) == 8
+
+
 def begin_without(rank: int, lacking: str, given: dict[str, Any], folder: str) -> None:
     """A worker of two; the second is on a machine that does not have one of the inputs."""
     torch.set_num_threads(1)

@@ -154,6 +154,14 @@ def test_one_question_under_two_ids_has_the_positives_of_both(data: TrainingData
     assert [examples.positives.values[a] for a in examples.positives.offsets[:-1]] == [3, 4, 5]
 
 
+def test_what_else_is_drawn_for_a_part_differs_from_part_to_part() -> None:
+    """Masks and contexts are: in each step of each epoch others, and the same when the step is made again."""
+    examples = Examples(np.arange(25), ragged([[i] for i in range(25)]), ragged([[1, 2]] * 25))
+    once, again = ([part.random_state for step in range(6) for part in sampler_of(examples, 8, 2, 1, 3).step(step)] for _ in range(2))
+    assert once == again
+    assert len(set(once)) == len(once) == 12
+
+
 def test_epochs_differ_in_order_and_draw() -> None:
     examples = Examples(np.arange(64), ragged([[i, i + 1000] for i in range(64)]), ragged([list(range(8))] * 64))
     sampler = sampler_of(examples, 64, 1, 2, 3)
@@ -328,3 +336,21 @@ def test_more_examples_come_after_the_first(data: TrainingData, tmp_path: Path) 
     assert 3 in first
     with pytest.raises(InputError, match="does not use more_examples"):
         data.settings(tmp_path / "model", more_examples=str(tmp_path / "more"), refresh={"every": 2})
+
+
+def test_qrels_are_examples_of_the_relevant_passages_without_negatives(data: TrainingData, tmp_path: Path) -> None:
+    """A judgement of relevance 0 makes no positive, and a query with no other judgement no example."""
+    store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
+    ids = queries["query_id"].to_pylist()[:3]
+    judged = [(ids[1], 5, 1), (ids[0], 7, 0), (ids[1], 6, 0), (ids[2], 8, 0), (ids[0], 9, 2), (ids[1], 4, 1)]
+    names = store.ids(np.array([row for _, row, _ in judged]))
+    table = {"query_id": [query for query, _, _ in judged], "passage_id": names, "relevance": pa.array([r for *_, r in judged], pa.int32())}
+    draft = Draft.open(tmp_path / "qrels", "qrels", {"stage": "test"})
+    commit_table(draft, "qrels.parquet", pa.table(table))
+    draft.finish(len(judged))
+    examples = read_examples(tmp_path / "qrels", queries, store, 0)
+    assert examples.query.tolist() == [1, 0]
+    assert [examples.positives.values[a:b].tolist() for a, b in pairwise(examples.positives.offsets)] == [[5, 4], [9]]
+    assert examples.negatives.lengths.tolist() == [0, 0]
+    with pytest.raises(InputError, match=r"/qrels: .*no hard negatives"):
+        read_examples(tmp_path / "qrels", queries, store, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.models.masking import NOT_MASKED
 from raydense.storage import Draft
+from raydense.training.batches import Sampler
 from raydense.training.contexts import Contexts
 from raydense.training.method import load_model, method_of
 from raydense.training.part import Part
@@ -84,3 +86,14 @@ def test_the_loss_is_the_sum_of_the_equations(store: PassageStore, tiny_folder: 
         wanted["contrast"] = float(np.mean(each))
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(wanted, rel=1e-5)
     assert float(loss) == pytest.approx(sum(wanted.values()), rel=1e-5)
+
+
+def test_the_tokens_of_a_passage_are_masked_anew_at_each_step(store: PassageStore, tiny_folder: Path) -> None:
+    settings = PretrainSettings(method="mlm", model=str(tiny_folder), corpus=str(store.path), output="o", batch_size=ROWS // 2)
+    kind = method_of(settings)
+    examples, contexts = kind.read(settings, store)
+    trained = kind(settings, load_model(settings, str(tiny_folder)), contexts, 0, 1)
+    (first,), (second,) = (Sampler(examples, settings).step(step) for step in (0, 1))
+    labels = [trained.prepare(part)["passages"]["labels"] for part in (first, replace(first, random_state=second.random_state), first)]
+    assert torch.equal(labels[0], labels[2])
+    assert not torch.equal(labels[0], labels[1])
