@@ -66,7 +66,12 @@ def test_the_loss_is_that_of_sentence_transformers(data: TrainingData, tiny_fold
         theirs: Any = MarginMSELoss(None) if method == "margin-mse" else DistillKLDivLoss(None)
         labels = batch["teacher"][:, :1] - batch["teacher"][:, 1:] if method == "margin-mse" else batch["teacher"]
         expected = theirs.compute_loss_from_embeddings(columns, labels)
-    assert float(trained.loss(outputs, batch)[0]) == pytest.approx(float(expected), rel=1e-5)
+    loss, metrics = trained.loss(outputs, batch)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    scores = np.stack([(columns[0] * column).sum(dim=1).numpy() for column in columns[1:]], axis=1)
+    first = scores[:, :1] > scores[:, 1:] if method == "margin-mse" else scores.argmax(axis=1) == 0
+    assert float(metrics["accuracy"]) == pytest.approx(first.mean())
+    assert 0 < first.mean() < 1
 
 
 @pytest.mark.parametrize("method", ["margin-mse", "kl"])

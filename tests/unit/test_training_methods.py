@@ -78,6 +78,12 @@ def vectors(model: DualEncoder, texts: Texts, part: Part, rows: list[int]) -> tu
     return q, p
 
 
+def share_first(scores: list[np.ndarray], positives: list[int], allowed: list[np.ndarray]) -> float:
+    """Of lists of scores, the share whose highest is the positive's, among what is allowed and itself."""
+    lists = zip(scores, positives, allowed, strict=True)
+    return float(np.mean([np.where(kept | (np.arange(len(of)) == at), of, -np.inf).argmax() == at for of, at, kept in lists]))
+
+
 def log_softmax_loss(scores: np.ndarray, positive: int, allowed: np.ndarray) -> float:
     """-log of the positive's share among what is allowed, and itself."""
     allowed = allowed.copy()
@@ -137,12 +143,33 @@ def test_workers_see_the_masks_of_one(tiny_folder: Path, three: Texts) -> None:
         assert mine["positive"].tolist() == [rank * 3]
 
 
+def test_without_cross_batch_a_worker_compares_with_its_own_passages(tiny_folder: Path, three: Texts) -> None:
+    """Two of two queries each: the second has row 3 in its batch, which is a known positive of its first query. No process is needed."""
+    part = Part(
+        query=np.array([2, 0, 1, 2]),
+        positives=np.array([[2], [0], [1], [3]]),
+        negatives=np.array([[1, 4], [3, 4], [5, 4], [4, 0]]),
+        known=Ragged(np.array([2, 0, 1, 3, 3]), np.array([0, 1, 2, 4, 5])),
+    )
+    columns = [[2, 0, 1, 4, 3, 4], [1, 3, 5, 4, 4, 0]]
+    known = np.array([[[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]], [[1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]], bool)
+    model = DualEncoder.load(tiny_folder)
+    asked = settings(batch_size=4, workers=2, negatives=2, temperature=0.5, cross_batch=False)
+    losses, expected = [], []
+    for rank in (0, 1):
+        losses.append(loss_of(Retriever(asked, model, three, rank, 2), part)[0].item())
+        q, p = vectors(model, three, part.slice_of(rank, 2), columns[rank])
+        expected.append(np.mean([log_softmax_loss(q[i] @ p.T / 0.5, i, ~known[rank, i]) for i in range(2)]))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert np.mean(losses) == pytest.approx(np.mean(expected), rel=1e-5)
+
+
 @pytest.mark.parametrize("loss_name", ["listwise", "pointwise"])
 def test_reranker_losses(tiny_folder: Path, three: Texts, loss_name: str) -> None:
     torch.manual_seed(0)
     model = CrossEncoder.load(tiny_folder)
     method = Reranker(settings(objective="reranker", loss=loss_name, negatives=2), model, three, 0, 1)
-    loss, _, _ = loss_of(method)
+    loss, metrics, _ = loss_of(method)
 
     rows = np.concatenate([PART.positives, PART.negatives], axis=1)
     known = np.array([[1, 0, 0], [1, 0, 1], [1, 0, 0]], bool)  # row 3 is a second positive of query 1
@@ -155,6 +182,7 @@ def test_reranker_losses(tiny_folder: Path, three: Texts, loss_name: str) -> Non
         probability = 1 / (1 + np.exp(-scores))
         expected = -np.mean(np.where(known, np.log(probability), np.log(1 - probability)))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert float(metrics["accuracy"]) == pytest.approx(share_first(list(scores), [0] * 3, list(~known)))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -189,6 +217,7 @@ def test_pair_is_both_losses(tiny_folder: Path, three: Texts, in_batch_queries: 
     assert float(metrics["query_centric"]) == pytest.approx(query_centric, rel=1e-5)
     assert float(metrics["passage_centric"]) == pytest.approx(np.mean(each), rel=1e-5)
     assert loss.item() == pytest.approx(0.7 * query_centric + 0.3 * np.mean(each), rel=1e-5)
+    assert float(metrics["accuracy"]) == pytest.approx(share_first(list(q @ p.T), [0, 1, 2], list(~KNOWN)))
 
 
 @pytest.mark.parametrize("asked", [{"objective": "pair"}, {"shared": True}])
@@ -210,7 +239,7 @@ def test_several_positives_and_fewer(tiny_folder: Path, three: Texts) -> None:
     """Multiple positives eq. 3: query 1 has two positives, the others one; the places that fill up count nowhere."""
     part = Part(PART.query, np.array([[0, -1], [3, 1], [2, -1]]), PART.negatives[:, :1], PART.known)
     model = DualEncoder.load(tiny_folder)
-    loss, _, batch = loss_of(
+    loss, metrics, batch = loss_of(
         MultiPositive(settings(objective="multi-positive", positives=2, negatives=1, temperature=0.5), model, three, 0, 1), part
     )
     rows = [0, 3, 1, 2, 3, 5, 1]  # what is there: positives 0 | 3 1 | 2, then negatives 3 5 1
@@ -222,6 +251,7 @@ def test_several_positives_and_fewer(tiny_folder: Path, three: Texts) -> None:
         sigmoid = 1 / (1 + np.exp(-share))
         total -= np.log(sigmoid[relevant[i]]).sum() + np.log(1 - sigmoid[~relevant[i]]).sum()
     assert loss.item() == pytest.approx(total / 3, rel=1e-5)
+    assert float(metrics["accuracy"]) == pytest.approx(share_first(list(q @ p.T), [0, 1, 3], list(~relevant)))
     assert batch["out"][0].tolist() == [False, True, False, False, False, True, False, False, False]
     assert batch["positive"].tolist() == [0, 2, 4]
 
@@ -246,19 +276,22 @@ def joint(tiny_folder: Path, texts: Texts, **changes: Any) -> Joint:
 @pytest.mark.parametrize("changes", [{}, {"direction": "ce_de"}, {"loss": "pointwise"}, {"teacher": "static"}, {"in_batch": True}])
 def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, changes: dict[str, Any]) -> None:
     method = joint(tiny_folder, three, **changes)
-    loss, _, _ = loss_of(method)
+    loss, metrics, _ = loss_of(method)
 
     lists = [[0, 3, 4], [1, 5, 3], [2, 1, 0]]
     if changes.get("in_batch"):
         lists = [[*own, *(i for i in range(3) if i != at)] for at, own in enumerate(lists)]
     known = np.array([[row in {0: (0, 5), 1: (1, 3), 2: (2,)}[i] for row in rows] for i, rows in enumerate(lists)])
     distilled, labelled = [], []
+    scores: list[list[np.ndarray]] = [[], []]
     for i, rows in enumerate(lists):
         q, p = vectors(method.model.retriever, three, PART, rows)
         with torch.no_grad():
             pairs = method.model.reranker.tokenize_pairs([three.queries(PART.query)[i]] * len(rows), three.passages(np.array(rows)))
             ce = method.model.reranker(pairs.pad(0)).double().numpy()
         kept = ~known[i] | (np.arange(len(rows)) == 0)
+        scores[0].append(q[i] @ p.T)
+        scores[1].append(ce)
         shares = [np.exp(s[kept]) / np.exp(s[kept]).sum() for s in (q[i] @ p.T / 0.5, ce)]
         first, second = shares if method.settings.direction == "de_ce" else shares[::-1]
         distilled.append((first * np.log(first / second)).sum())
@@ -267,6 +300,9 @@ def test_joint_is_distillation_and_labels(tiny_folder: Path, three: Texts, chang
         labelled.append(pointwise if changes.get("loss") == "pointwise" else -np.log(shares[1][0]))
     expected = np.mean(distilled) + (0 if changes.get("teacher") else np.mean(labelled))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+    first = [share_first(of_model, [0] * 3, list(~known)) for of_model in scores]
+    assert [float(metrics[name]) for name in ("accuracy", "reranker_accuracy")] == pytest.approx(first)
+    assert first[0] != first[1], "the test tells them apart"
 
 
 def test_a_dynamic_teacher_learns_from_the_retriever_and_a_static_one_does_not(tiny_folder: Path, three: Texts) -> None:
