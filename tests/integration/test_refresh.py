@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
+from inference_world import make_reranker, score_error
 from mining_world import write_table
 from sentence_transformers import SentenceTransformer
 from training_data import TrainingData, make_training_data
@@ -22,6 +23,7 @@ from training_data import TrainingData, make_training_data
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError, StorageError
+from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh import training_pool
 from raydense.refresh.generation import make_generation
@@ -287,6 +289,45 @@ def test_the_pool_ends_with_the_last_generation_also_if_that_is_begun_twice(data
         make_generation(pool, settings, start, generations, generations.last)
         assert pools() == []
         assert not generations.work(1).exists()
+
+
+@pytest.mark.parametrize("by", ["reranker", "skip"])
+def test_new_negatives_are_those_that_the_reranker_denies_or_the_ranks_allow(data: TrainingData, tmp_path: Path, by: str) -> None:
+    """A re-ranker's probabilities are of one pair at a time; s_neg is their median over the first hits."""
+    store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
+    start = tmp_path / "tiny"
+    make_tiny_encoder(store.passages(np.arange(len(store))), start, 0)
+    model = CrossEncoder.load(make_reranker(tmp_path / "reranker", start, steep=True)).eval()
+    texts = dict(zip(queries["query_id"].to_pylist(), queries["text"].to_pylist(), strict=True))
+
+    def probability(query: str, row: int) -> float:
+        with torch.no_grad():
+            pair = model.tokenize_pairs([texts[query]], store.passages(np.array([row]))).pad(model.tokenizer.pad_id)
+            return float(model(pair).sigmoid()[0])
+
+    before = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
+    some = [(query, row) for query in before["query_id"][:10] for row in range(0, len(store), 7)]
+    middle = float(np.median([probability(*pair) for pair in some]))
+    own = {"reranker": str(tmp_path / "reranker"), "s_neg": middle} if by == "reranker" else {"skip": 3}
+    refresh = {"every": EVERY, "depth": DEPTH, "negatives": 3, **own}
+    settings, generations = settings_of(data, tmp_path / "model", refresh=refresh), Kept(Place.of(tmp_path / "model"), EVERY + 1, EVERY)
+    generations.hand_over(EVERY, load_model(settings, str(start)).state_dict())
+    with TrainingPool() as pool:
+        make_generation(pool, settings, str(start), generations, 1)
+    made = Artifact.open(generations.examples(1), "examples")
+    old, new = negatives(data.root / "examples"), negatives(made.path)
+    renewed = [query for query in new if new[query] != old[query]]
+    assert made.summary["queries"] == len(renewed) > 40
+    ranks = of_rank(tmp_path / "phases-1" / "run")
+    for query, positives in zip(before["query_id"], before["positives"], strict=True):
+        if query in renewed:
+            assert not {*positives} & {*new[query]}
+            of_query = [ranks[query, passage] for passage in store.ids(np.array(new[query])).to_pylist()]
+            assert (4 if by == "skip" else 1) <= min(of_query) <= max(of_query) <= DEPTH
+            if by == "reranker":
+                assert max(probability(query, row) for row in new[query]) < middle + score_error()
+    assert made.summary["candidates"] == len(ranks)
+    assert 0 < sum(made.summary["removed"].values()) < len(ranks)
 
 
 @pytest.mark.long
