@@ -155,3 +155,24 @@ def other_queries(folder: Path) -> Path:
     draft = Draft.open(folder / "others", "queries", {})
     commit_table(draft, "queries.parquet", pa.table({"query_id": ["q1"], "text": ["another"]}))
     return draft.finish(1).path
+
+
+def test_a_passage_of_the_querys_own_id_stays_where_it_is_judged(root: Path, tmp_path: Path) -> None:
+    """Two queries that have the ids of passages: of one, which is judged with that passage, it is a hit like others."""
+    tables = {
+        "queries": {"query_id": ["p7", "p3"], "text": [TEXTS[7], TEXTS[3]]},
+        "qrels": {"query_id": ["p7", "p7", "p3"], "passage_id": ["p7", "p2", "p1"], "relevance": [1, 1, 1]},
+    }
+    for kind, columns in tables.items():
+        draft = Draft.open(tmp_path / kind, kind, {})
+        commit_table(draft, f"{kind}.parquet", pa.table(columns))
+        draft.finish(len(columns["query_id"]))
+    given = {"queries": str(tmp_path / "queries"), "qrels": str(tmp_path / "qrels")}
+    every = read(search(settings(root, tmp_path / "every", k=60, **given)).path).to_pylist()
+    found = read(search(settings(root, tmp_path / "found", k=59, drop_identical=True, **given)).path).to_pylist()
+    for query in ("p7", "p3"):
+        hits = [row["passage_id"] for row in every if row["query_id"] == query]
+        assert len(hits) == 60
+        wanted = [passage for passage in hits if query == "p7" or passage != query][:59]
+        assert [row["passage_id"] for row in found if row["query_id"] == query] == wanted
+    assert "p7" in {row["passage_id"] for row in found if row["query_id"] == "p7"}
