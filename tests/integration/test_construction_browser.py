@@ -65,17 +65,21 @@ def downloaded(page, folder: Path) -> list[dict]:
 def test_ten_pairs_are_judged_by_keyboard_and_downloaded(package: Path, tmp_path: Path) -> None:
     with browser() as opened:
         page = opened.new_page()
+        page.clock.install(time=0)
+        page.clock.pause_at(3_600)  # an hour later: it does not go back
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         start(page, package)
         assert page.inner_text("#place") == "1 of 10"
         assert page.eval_on_selector_all("#text mark", "marks => marks.map(m => m.textContent)") == ["red", "fox"]
         for key in "10y?":
+            page.clock.run_for(7_000)
             page.keyboard.press(key)
         assert page.title() == "package-00000"  # nothing of the texts is run
         page.keyboard.press("Backspace")
         assert page.inner_text("#text") == EVIL
         assert page.get_attribute("#labels button[aria-pressed=true]", "data-label") == "unsure"
+        page.clock.run_for(7_000)
         page.keyboard.press("0")  # changed
         page.reload()
         assert page.inner_text("#place") == "5 of 10"
@@ -92,7 +96,8 @@ def test_ten_pairs_are_judged_by_keyboard_and_downloaded(package: Path, tmp_path
     assert head == {"package": "package-00000", "fingerprint": fingerprint, "annotator": "Ann", "answers": 10}
     assert [line["relevance"] for line in lines] == [1, 0, 1, 0, 0, 0, 0, 1, None, 1]
     assert [(line["query_id"], line["passage_id"]) for line in lines] == [(f"q{i // 2}", f"p{i}") for i in range(10)]
-    assert all(line["annotator"] == "Ann" and 0 <= line["seconds"] < 60 for line in lines)
+    assert {line["annotator"] for line in lines} == {"Ann"}
+    assert [line["seconds"] for line in lines] == [7, 7, 7, 14, 0, 0, 0, 0, 0, 0]
     assert {url for url in asked if not url.startswith("blob:")} == {package.as_uri()}
 
 
