@@ -86,7 +86,7 @@ def test_the_first_of_the_pool_by_mean_probability_are_judged(world: Path) -> No
 
 
 def test_a_folder_without_a_trained_reranker_is_one_line(world: Path) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="encoder-one: is no trained re-ranker"):
         annotate(settings(world, world / "wrong", model=[str(world / "encoder-one")]))
     assert not (world / "wrong").exists()
 

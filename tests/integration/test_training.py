@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +145,12 @@ def test_zero_2_and_3_with_a_dev_metric(data: TrainingData, curve: Curve, tmp_pa
 
 def workers_here() -> list[psutil.Process]:
     """The Ray Train workers that descend from this process."""
-    return [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in p.name() + " ".join(p.cmdline())]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it ends while it is looked at
+            if "RayTrainWorker" in process.name() + " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,9 +165,10 @@ def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, 
             while step < at:
                 step = max([step, *(line["step"] for line in follower.new_lines())])
                 time.sleep(0.001)
-            victim = workers_here()[0]
-            os.kill(victim.pid, signal.SIGKILL)
-            killed.append((victim.pid, step))
+            while not (there := [worker.pid for worker in workers_here() if worker.pid not in dict(killed)]):
+                time.sleep(0.001)
+            os.kill(there[0], signal.SIGKILL)
+            killed.append((there[0], step))
 
     hunter = threading.Thread(target=kill, daemon=True)
     hunter.start()
