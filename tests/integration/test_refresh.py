@@ -293,22 +293,22 @@ def test_the_pool_ends_with_the_last_generation_also_if_that_is_begun_twice(data
 
 @pytest.mark.parametrize("by", ["reranker", "skip"])
 def test_new_negatives_are_those_that_the_reranker_denies_or_the_ranks_allow(data: TrainingData, tmp_path: Path, by: str) -> None:
-    """A re-ranker's probabilities are of one pair at a time; s_neg is their median over the first hits."""
+    """The re-ranker's scores are of one pair at a time; s_neg is the probability of their median over some pairs."""
     store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
     start = tmp_path / "tiny"
     make_tiny_encoder(store.passages(np.arange(len(store))), start, 0)
     model = CrossEncoder.load(make_reranker(tmp_path / "reranker", start, steep=True)).eval()
     texts = dict(zip(queries["query_id"].to_pylist(), queries["text"].to_pylist(), strict=True))
 
-    def probability(query: str, row: int) -> float:
+    def logit(query: str, row: int) -> float:
         with torch.no_grad():
             pair = model.tokenize_pairs([texts[query]], store.passages(np.array([row]))).pad(model.tokenizer.pad_id)
-            return float(model(pair).sigmoid()[0])
+            return float(model(pair)[0])
 
     before = read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pydict()
     some = [(query, row) for query in before["query_id"][:10] for row in range(0, len(store), 7)]
-    middle = float(np.median([probability(*pair) for pair in some]))
-    own = {"reranker": str(tmp_path / "reranker"), "s_neg": middle} if by == "reranker" else {"skip": 3}
+    middle = float(np.median([logit(*pair) for pair in some]))
+    own = {"reranker": str(tmp_path / "reranker"), "s_neg": 1 / (1 + float(np.exp(-middle)))} if by == "reranker" else {"skip": 3}
     refresh = {"every": EVERY, "depth": DEPTH, "negatives": 3, **own}
     settings, generations = settings_of(data, tmp_path / "model", refresh=refresh), Kept(Place.of(tmp_path / "model"), EVERY + 1, EVERY)
     generations.hand_over(EVERY, load_model(settings, str(start)).state_dict())
@@ -325,7 +325,7 @@ def test_new_negatives_are_those_that_the_reranker_denies_or_the_ranks_allow(dat
             of_query = [ranks[query, passage] for passage in store.ids(np.array(new[query])).to_pylist()]
             assert (4 if by == "skip" else 1) <= min(of_query) <= max(of_query) <= DEPTH
             if by == "reranker":
-                assert max(probability(query, row) for row in new[query]) < middle + score_error()
+                assert max(logit(query, row) for row in new[query]) < middle + score_error()
     assert made.summary["candidates"] == len(ranks)
     assert 0 < sum(made.summary["removed"].values()) < len(ranks)
 
