@@ -28,6 +28,14 @@ class DownloadError(InputError):
     """A source that could not be read to its end now: the same command, later, goes on."""
 
 
+class RefusedByStore(InputError):
+    """A request to a bucket that the service refuses, as for its credentials: no fault of what is read."""
+
+
+class LostOutput(InputError):
+    """The output is another process's, which writes it, took it over or finished it: nothing there may be removed."""
+
+
 class InputErrors(InputError):
     """Several faults of one input, found in one reading; the command line prints a line for each."""
 

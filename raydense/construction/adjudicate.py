@@ -27,13 +27,14 @@ from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.evaluation.runs import Asked, Places
 from raydense.evaluation.truncation import cut_to, deeper_than
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named_folders, provenance
+from raydense.storage import Artifact, Draft, named_folders, provenance, releases_outputs
 
 METRICS = ["RR@10", "R@1", "R@50"]
 """Figure 2 of Qiu et al. 2022: MRR@10, Recall@1, Recall@50."""
 _READ = ["query_id", "passage_id", "score", "judged", "same_text_as", "package"]
 
 
+@releases_outputs
 def adjudicate(settings: AdjudicateSettings) -> Artifact:
     """Qrels from those before and the decisions on the pairs of an annotation (Qiu et al. 2022, section 2.3).
 

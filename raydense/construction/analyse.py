@@ -30,7 +30,7 @@ from raydense.inference.rerank import probability, refuse_unscored, warn_of_loss
 from raydense.mining.blocks import Judged
 from raydense.mining.negatives import Candidates, scores_of
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 LABELS = tuple(Label(str(key), kind) for key, kind in enumerate((*RULES, OTHERS), 1))
 _ASKED, _PACKAGE = "What is wrong with the passage?", 1_000
@@ -52,6 +52,7 @@ class Sorted:
     evidence: str
 
 
+@releases_outputs
 def analyse(settings: AnalyseSettings) -> Artifact:
     """Sort the errors of a run; returns a report artifact with a row for each pair looked at.
 

@@ -32,7 +32,7 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import Progress, say
-from raydense.storage import WORK, Artifact, Draft, check_made_with, named_folders, provenance
+from raydense.storage import WORK, Artifact, Draft, check_made_with, named_folders, provenance, releases_outputs
 
 SCHEMA = pa.schema(
     [
@@ -54,6 +54,7 @@ text a pair repeats, null for a pair to judge; `package` the number of its packa
 """
 
 
+@releases_outputs
 def annotate(settings: AnnotateSettings) -> Artifact:
     """Pairs to judge: of each query judged in `qrels` the first `keep` passages of the pool of the first `depth` of each run.
 

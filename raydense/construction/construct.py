@@ -30,17 +30,18 @@ from raydense.data.dataset import DatasetDraft
 from raydense.data.missing_splits import fill_splits
 from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
-from raydense.errors import InputError
+from raydense.errors import InputError, LostOutput, RefusedByStore
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.tasks import refuse_small_nodes, run_tasks
-from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, releases_outputs
 
 Mask = NDArray[np.bool_]
 REPORT, DROPPED = "report.md", "dropped.jsonl"
 _LOOKED_AT = 1_000  # questions that decide the unit
 
 
+@releases_outputs
 def construct(settings: ConstructSettings) -> Artifact:
     """A data set of corpus, queries and qrels/<split>; a question counts where a passage of its own documents is positive.
 
@@ -96,6 +97,8 @@ def _gone_if_faulty(draft: Draft) -> Iterator[None]:
     """Remove an output whose input is at fault, so that the corrected input can have the same output; not one that was finished before."""
     try:
         yield
+    except (LostOutput, RefusedByStore):
+        raise
     except InputError:
         if not draft.committed():
             draft.discard()

@@ -24,11 +24,12 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, warn_of_loss
 from raydense.runtime.progress import say
-from raydense.storage import WORK, Artifact, provenance
+from raydense.storage import WORK, Artifact, provenance, releases_outputs
 
 PAIRS, REMOVED, REPORT = "pairs.parquet", "removed.jsonl", "report.md"
 
 
+@releases_outputs
 def overlap(settings: OverlapSettings) -> Artifact:
     """A data set with `qrels/train` without the similar queries, and each set of `against` NAME cut in two: `qrels/NAME-overlap`, its
     queries that a training query is similar to, and `qrels/NAME-others` (of DuReader-retrieval's Table 6).

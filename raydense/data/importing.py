@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
-from raydense.errors import DownloadError, InputError, did_you_mean
-from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, read_manifest, visible
+from raydense.errors import DownloadError, InputError, LostOutput, RefusedByStore, did_you_mean
+from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, read_manifest, releases_outputs, visible
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
+@releases_outputs
 def import_dataset(settings: ImportSettings) -> Artifact:
     """Import a data set: an artifact of kind `dataset`, whose parts are those of `corpus`, `queries`, `qrels/<split>`,
     `examples/<split>` and `run` that the input has.
@@ -37,6 +41,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
         return intake.finish()
 
 
+@releases_outputs
 def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.PathLike[str], shard_rows: int = 25_000) -> Artifact:
     """Import only the passages: an artifact of kind `corpus` in the folder `output`.
 
@@ -52,9 +57,8 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     finished = read_manifest(output) is not None
     draft = Draft.open(output, "corpus", made_from)
     with _gone_if_refused(draft, finished):
-        made = write_corpus(draft, load_format(format).passages(_source(settings)), shard_rows)
-        _refuse_changed(settings, made_from)
-        return made
+        tables, at = load_format(format).passages(_source(settings))
+        return write_corpus(draft, (_unchanged(tables, settings, made_from), at), shard_rows)
 
 
 def _check_there(settings: ImportSettings) -> None:
@@ -64,6 +68,12 @@ def _check_there(settings: ImportSettings) -> None:
 
 def _source(settings: ImportSettings) -> Path:
     return Path(settings.input) if settings.by_name else Place.of(settings.input).local()
+
+
+def _unchanged(tables: Iterable[pa.Table], settings: ImportSettings, made_from: dict[str, Any]) -> Iterator[pa.Table]:
+    """The tables; InputError after the last one, before anything is finished, as `_refuse_changed`."""
+    yield from tables
+    _refuse_changed(settings, made_from)
 
 
 def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None:
@@ -76,12 +86,15 @@ def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None
 def _gone_if_refused(draft: Draft, finished: bool) -> Iterator[None]:
     """Remove an output whose input was refused, so that the corrected input can be imported to the same folder.
 
-    Not one that was `finished` before and is repaired, nor what was made before a download failed: the same command continues it.
+    Not one that was `finished` before and is repaired, nor one of another process, nor what was made before a download failed or a bucket
+    refused a request: the same command continues it.
     """
     try:
         yield
+    except LostOutput:
+        raise
     except InputError as error:
-        goes_on = isinstance(error, DownloadError) and any(visible(draft.place.files()))
+        goes_on = isinstance(error, (DownloadError, RefusedByStore)) and any(visible(draft.place.files()))
         if not (finished or goes_on):
             draft.discard()
         raise

@@ -22,7 +22,7 @@ from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named, named_folders, provenance
+from raydense.storage import Artifact, Draft, named, named_folders, provenance, releases_outputs
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
 _DEPTH = 100  # hits of a query in a run: more than a dev metric looks at
@@ -42,6 +42,7 @@ class _Source:
     corpus: int
 
 
+@releases_outputs
 def mix(settings: MixSettings) -> Artifact:
     """Make one data set of several: an artifact of kind `dataset` with `queries` (whose column `source` names where each is from),
     `examples`, `qrels` and `run` if some are given, and `corpus` if the settings name several. A run has the first hits of the judged queries.

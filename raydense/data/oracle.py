@@ -14,9 +14,10 @@ from raydense.data.tables import concat_parts, positives_of, query_positions
 from raydense.errors import InputError
 from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 
+@releases_outputs
 def oracle(settings: OracleSettings) -> Artifact:
     """Write for every passage the queries judged relevant for it, or for its document (`doc_id`): `generated`, as of `generate`.
 

@@ -18,12 +18,13 @@ from raydense.data.settings import PerturbSettings
 from raydense.data.tables import commit_table
 from raydense.data.typos import is_cjk, terms_of, typo
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 Noisy = tuple[str, float]
 """A text, and the share of its places that were changed."""
 
 
+@releases_outputs
 def perturb(settings: PerturbSettings) -> Artifact:
     """Write the queries with noise: an artifact of kind `queries` with the same ids, columns and order.
 

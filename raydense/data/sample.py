@@ -22,7 +22,7 @@ from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
-from raydense.storage import Artifact, provenance
+from raydense.storage import Artifact, provenance, releases_outputs
 
 FACTS = 6
 _NEXT_NOTE = 2**40  # between what the draws of an entity's notes are numbered by
@@ -32,6 +32,7 @@ _PAIRS_PER_ENTITY = 4
 Ints = NDArray[np.int64]
 
 
+@releases_outputs
 def sample(settings: SampleSettings) -> Artifact:
     """Make the sample: a data set of `corpus`, `queries` (all splits, with answers), `qrels/train`, `qrels/dev` and `qrels/test`.
 

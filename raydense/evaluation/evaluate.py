@@ -23,9 +23,10 @@ from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.evaluation.truncation import cut_deeper_than, cut_to, deeper_than, most_held
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, Place, named_folders, provenance
+from raydense.storage import Artifact, Draft, Place, named_folders, provenance, releases_outputs
 
 
+@releases_outputs
 def evaluate(settings: EvaluateSettings) -> Artifact:
     """Measure runs; returns a report artifact with metrics.json, per_query.parquet and report.html, one row per query that counts.
 

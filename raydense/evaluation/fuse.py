@@ -21,7 +21,7 @@ from raydense.evaluation.tuning import combinations, lambdas, tuned
 from raydense.retrieval.fusion import Hits, spread
 from raydense.retrieval.fusion_rule import Rule, in_order
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named_folders, provenance
+from raydense.storage import Artifact, Draft, named_folders, provenance, releases_outputs
 
 
 class Block:
@@ -55,6 +55,7 @@ class Block:
         return pa.table([*ids, hits.rank, hits.score], schema=SCHEMAS["run"])
 
 
+@releases_outputs
 def fuse(settings: FuseSettings) -> Artifact:
     """Make one run of several: the queries of all, in the order of the first run that has them, each with at most `k` passages.
 

@@ -23,7 +23,7 @@ from raydense.inference.settings import EncodeSettings
 from raydense.retrieval.index import index
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.storage import Artifact, Draft, fingerprint_of, model_place
+from raydense.storage import Artifact, Draft, fingerprint_of, model_place, releases_outputs
 
 _ROWS = 8_192
 _SHARD_ROWS = 100_000
@@ -98,6 +98,7 @@ class MtebSearch:
         return Path(str(root)) / task / subset / split
 
 
+@releases_outputs
 def _write_corpus(corpus: Any, folder: Path, task: str) -> Artifact:
     draft = Draft.open(folder, "corpus", {"stage": "mteb", "task": task, "rows": _digest(corpus, ["id", "title", "text"])})
     if draft.done:
@@ -108,6 +109,7 @@ def _write_corpus(corpus: Any, folder: Path, task: str) -> Artifact:
     return writer.finish()
 
 
+@releases_outputs
 def _write_queries(queries: Any, folder: Path, task: str) -> Artifact:
     draft = Draft.open(folder, "queries", {"stage": "mteb", "task": task, "rows": _digest(queries, ["id", "text", "instruction"])})
     if draft.done:

@@ -25,12 +25,13 @@ from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
 from raydense.models.model_kind import multiplies, require_model
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, model_place, provenance
+from raydense.storage import Artifact, Draft, model_place, provenance, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import TextTokenizer
 
 
+@releases_outputs
 def encode(settings: EncodeSettings) -> Artifact:
     """Encode every passage of `settings.corpus`, or query of `settings.queries`: `row: int64, embedding: fixed_size_list<dtype>[d]`, and ids.
 

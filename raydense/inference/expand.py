@@ -28,7 +28,7 @@ from raydense.inference.reply_text import text_of
 from raydense.inference.sources import QUERIES_A_FILE
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, File, provenance
+from raydense.storage import Artifact, Draft, File, provenance, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.inference.endpoint import Reply
@@ -65,6 +65,7 @@ class Part:
         return [f"{before}{text}{after}" for text in self.queries["text"].to_pylist()]
 
 
+@releases_outputs
 def expand(settings: ExpandSettings) -> Artifact:
     """Write, for each kind, the queries with a generated context after each text: a `dataset` with the parts `queries/KIND`.
 

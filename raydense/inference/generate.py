@@ -15,9 +15,10 @@ from raydense.inference.pipeline import run_parts
 from raydense.inference.precision import precision_of
 from raydense.inference.settings import GenerateSettings
 from raydense.inference.tokenising import tokenise_part
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 
+@releases_outputs
 def generate(settings: GenerateSettings) -> Artifact:
     """Write `queries_each` queries for every passage of the corpus: `generated`, a row a passage, `row: int64, queries: list<string>`.
 

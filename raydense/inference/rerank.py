@@ -33,7 +33,7 @@ from raydense.inference.tokenising import kept_tokenizer
 from raydense.models.model_kind import require_model
 from raydense.ranges import ranges
 from raydense.runtime.progress import say
-from raydense.storage import Artifact, Draft, model_place, provenance, read_manifest
+from raydense.storage import Artifact, Draft, model_place, provenance, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.models.tokenizer import PairTokenizer
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _PAIR = ("query_id", "passage_id")
 
 
+@releases_outputs
 def rerank(settings: RerankSettings) -> Artifact:
     """Score the first `depth` passages of each query of a run; the run by score falling, then corpus row rising, ranks from 1.
 

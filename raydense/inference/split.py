@@ -23,7 +23,7 @@ from raydense.data.store import CorpusWriter, PassageStore, Rows, store_of
 from raydense.inference.settings import SplitSettings
 from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, check_unchanged, provenance
+from raydense.storage import Artifact, Draft, check_unchanged, provenance, releases_outputs
 
 _ROWS = 8_192  # documents of a part
 _FEW = 8  # parts that are cut here rather than by Ray, whose start takes seconds
@@ -31,6 +31,7 @@ _CHARACTERS = 250_000  # characters of the documents that are cut together: more
 Cut = Callable[[list[str]], list[list[Span]]]
 
 
+@releases_outputs
 def split(settings: SplitSettings) -> Artifact:
     """Cut the documents of `settings.corpus` into passages: a corpus of `passage_id`, `title`, `text` and `doc_id`.
 

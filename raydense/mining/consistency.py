@@ -30,7 +30,7 @@ from raydense.mining.settings import FilterSettings
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
 from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, provenance, read_manifest
+from raydense.storage import Artifact, Draft, provenance, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Hits
@@ -42,6 +42,7 @@ _BLOCK = 2_048
 _BINS = [*range(1, 11), *(edge * 10**power + 1 for power in range(1, 9) for edge in (1, 2, 5))]
 
 
+@releases_outputs
 def filter(settings: FilterSettings) -> Artifact:
     """The generated queries whose own passage, or one of the same text, is among the first k that the index finds.
 
@@ -63,8 +64,9 @@ def filter(settings: FilterSettings) -> Artifact:
     check_model(settings.model, index)
     _refuse_expanded(index, generated)
     _filter_files(draft, settings, index, generated, store)
+    notes = [file.note for file in draft.committed().values() if file.path != REPORT]
     try:
-        summary = _sum_up(settings, [file.note for file in draft.committed().values() if file.path != REPORT])
+        summary = _sum_up(settings, notes)
     except InputError:  # the settings that fix it make other files
         draft.discard()
         raise

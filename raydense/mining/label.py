@@ -28,13 +28,14 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say
-from raydense.storage import WORK, Artifact, Draft, Place, check_made_with, provenance
+from raydense.storage import WORK, Artifact, Draft, Place, check_made_with, provenance, releases_outputs
 
 BINS = 20
 REPORT = "report.md"
 _STREAM = 1  # the stream of random numbers, different from that of `mine`, which may draw from the same candidates
 
 
+@releases_outputs
 def label(settings: LabelSettings) -> Artifact:
     """Examples for training from the teacher's probability (the sigmoid of its score) of each candidate at ranks 1..depth.
 

@@ -22,11 +22,12 @@ from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 _FEW = 64  # blocks that are mined here rather than by Ray, whose start takes seconds: 16 million rows, half a minute
 
 
+@releases_outputs
 def mine(settings: MineSettings) -> Artifact:
     """Examples for training: for each judged query of the run all its positives and up to `negatives` hard negatives.
 
@@ -52,8 +53,9 @@ def mine(settings: MineSettings) -> Artifact:
         many = run.rows > _FEW * BLOCK_ROWS
         for rows in mine_by_tasks(draft, settings, run, miner, BLOCK_ROWS) if many else _mine_here(draft, run, miner):
             progress.add(rows)
+    counts = [file.note["counts"] for file in draft.committed().values()]
     try:
-        summary = _sum_up(settings, miner, [f.note["counts"] for f in draft.committed().values()])
+        summary = _sum_up(settings, miner, counts)
     except InputError:  # the settings that fix it make other blocks
         draft.discard()
         raise

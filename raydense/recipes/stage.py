@@ -16,7 +16,6 @@ from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
 from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
 from raydense.runtime.progress import say_error
 from raydense.settings import Settings
-from raydense.storage import discard_untouched
 from raydense.training.settings import PretrainSettings, TrainSettings
 
 
@@ -29,11 +28,7 @@ class Verb:
 
     def run(self, settings: Settings) -> Any:
         module, function = self.home.split(":")
-        try:
-            return getattr(import_module(module), function)(settings)
-        except InputError:
-            discard_untouched(settings.output)
-            raise
+        return getattr(import_module(module), function)(settings)
 
 
 VERBS: dict[str, Verb] = {

@@ -35,7 +35,7 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import joins_cluster
-from raydense.storage import Artifact, Draft, Place, fingerprint_of, read_manifest
+from raydense.storage import Artifact, Draft, Place, fingerprint_of, read_manifest, releases_outputs
 from raydense.training.generations import Generations
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
@@ -45,6 +45,7 @@ from raydense.training.settings import TrainSettings, refresh_of
 _SERVING = ("index", "retriever")  # the folders that a pool and its callers need while it answers from a generation
 
 
+@releases_outputs
 def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
     """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated.
 

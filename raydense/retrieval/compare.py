@@ -17,13 +17,14 @@ from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.tasks import run_tasks
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 _ROUNDS = 3
 _ANSWERS = "answers.npy"
 Block = NDArray[np.float32]
 
 
+@releases_outputs
 def compare(settings: CompareSettings) -> Artifact:
     """A report of kind `report`: for each factory recall@k, queries a second, bytes and seconds to build; `metrics.json`, `report.html`.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.sharding import with_shards
 from raydense.runtime.session import ensure_ray
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 
+@releases_outputs
 def index(settings: IndexSettings) -> Artifact:
     """Make the index: one committed file (bm25: three) per shard; after a kill a second run resumes it.
 

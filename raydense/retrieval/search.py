@@ -22,7 +22,7 @@ from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage import Artifact, Draft, named, named_folders, provenance, provenance_of, read_manifest
+from raydense.storage import Artifact, Draft, named, named_folders, provenance, provenance_of, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Rows = NDArray[np.int64]
 
 
+@releases_outputs
 def search(settings: SearchSettings) -> Artifact:
     """The best k passages of each query as a run: one committed file per block of queries, in the order of the queries.
 

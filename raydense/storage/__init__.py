@@ -3,8 +3,9 @@
 from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, damaged_file, read_manifest, verify, verify_all
 from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
-from raydense.storage.draft import Draft, begun_from, commits_in, discard_untouched
+from raydense.storage.draft import Draft
 from raydense.storage.files import write_whole
+from raydense.storage.holds import releases_outputs
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import named, safe_name
@@ -20,6 +21,7 @@ from raydense.storage.provenance import (
     refuse_inside,
     versions,
 )
+from raydense.storage.unfinished import begun_from, commits_in
 
 __all__ = [
     "MANIFEST",
@@ -40,7 +42,6 @@ __all__ = [
     "damaged_file",
     "differences",
     "digest_of",
-    "discard_untouched",
     "fingerprint_of",
     "is_hub_name",
     "model_place",
@@ -50,6 +51,7 @@ __all__ = [
     "provenance_of",
     "read_manifest",
     "refuse_inside",
+    "releases_outputs",
     "safe_name",
     "verify",
     "verify_all",

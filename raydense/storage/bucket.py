@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from raydense.errors import InputError, StorageError
+from raydense.errors import InputError, RefusedByStore, StorageError
 from raydense.storage.credentials import profile_options
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _refuse_final(reason: str, uri: str) -> None:
     for pattern, (what, fix) in _FINAL.items():
         if re.search(pattern, reason):
             where = WHERE_CREDENTIALS if "credentials" in what + fix or "key" in what else ""
-            raise InputError(what, uri, fix + where) from None
+            raise RefusedByStore(what, uri, fix + where) from None
 
 
 def _short(reason: str) -> str:

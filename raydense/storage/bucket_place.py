@@ -148,11 +148,13 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         return patiently(put, str(self), (FileNotFoundError,) if mode == "overwrite" else ())
 
     @contextmanager
-    def writing(self) -> Iterator[Path]:
+    def writing(self, new: bool = False) -> Iterator[Path]:
         aside = aside_of(cache.cache() / "work" / "writing" / self.name)
         aside.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
+            if new and self.exists():
+                raise FileExistsError(f"{self} was written by another process")
             made = [file for file in sorted(aside.rglob("*")) if file.is_file()]
             together(lambda file: (self / file.relative_to(aside).as_posix())._put(file), made)
             if aside.is_file():

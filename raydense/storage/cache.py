@@ -11,14 +11,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from raydense.errors import InputError
-from raydense.storage.files import aside_of, locked
+from raydense.storage.files import aside_of, is_aside, locked
 
 DEFAULT_GB = 50.0
 STAYS_S = 300.0
+LEFT_S = 86_400.0
 _TOUCHED_EVERY_S = 60.0  # writing the time of use changes the file's own times, which its checksum is remembered by
 _LOCKS = 64
 
@@ -82,8 +83,9 @@ def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
 
 
 def trim() -> None:
-    """Remove the files that were not used for the longest time, until the rest is within the limit."""
+    """Remove the files that were not used for the longest time, until the rest is within the limit, and what kills left incomplete."""
     with _removal():
+        _remove_left()
         found = sorted(_files(cache() / "files"), key=lambda one: one[0])
         surplus, now = sum(size for _, size, _ in found) - limit(), time.time()
         for used, size, file in found:
@@ -104,9 +106,17 @@ def _files(root: Path) -> list[tuple[float, int, Path]]:
                 known = file.stat()
             except FileNotFoundError:
                 continue
-            if not name.endswith(".aside"):
+            if not is_aside(file):
                 found.append((max(known.st_atime, known.st_mtime), known.st_size, file))
     return found
+
+
+def _remove_left() -> None:
+    """Remove downloads, and what was to be uploaded, that are incomplete and were not written to for a day."""
+    for aside in (*(cache() / "files").rglob(".*.aside"), *(cache() / "work" / "writing").glob(".*.aside")):
+        with suppress(FileNotFoundError):  # it has become complete
+            if time.time() - aside.stat().st_mtime > LEFT_S:
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
 
 
 def _remove_empty(folder: Path) -> None:

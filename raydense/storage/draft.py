@@ -19,20 +19,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raydense.errors import InputError
+from raydense.errors import InputError, LostOutput, StorageError
+from raydense.storage import holds
 from raydense.storage.artifact import FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
 from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
 from raydense.storage.files import follow_umask, sha256_of
-from raydense.storage.lease import WRITER
-from raydense.storage.local_place import LOCK
-from raydense.storage.place import Hold, Place
+from raydense.storage.place import Place, delete_within
 from raydense.storage.provenance import differences, versions
+from raydense.storage.unfinished import BEGUN, OURS, begun_from, made_something
 
-BEGUN = "made_from.json"
-_OURS = {BEGUN, COMMITS, LOCK, WRITER}  # in a work folder in which nothing was made yet
-# The outputs that this process writes; they are released when the process ends.
-_HELD: dict[str, Hold] = {}
+_ASIDE = "aside-"
 
 
 class Draft:
@@ -60,40 +57,78 @@ class Draft:
         """Start the output of a stage, or continue it; `draft.done` is the artifact if it is finished. Damaged files are dropped.
 
         `made_from` is JSON: the stage, its settings, its inputs' fingerprints. InputError if the folder was made from
-        other settings or inputs, or if another process is writing to it.
+        other settings or inputs, or if another process is writing to it. A finished output is only read.
         """
         draft = cls(Place.of(output), kind, json.loads(json.dumps(made_from)))
-        manifest = read_manifest(draft.place)
-        if manifest is not None:
-            draft._refuse_other(manifest["made_from"] if manifest["kind"] == kind else {"kind": manifest["kind"]})
-            there = Artifact(draft.place, manifest)
-            damaged = there.damaged()
-            if damaged:
-                log_damaged(draft.place, damaged)
-                draft._reopen(there, damaged)
-            else:
-                (draft.place / WORK).delete()  # where the stage was killed in its last lines
-                draft.done = Artifact.open(draft.place, kind)
-            return draft
-        begun, marked = begun_from(draft.place), (draft.place / WORK / BEGUN).read()
-        if begun is not None:
-            draft._refuse_other(begun)
-        elif draft.place.stat() is not None or any(name != WORK for name in draft.place.entries()):
-            raise InputError("exists and is not an artifact of raydense", draft.place, "give another --output")
-        draft._begin()
-        if begun is None:
-            if marked is None or json.loads(marked) != draft.made_from:
-                draft.place.forget(digest_of(draft.made_from))  # of an earlier output of the same name
-            draft._mark()
-        draft._commits.send_left()
-        draft._commits.drop_damaged()
+        there, _ = draft._found()
+        if there is not None and not there.damaged():
+            draft.done = Artifact.open(draft.place, kind)
+            if not (draft.work.is_dir() or (draft.place / WORK).is_folder()):
+                return draft
+        try:  # where the stage was killed in its last lines, its work folder is removed
+            holds.acquire(draft, draft.place / WORK)
+        except (InputError, OSError):
+            if draft.done:  # another process is in these lines, or the folder is read-only
+                return draft
+            raise
+        draft._continue()
         return draft
 
-    def _begin(self) -> None:
-        """Acquire the right to write here."""
-        (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
-        self.close()  # a stage that failed in this process may be run again in it
-        _HELD[self.place.located] = (self.place / WORK).hold()
+    def _found(self) -> tuple[Artifact | None, dict[str, Any] | None]:
+        """The finished output, or what an unfinished one was made from. InputError if it is of something else."""
+        manifest = read_manifest(self.place)
+        if manifest is not None:
+            self._refuse_other(manifest["made_from"] if manifest["kind"] == self.kind else {"kind": manifest["kind"]})
+            return Artifact(self.place, manifest), None
+        begun = begun_from(self.place)
+        if begun is not None:
+            self._refuse_other(begun)
+        elif (self.place.stat() or set(self.place.entries()) - {WORK}) and read_manifest(self.place) is None:  # nor finished meanwhile
+            raise InputError("exists and is not an artifact of raydense", self.place, "give another --output")
+        return None, begun
+
+    def _continue(self, reopen: bool = False) -> None:
+        """Look again, now that no other process writes, and go on from what is there; with `reopen` also where it is finished."""
+        try:
+            there, begun = self._found()
+            damaged = there.damaged() if there else []
+            if there and not (damaged or reopen):
+                self.done = Artifact.open(self.place, self.kind)
+                self.forget()
+                holds.end(self.place)
+                return
+            self.done = None
+            self._sweep()
+            if there:
+                self._restore(there, damaged)
+            else:
+                self._resume(begun is not None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _sweep(self) -> None:
+        """Remove what kills left incomplete: here, where no task of this stage runs yet."""
+        for aside in self.work.glob(f"{_ASIDE}*"):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _resume(self, begun: bool) -> None:
+        if not begun:
+            marked = (self.place / WORK / BEGUN).read()
+            if marked is None or json.loads(marked) != self.made_from:
+                self.forget()  # of an earlier output of the same name
+            self._mark()
+        self._commits.send_left()
+        self._commits.drop_damaged()
+
+    def _restore(self, there: Artifact, damaged: list[File]) -> None:
+        """Turn an artifact back into the draft that it was, without its damaged files."""
+        if damaged:
+            log_damaged(self.place, damaged)
+        self._mark()
+        self._commits.restore([file for file in there.files if file not in damaged])
+        self._commits.drop_damaged()
+        (self.place / MANIFEST).delete()
 
     def _mark(self) -> None:
         (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
@@ -102,27 +137,41 @@ class Draft:
     def reopen(self) -> None:
         """Continue a finished output and keep its files: `done` is None from now on, and `finish` must be called again."""
         if self.done is not None:
-            self._reopen(self.done, [])
-            self.done = None
-
-    def _reopen(self, there: Artifact, damaged: list[File]) -> None:
-        """Turn an artifact back into the draft that it was, without its damaged files."""
-        self._begin()
-        self._mark()
-        self._commits.restore([file for file in there.files if file not in damaged])
-        self._commits.drop_damaged()
-        (self.place / MANIFEST).delete()
+            holds.acquire(self, self.place / WORK)
+            self._continue(reopen=True)
 
     def close(self) -> None:
-        """Release the right to write here; the end of the process releases it too."""
-        hold = _HELD.pop(self.place.located, None)
-        if hold is not None:
-            hold.release()
+        """Release the right to write here; the end of the stage releases it too (`releases_outputs`), and that of the process."""
+        holds.release(self.place)
 
     def discard(self) -> None:
-        """Remove the output, with all that was committed."""
-        self.close()
-        self.place.delete()
+        """Remove the output, with all that was committed; nothing that another process may have written or finished.
+
+        The work folder goes last: after a kill the same command continues.
+        """
+        if self._is_own():
+            delete_within(self.place, WORK)
+            self.forget()
+            holds.forget_within(self.place)
+            holds.end(self.place)
+
+    def _is_own(self) -> bool:
+        hold = holds.hold_of(self.place)
+        try:
+            if hold is not None:
+                hold.confirm()
+        except (InputError, StorageError):
+            return False
+        return hold is not None and (self.place / MANIFEST).stat() is None
+
+    def discard_untouched(self) -> None:
+        """Remove the output if nothing was written to it, as when inputs are refused."""
+        here = {one.name for one in self.work.glob("*")}
+        if not made_something(self.place) and here <= OURS and not any((self.work / COMMITS).glob("*")):
+            self.discard()
+
+    def forget(self) -> None:
+        """Remove the folder of this machine's cache in which an output in a bucket is assembled."""
         self.place.forget(digest_of(self.made_from))
 
     def _refuse_other(self, there: dict[str, Any]) -> None:
@@ -207,7 +256,7 @@ class Draft:
     @contextmanager
     def aside(self) -> Iterator[Path]:
         """A new folder of this machine for files that are about to be committed; removed afterwards."""
-        aside = self.work / f"aside-{uuid.uuid4().hex}"
+        aside = self.work / f"{_ASIDE}{uuid.uuid4().hex}"
         aside.mkdir(parents=True)
         try:
             yield aside
@@ -215,6 +264,9 @@ class Draft:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _place(self, aside: Path, path: str, rows: int, note: dict[str, Any]) -> File:
+        hold = holds.hold_of(self.place)
+        if hold is not None:
+            hold.check()
         digest = _settled(aside)
         file = File(path, rows, aside.stat().st_size, digest, note)
         target = self.folder / path
@@ -231,9 +283,9 @@ class Draft:
     def finish(self, rows: int, **summary: Any) -> Artifact:
         """Write the manifest of the committed files: the folder is then an artifact, and its work folder is removed.
 
-        InputError if another process took over the output, or finished it.
+        LostOutput if another process took over the output, or finished it.
         """
-        hold = _HELD.get(self.place.located)
+        hold = holds.hold_of(self.place)
         if hold is not None:
             hold.confirm()
         manifest = self._manifest(rows, summary)
@@ -242,10 +294,12 @@ class Draft:
             (self.place / MANIFEST).publish(self.work / MANIFEST, new=True)
         except FileExistsError:
             fix = "run the same command again: it finds the output finished, or reports what differs"
-            raise InputError("another process has finished this output", self.place, fix) from None
-        self.close()
-        (self.place / WORK).delete()
+            raise LostOutput("another process has finished this output", self.place, fix) from None
         self.place.adopt(self.folder, manifest["fingerprint"], {file["path"]: file["bytes"] for file in manifest["files"]})
+        if hold is None:
+            (self.place / WORK).delete()
+        else:
+            holds.end(self.place)
         return Artifact.open(self.place, self.kind)
 
     def _manifest(self, rows: int, summary: dict[str, Any]) -> dict[str, Any]:
@@ -268,31 +322,3 @@ def _settled(file: Path) -> str:
     with open(file, "rb") as stream:
         os.fsync(stream.fileno())
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The provenance of unfinished work in a folder; None if nothing was made yet, as by a stage that refused its input."""
-    place = Place.of(output)
-    begun = (place / WORK / BEGUN).read()
-    return json.loads(begun) if begun is not None and _made_something(place) else None
-
-
-def _made_something(place: Place) -> bool:
-    work = place / WORK
-    return set(place.entries()) != {WORK} or not set(work.entries()) <= _OURS or bool((work / COMMITS).entries())
-
-
-def commits_in(output: str | os.PathLike[str]) -> int:
-    """How many files unfinished work in a folder has committed."""
-    return len((Place.of(output) / WORK / COMMITS).names("*.json"))
-
-
-def discard_untouched(output: str | os.PathLike[str]) -> None:
-    """Remove an output that this process opened and wrote nothing to, as when its inputs are refused."""
-    place = Place.of(output)
-    begun = (place / WORK / BEGUN).read() if place.located in _HELD else None
-    if begun is None or _made_something(place):
-        return
-    draft = Draft(place, "", json.loads(begun))
-    if set(os.listdir(draft.work)) <= _OURS and not os.listdir(draft.work / COMMITS):
-        draft.discard()

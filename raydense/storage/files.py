@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -43,6 +44,46 @@ def follow_umask(file: Path) -> None:
         os.chmod(file, fresh.stat().st_mode & 0o777)
     finally:
         fresh.unlink()
+
+
+def settle(made: Path) -> None:
+    """Let a new file, or a new folder with all that is in it, reach the disk; a file with the permissions that the umask asks for."""
+    if made.is_file():
+        follow_umask(made)
+    for one in (made, *made.rglob("*")):
+        sync(one)
+
+
+def sync(path: Path) -> None:
+    """Let a file, or the names in a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some mounts cannot do so for a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def move_new(made: Path, target: Path) -> None:
+    """Move a file or a folder to a name; FileExistsError if that exists, which stays."""
+    exists = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    try:
+        if made.is_file():
+            os.link(made, target)
+            made.unlink()
+            return
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        pass
+    if target.exists():  # to rename onto a file or an empty folder is no error
+        raise exists
+    try:
+        os.rename(made, target)
+    except OSError as error:
+        raise exists if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error from None
 
 
 @contextmanager

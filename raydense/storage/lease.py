@@ -13,11 +13,12 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from typing import Any, Protocol
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-import psutil
-
-from raydense.errors import InputError
+from raydense.errors import LostOutput
+from raydense.storage.place import delete_within
 
 WRITER = "writer.json"
 RENEWED_EVERY_S, FRESH_S = 15.0, 60.0
@@ -25,26 +26,22 @@ RENEWED_EVERY_S, FRESH_S = 15.0, 60.0
 _OWN: set[str] = set()
 
 
-class _Conditional(Protocol):
-    """A folder of a bucket."""
-
-    def __truediv__(self, name: str) -> Any: ...
-
-
 class Lease:
-    """Held until `release`. InputError if another process holds it and renewed it less than a minute ago."""
+    """Held until `release`. LostOutput if another process holds it and renewed it less than a minute ago. `work` is a folder of a bucket."""
 
-    def __init__(self, work: _Conditional) -> None:
-        self._file = work / WRITER
+    def __init__(self, work: Any) -> None:
+        self._work, self._file = work, work / WRITER
         self._place = str(work).rpartition("/")[0]
-        self._owner = {"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}
+        process = {"pid": os.getpid(), "started": _started(os.getpid()), "system": _system()}
+        self._owner = {"host": socket.gethostname(), **process, "token": uuid.uuid4().hex}
         self._ended, self._writing, self._lost = threading.Event(), threading.Lock(), False
         content, self._version = self._file.read_version()
+        there = _owner(content)
         # what lies in an output of this process is nobody else's, whatever the last one wrote there
-        if not any(self._place.startswith(f"{other}/") for other in _OWN):
-            self._refuse(_owner(content))
+        if there is not None and self._is_live(there) and not any(self._place.startswith(f"{other}/") for other in _OWN):
+            raise self._refusal(there)
         if not self._write():
-            self._refuse(_owner(self._file.read()) or {"host": "another machine", "pid": 0, "time": time.time()})
+            raise self._refusal(_owner(self._file.read()) or {"host": "another machine", "pid": 0, "time": time.time()})
         _OWN.add(self._place)
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -53,15 +50,20 @@ class Lease:
         self._version = version or self._version
         return version is not None
 
-    def _refuse(self, other: dict[str, Any] | None) -> None:
-        if other is None:
-            return
-        here = other["host"] == self._owner["host"]
-        gone = here and (other["pid"] == self._owner["pid"] or not psutil.pid_exists(other["pid"]))
-        age = time.time() - other["time"]
-        if not gone and age < FRESH_S:
-            what = f"another process is writing here (process {other['pid']} of {other['host']}, {max(age, 0):.0f} s ago)"
-            raise InputError(what, self._place, f"wait for it, or, where it is gone, {FRESH_S:.0f} s; or give another --output")
+    def _is_live(self, other: dict[str, Any]) -> bool:
+        """Whether the process of a lease may still write: it renewed it lately, and is not known to have ended.
+
+        A process number says something only where the other's numbers are those that are seen here: not those of another container.
+        """
+        system = self._owner["system"]
+        seen = system is not None and (other["host"], other.get("system")) == (self._owner["host"], system)
+        gone = seen and (other["pid"] == self._owner["pid"] or _started(other["pid"]) != other["started"])
+        return not gone and time.time() - other["time"] < FRESH_S
+
+    def _refusal(self, other: dict[str, Any]) -> LostOutput:
+        age = max(time.time() - other["time"], 0)
+        what = f"another process is writing here (process {other['pid']} of {other['host']}, {age:.0f} s ago)"
+        return LostOutput(what, self._place, f"wait for it, or, where it is gone, {FRESH_S:.0f} s; or give another --output")
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_EVERY_S):
@@ -69,25 +71,56 @@ class Lease:
                 self.confirm()
 
     def confirm(self) -> None:
-        """Renew it; InputError if another process has taken over the output."""
+        """Renew it; LostOutput if another process has taken over the output."""
         with self._writing:
             if self._ended.is_set():
                 return
             self._lost = self._lost or not self._write()
-            if self._lost:
-                what = "another process has taken this output over, while the bucket could not be reached from here"
-                raise InputError(what, self._place, "let that process finish it, or end it and run this command again")
+        self.check()
+
+    def check(self) -> None:
+        """LostOutput if the last renewal found that another process has taken over the output."""
+        if self._lost:
+            what = "another process has taken this output over, while the bucket could not be reached from here"
+            raise LostOutput(what, self._place, "let that process finish it, or end it and run this command again")
 
     def release(self) -> None:
-        self._ended.set()
+        self.abandon()
         with self._writing:
-            _OWN.discard(self._place)
             if not self._lost and self._write():
                 self._file.delete()
+
+    def abandon(self) -> None:
+        self._ended.set()
+        _OWN.discard(self._place)
+
+    def end(self) -> None:
+        with suppress(LostOutput):
+            self.confirm()
+            delete_within(self._work, WRITER)
+        self.release()
 
 
 def _owner(content: bytes | None) -> dict[str, Any] | None:
     try:
         return json.loads(content or b"null")
     except ValueError:
+        return None
+
+
+@cache
+def _system() -> str | None:
+    """The boot of this machine and the process numbers that are seen in it (PID namespace); None where Linux does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When a process of this machine was started, in ticks since the boot; None if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
         return None

@@ -6,16 +6,16 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from raydense.errors import InputError
-from raydense.storage.files import aside_of, follow_umask, is_aside, locked, sha256_of, write_whole
+from raydense.errors import InputError, LostOutput
+from raydense.storage.files import aside_of, is_aside, locked, move_new, settle, sha256_of, sync, write_whole
 from raydense.storage.paths import scheme_of
-from raydense.storage.place import Found, Place
+from raydense.storage.place import Found, Place, delete_within
 
 LOCK = "lock"
 
@@ -82,21 +82,21 @@ class LocalPlace(Place, schemes=("", "file")):
         write_whole(self.path, content)
 
     @contextmanager
-    def writing(self) -> Iterator[Path]:
+    def writing(self, new: bool = False) -> Iterator[Path]:
         aside = aside_of(self.path)
         aside.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
-            if aside.is_file():
-                follow_umask(aside)
-            os.replace(aside, self.path)
+            settle(aside)
+            (move_new if new else os.replace)(aside, self.path)
+            sync(self.path.parent)
         finally:
             LocalPlace(aside).delete()
 
     def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
         if file != self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, self.path)
+            (move_new if new else os.replace)(file, self.path)
         return ""
 
     def sha256(self) -> str:
@@ -168,19 +168,50 @@ class FileLock:
     """A lock file in the work folder of an output; the end of the process releases it."""
 
     def __init__(self, work: LocalPlace) -> None:
-        self._descriptor = os.open(work.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        self._work = work
+        while not self._locked():
+            pass
+
+    def _locked(self) -> bool:
+        """Whether the lock is acquired; False if the work folder was removed meanwhile, with what was locked."""
+        file = self._work.path / LOCK
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
+        except FileNotFoundError:
+            return False
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(self._descriptor), os.stat(file)):
+                return True
         except BlockingIOError:
             self.release()
             fix = "wait for it, or give another --output"
-            raise InputError("another process is writing here", work.path.parent, fix) from None
+            raise LostOutput("another process is writing here", self._work.path.parent, fix) from None
+        except FileNotFoundError:
+            pass
+        self.release()
+        return False
 
     def confirm(self) -> None:
         return
 
+    def check(self) -> None:
+        return
+
     def release(self) -> None:
         os.close(self._descriptor)
+
+    def abandon(self) -> None:
+        self.release()
+
+    def end(self) -> None:
+        delete_within(self._work, LOCK)
+        (self._work / LOCK).delete()  # last: who opened it before looks again, and who comes later makes a new one
+        with suppress(OSError):  # who came later is there
+            self._work.path.rmdir()
+            self._work.path.parent.rmdir()
+        self.release()
 
 
 def _of_uri(uri: str) -> str:

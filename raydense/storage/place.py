@@ -32,10 +32,19 @@ class Hold(Protocol):
     """The right of one process to write an output."""
 
     def confirm(self) -> None:
-        """Raise InputError if another process has taken over the output."""
+        """Raise LostOutput if another process has taken over the output."""
+
+    def check(self) -> None:
+        """As `confirm`, but by what this process knows already, without a request."""
 
     def release(self) -> None:
         """Let another process write."""
+
+    def abandon(self) -> None:
+        """As `release`, but without a request: where that is needed, another process waits for a minute."""
+
+    def end(self) -> None:
+        """Delete the work folder, and an output that is empty without it, and release; nothing that another process has taken over."""
 
 
 class Place(os.PathLike[str]):
@@ -117,14 +126,15 @@ class Place(os.PathLike[str]):
         """Write a small file and the folders above it: readers see the old one or the new one."""
 
     @abstractmethod
-    def writing(self) -> AbstractContextManager[Path]:
+    def writing(self, new: bool = False) -> AbstractContextManager[Path]:
         """A path of this machine to write at, a file or a folder, which appears here when the block ends without an exception.
 
-        A folder appears in a bucket file after file."""
+        A folder appears in a bucket file after file. With `new`, FileExistsError if something exists here by then, which stays; in a
+        bucket it is looked for just before the upload."""
 
     @abstractmethod
     def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
-        """Publish a complete file of this machine here. With `new`, FileExistsError if a file with other bytes exists.
+        """Publish a complete file of this machine here. With `new`, FileExistsError if a file with other bytes exists, which stays.
 
         In a folder `file` is moved here; in a bucket it is uploaded, and with `keep` also stays where it is. Returns its version,
         as `stat` gives it, if the place is `durable`; otherwise "".
@@ -209,7 +219,7 @@ class Place(os.PathLike[str]):
 
     @abstractmethod
     def hold(self) -> Hold:
-        """The exclusive right to write the output here, among processes of all machines; InputError if another process has it."""
+        """The exclusive right to write the output whose work folder is here, among processes of all machines; LostOutput if another has it."""
 
     @abstractmethod
     def for_ray(self) -> dict[str, Any]:
@@ -256,6 +266,11 @@ def streamed(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(queued))) as pool:
         yield from pool.map(work, queued)
+
+
+def delete_within(folder: Place, but: str) -> None:
+    """Delete all that is in a folder, except its entry `but`."""
+    together(lambda name: (folder / name).delete(), [name for name in folder.entries() if name != but])
 
 
 def visible(names: Iterable[str]) -> Iterator[str]:

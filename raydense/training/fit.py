@@ -21,7 +21,7 @@ from raydense.errors import InputError
 from raydense.models.model_card import add_section
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
-from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance
+from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance, releases_outputs
 from raydense.training.batches import Sampler
 from raydense.training.capacity import require_capacity
 from raydense.training.card import shown_inputs, training_section
@@ -46,6 +46,7 @@ _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
 
 
+@releases_outputs
 def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     """Train by the method of the settings, and return its artifact; continues from the newest checkpoint where an earlier run stopped.
 

@@ -19,22 +19,44 @@ def make(folder: Path) -> None:
 
 def test_killed_before_any_touch_of_a_file_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:
     """kill -9 at the n-th event that Python audits within the folder, for every n until none is left."""
+    assert killed_everywhere(tmp_path, make) > 30
+
+
+def test_killed_anywhere_while_it_is_discarded_it_is_made_as_if_it_never_was(tmp_path: Path) -> None:
+    assert killed_everywhere(tmp_path, discard, begin) > 10
+
+
+def begin(folder: Path) -> None:
+    draft = Draft.open(folder, "run", {"a": 1})
+    draft.commit("one.txt", lambda path: path.write_text("text"), rows=1)
+    draft.commit("deep/two.txt", lambda path: path.write_text("two"), rows=1)
+    draft.close()
+
+
+def discard(folder: Path) -> None:
+    Draft.open(folder, "run", {"a": 1}).discard()
+
+
+def killed_everywhere(tmp_path: Path, work: Callable[[Path], None], before: Callable[[Path], None] | None = None) -> int:
+    """The number of points at which `work` was killed; after each the output is made, and is what it is without a kill."""
     make(tmp_path / "whole")
     for nth in itertools.count(1):
         folder = tmp_path / str(nth)
+        if before:
+            before(folder)
         child = os.fork()
         if not child:
             sys.addaudithook(killer(str(folder), nth))
             try:
-                make(folder)
+                work(folder)
             finally:
                 os._exit(0)
         killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
         make_again(folder)
         assert files_of(folder) == files_of(tmp_path / "whole"), nth
         if not killed:
-            break
-    assert nth > 30
+            return nth
+    raise AssertionError
 
 
 def killer(folder: str, nth: int) -> Callable[[str, tuple], None]:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from raydense.data.exporting import export
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
-from raydense.errors import InputError, StorageError, fixable
+from raydense.errors import InputError, LostOutput, RefusedByStore, StorageError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.endpoint import Reply
 from raydense.inference.replies import Journal
@@ -38,7 +39,20 @@ from raydense.retrieval.nprobe import Sample, Shard, index_hits
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.retrieval.words import Words
-from raydense.storage import Artifact, BucketPlace, Draft, Place, bucket, cache, checked, fingerprint_of, named, named_folders, verify
+from raydense.storage import (
+    Artifact,
+    BucketPlace,
+    Draft,
+    Place,
+    bucket,
+    cache,
+    checked,
+    fingerprint_of,
+    holds,
+    named,
+    named_folders,
+    verify,
+)
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
 from tests.embeddings import write_embeddings
@@ -337,6 +351,30 @@ def test_a_writer_of_another_host_is_waited_for(store: str) -> None:
         Draft.open(f"{store}/out", "report", {"x": 1})
     Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time() - 3_600}).encode())
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_process_number_of_another_container_says_nothing(store: str, elsewhere: bool) -> None:
+    """Two containers of one machine may have the same host name, and each knows only its own processes."""
+    draft, file = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out/.work/writer.json")
+    _commit(draft, "a.txt")
+    there = json.loads(file.read() or b"")
+    draft.close()
+    gone = {"pid": 2**22 + 1, "started": "1", "system": f"{there['system']}{elsewhere}" if elsewhere else there["system"]}
+    file.write(json.dumps({**there, **gone}).encode())
+    if elsewhere:
+        with pytest.raises(LostOutput, match="another process is writing here"):
+            Draft.open(f"{store}/out", "report", {"x": 1})
+    else:
+        assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
+
+
+def test_a_process_number_that_was_given_again_is_another_process(store: str) -> None:
+    draft, file = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out/.work/writer.json")
+    there = json.loads(file.read() or b"")
+    draft.close()
+    file.write(json.dumps({**there, "pid": os.getppid()}).encode())
+    Draft.open(f"{store}/out", "report", {"x": 1})
 
 
 def test_what_is_not_ours_is_left_alone(store: str) -> None:
@@ -655,6 +693,71 @@ def test_of_two_writers_after_an_outage_one_finishes(store: str) -> None:
     first.close()
     taken.confirm()
     taken.release()
+
+
+def test_a_writer_that_lost_its_output_removes_nothing_of_it(store: str) -> None:
+    first, place = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out")
+    _commit(first, "a.txt")
+    taken = Lease(place / ".work")  # as another process's, which found the first one's older than a minute
+    before = place.files()
+    first.discard()
+    assert place.files() == before
+    (place / "manifest.json").write(b"{}")
+    taken.end()
+    first.discard()
+    assert set(place.files()) == {"a.txt", "manifest.json"}
+
+
+def test_a_writer_that_knows_that_it_lost_its_output_commits_nothing_more(store: str) -> None:
+    first, place = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out")
+    taken = Lease(place / ".work")
+    hold = holds.hold_of(place)
+    assert hold is not None
+    with pytest.raises(LostOutput):
+        hold.confirm()  # as it does every 15 s
+    with pytest.raises(LostOutput, match="another process has taken this output over"):
+        _commit(first, "a.txt")
+    assert not (place / "a.txt").exists()
+    taken.release()
+
+
+def test_an_output_is_discarded_with_its_parts(store: str, tmp_path: Path) -> None:
+    made = DatasetDraft(f"{store}/out", {"x": 1})
+    _commit(made.part("corpus", "corpus"), "a.txt")
+    made.draft.discard()
+    assert Place.of(f"{store}/out").files() == {}
+    assert [one for one in (tmp_path / "a/work").rglob("*") if one.is_file()] == []
+    assert holds.hold_of(Place.of(f"{store}/out/corpus")) is None
+
+
+def test_what_a_kill_in_the_last_lines_left_goes(store: str) -> None:
+    draft, place = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out")
+    _commit(draft, "a.txt")
+    shutil.copytree(draft.folder, draft.folder.with_name("copy"))
+    draft.finish(1)
+    draft.folder.with_name("copy").rename(draft.folder)
+    (place / ".work/made_from.json").write(b"{}")
+    assert Draft.open(f"{store}/out", "report", {"x": 1}).done
+    assert not draft.folder.exists()
+    assert set(place.files()) == {"a.txt", "manifest.json"}
+
+
+def test_what_appeared_meanwhile_is_not_overwritten(store: str) -> None:
+    place = Place.of(f"{store}/out")
+
+    def write() -> None:
+        with place.writing(new=True) as aside:
+            aside.write_text("mine")
+            place.write(b"another's")
+
+    with pytest.raises(FileExistsError):
+        write()
+    assert place.read() == b"another's"
+
+
+def test_a_request_that_is_refused_is_no_fault_of_an_input(store: str) -> None:
+    with pytest.raises(RefusedByStore, match="no such bucket"):
+        Place.of("s3://none-of-this-name/x").read()
 
 
 def test_of_two_that_finish_one_manifest_stays(store: str) -> None:

@@ -6,6 +6,10 @@ import json
 import os
 import pickle
 import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from raydense.data.tables import commit_table
-from raydense.errors import InputError, fixable
+from raydense.errors import InputError, LostOutput, fixable
 from raydense.storage import (
     Artifact,
     Draft,
@@ -23,8 +27,8 @@ from raydense.storage import (
     check_unchanged,
     commits,
     differences,
-    discard_untouched,
     fingerprint_of,
+    releases_outputs,
     verify,
     write_json,
 )
@@ -39,6 +43,25 @@ def make(folder: Path, kind: str = "run", made_from: dict | None = None) -> Arti
     put(draft, "one.txt")
     put(draft, "deep/two.txt", "two")
     return draft.finish(2, note="so")
+
+
+_meanwhile: list[tuple[str, str | None, Callable[[], None]]] = []
+
+
+def _audit(event: str, given: tuple) -> None:
+    if _meanwhile and event == _meanwhile[0][0] and _meanwhile[0][1] in (None, str(given[0])):
+        _meanwhile.pop()[2]()
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def before(event: str, first: str | None, another: Callable[[], None]) -> Iterator[None]:
+    """What another process does just before this one's next call that Python audits as `event`, of the path `first`."""
+    _meanwhile.append((event, first, another))
+    yield
+    assert not _meanwhile
 
 
 def test_made_and_opened(tmp_path: Path) -> None:
@@ -409,23 +432,189 @@ def test_differences_names_keys() -> None:
 
 def test_an_output_that_was_refused_before_anything_was_made_is_gone(tmp_path: Path) -> None:
     made_from = {"stage": "test"}
-    Draft.open(tmp_path / "begun", "run", made_from)
-    discard_untouched(tmp_path / "begun")
-    assert not (tmp_path / "begun").exists()
+    begun = Draft.open(tmp_path / "begun", "run", made_from)
     committed = Draft.open(tmp_path / "committed", "run", made_from)
     committed.commit("part", lambda path: path.write_text("x"), 1)
     kept = Draft.open(tmp_path / "kept", "run", made_from)
     kept.keep("spill", lambda path: path.write_text("x"))
     elsewhere = Draft.open(tmp_path / "elsewhere", "run", made_from)
     elsewhere.close()  # as another process's, which this one has no lock of
-    (tmp_path / "own").mkdir()
-    for draft in (committed, kept, elsewhere):
-        discard_untouched(draft.folder)
-        assert draft.folder.is_dir()
-    discard_untouched(tmp_path / "own")
-    discard_untouched(tmp_path / "nowhere")
-    assert (tmp_path / "own").is_dir()
+    for draft in (begun, committed, kept, elsewhere):
+        draft.discard_untouched()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["committed", "elsewhere", "kept"]
     assert Draft.open(tmp_path / "begun", "run", {"stage": "another"}).done is None, "and can be used"
+
+
+@releases_outputs
+def _fail(folder: Path, error: Exception, name: str = "") -> None:
+    draft = Draft.open(folder, "run", {"a": 1})
+    if name:
+        put(draft, name)
+    raise error
+
+
+def test_a_stage_that_fails_lets_other_processes_write(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        _fail(tmp_path / "x", RuntimeError("no memory"), "one.txt")
+    Place.of(tmp_path / "x/.work").hold().release()
+    assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["one.txt"]
+
+
+def test_a_stage_that_refuses_its_input_leaves_nothing(tmp_path: Path) -> None:
+    for name, error, left in (("x", InputError("bad"), False), ("y", LostOutput("another's"), True), ("z", OSError("full"), True)):
+        with pytest.raises(type(error)):
+            _fail(tmp_path / name, error)
+        assert (tmp_path / name).exists() == left
+    with pytest.raises(InputError):
+        _fail(tmp_path / "kept", InputError("bad"), "one.txt")
+    assert (tmp_path / "kept/one.txt").exists()
+
+
+def test_a_stage_releases_only_what_it_opened(tmp_path: Path) -> None:
+    outer = Draft.open(tmp_path / "outer", "run", {"a": 1})
+    with pytest.raises(RuntimeError):
+        _fail(tmp_path / "inner", RuntimeError())
+    with pytest.raises(LostOutput):
+        Place.of(tmp_path / "outer/.work").hold()
+    outer.finish(0)
+
+
+def test_two_threads_do_not_write_one_output(tmp_path: Path) -> None:
+    opened, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+        opened.set()
+        ended.wait()
+        put(draft, "one.txt")  # and ends without a word
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    opened.wait()
+    try:
+        with pytest.raises(LostOutput, match="another thread of this process is writing here; wait for it"):
+            Draft.open(tmp_path / "x", "run", {"a": 1})
+    finally:
+        ended.set()
+        thread.join()
+    assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["one.txt"]
+
+
+def test_nothing_is_discarded_that_another_process_may_have_written(tmp_path: Path) -> None:
+    released = Draft.open(tmp_path / "released", "run", {"a": 1})
+    released.close()
+    finished = Draft.open(tmp_path / "finished", "run", {"a": 1})
+    (tmp_path / "finished/manifest.json").write_text("{}")  # another process's
+    for draft in (released, finished):
+        draft.discard()
+        assert draft.folder.exists()
+    own = Draft.open(tmp_path / "own", "run", {"a": 1})
+    put(own, "deep/one.txt")
+    own.discard()
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_finished_output_is_never_replaced(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    (tmp_path / "x/manifest.json").write_text("{}")
+    with pytest.raises(LostOutput, match="another process has finished this output; run the same command again"):
+        draft.finish(0)
+    assert (tmp_path / "x/manifest.json").read_text() == "{}"
+
+
+def test_what_another_process_finishes_while_it_is_opened_is_found_done(tmp_path: Path) -> None:
+    made, first = make(tmp_path / "made"), Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(first, "one.txt")
+    first.close()
+
+    def finish() -> None:  # and lets go of its lock
+        shutil.rmtree(tmp_path / "x/.work")
+        shutil.copytree(tmp_path / "made", tmp_path / "x", dirs_exist_ok=True)
+
+    with before("open", str(tmp_path / "x/.work/lock"), finish):
+        again = Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert again.done is not None
+    assert again.done.fingerprint == made.fingerprint
+    assert not (tmp_path / "x/.work").exists()
+
+
+def test_what_another_process_begins_while_it_is_opened_is_not_adopted(tmp_path: Path) -> None:
+    other = Draft.open(tmp_path / "other", "run", {"a": 2})
+    put(other, "one.txt")
+
+    def begin() -> None:
+        shutil.copytree(tmp_path / "other", tmp_path / "x", dirs_exist_ok=True)
+
+    with before("open", str(tmp_path / "x/.work/lock"), begin), pytest.raises(InputError, match="a: 2 -> 1"):
+        Draft.open(tmp_path / "x", "run", {"a": 1})
+    assert list(Draft.open(tmp_path / "x", "run", {"a": 2}).committed()) == ["one.txt"]
+
+
+def test_a_lock_in_a_folder_that_was_removed_is_none(tmp_path: Path) -> None:
+    work = Place.of(tmp_path / "x/.work")
+    with before("fcntl.flock", None, lambda: shutil.rmtree(tmp_path / "x")):
+        hold = work.hold()
+    with pytest.raises(LostOutput, match="another process is writing here"):
+        work.hold()
+    hold.end()
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_a_kill_in_the_last_lines_left_goes_where_nobody_writes(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    hold = Place.of(tmp_path / "x/.work").hold()
+    (tmp_path / "x/.work/spill").touch()
+    assert Draft.open(tmp_path / "x", "run", {"a": 1}).done, "a process in its last lines, or before it reopens"
+    assert (tmp_path / "x/.work/spill").exists()
+    hold.release()
+    assert Draft.open(tmp_path / "x", "run", {"a": 1}).done
+    assert not (tmp_path / "x/.work").exists()
+
+
+def test_what_kills_left_incomplete_goes_when_work_goes_on(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    put(draft, "one.txt")
+    draft.close()
+    (tmp_path / "x/.work/aside-0123").mkdir()
+    (tmp_path / "x/.work/aside-0123/half").write_text("half")
+    assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["one.txt"]
+    assert not list((tmp_path / "x/.work").glob("aside-*"))
+
+
+def test_what_is_written_has_reached_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    target = tmp_path / "weights"
+    monkeypatch.setattr(os, "fsync", lambda open_: synced.append((Path(os.readlink(f"/proc/self/fd/{open_}")).name, target.exists())))
+    with Place.of(target).writing() as aside:
+        aside.mkdir()
+        (aside / "one").write_text("1")
+    assert sorted(synced[:-1]) == [(aside.name, False), ("one", False)]
+    assert synced[-1] == (tmp_path.name, True)
+    synced.clear()
+    target = tmp_path / "file"
+    with Place.of(target).writing() as aside:
+        aside.write_text("1")
+    assert synced == [(aside.name, False), (tmp_path.name, True)]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_appeared_meanwhile_is_not_overwritten(tmp_path: Path, folder: bool) -> None:
+    place = Place.of(tmp_path / "x")
+
+    def write() -> None:
+        with place.writing(new=True) as aside:
+            if folder:
+                aside.mkdir()
+            (aside / "one" if folder else aside).write_text("mine")
+            place.write(b"another's")
+
+    with pytest.raises(FileExistsError):
+        write()
+    assert (tmp_path / "x").read_text() == "another's"
+    assert [one.name for one in tmp_path.iterdir()] == ["x"]
+    with Place.of(tmp_path / "y").writing(new=True) as aside:
+        aside.write_text("mine")
+    assert (tmp_path / "y").read_text() == "mine"
 
 
 def test_an_output_of_another_kind_is_refused_with_its_kind(tmp_path):

@@ -1,0 +1,33 @@
+"""What kills left incomplete in the cache is removed."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from raydense.storage import cache
+
+
+def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    day_ago = (time.time() - 2 * 86_400,) * 2
+    for name in ("old", "new"):
+        download, folder, upload = (
+            tmp_path / "files/entry" / f".{name}.0.aside",
+            tmp_path / "work/writing" / f".{name}.1.aside",
+            tmp_path / "work/writing" / f".{name}.2.aside",
+        )
+        for made in (download.parent, folder):
+            made.mkdir(parents=True, exist_ok=True)
+        for file in (download, folder / "part", upload):
+            file.write_text("half")
+        if name == "old":
+            for aside in (download, folder, upload):
+                os.utime(aside, day_ago)
+    whole = tmp_path / "files/entry/whole"
+    whole.write_text("all")
+    os.utime(whole, day_ago)
+    cache.trim()
+    left = sorted(file.name for file in tmp_path.rglob("*") if file.name.endswith("aside") or file == whole)
+    assert left == [".new.0.aside", ".new.1.aside", ".new.2.aside", "whole"]
