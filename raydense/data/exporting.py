@@ -16,8 +16,14 @@ def export(settings: ExportSettings) -> Place:
     the output exists, if the format cannot hold what is given, or if something that it needs is missing.
     """
     output = Place.of(settings.output)
+    exists = InputError("exists already", output, "give another --output, or delete it")
     if output.exists():
-        raise InputError("exists already", output, "give another --output, or delete it")
-    with output.writing() as aside:
-        load_format(settings.format).write(Outlet(settings, aside))
+        raise exists
+    try:
+        with output.writing(new=True) as aside:
+            load_format(settings.format).write(Outlet(settings, aside))
+    except FileExistsError:
+        if not output.exists():
+            raise
+        raise exists from None
     return output
