@@ -6,6 +6,7 @@ Only the hits are read by blocks, and the corpus where it is counted; what is lo
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -90,10 +91,8 @@ def _words(settings: AnalyseSettings, judged: Judged) -> tuple[Splitter, Frequen
     """How texts are split, and how many passages have a word: from the index, or counted in the corpus."""
     if settings.index is None:
         if len(judged.store) >= _MANY:
-            minutes = len(judged.store) / _PER_MINUTE
-            say(
-                f"analyse: counts words in {len(judged.store):,} passages, about {minutes:.0f} minutes; a BM25 index as --index has the counts"
-            )
+            minutes = math.ceil(len(judged.store) / _PER_MINUTE)
+            say(f"analyse: counts words in {len(judged.store):,} passages, about {minutes} min; a BM25 index as --index has the counts")
         splitter = Splitter()
         return splitter, Frequencies(len(judged.store), counting(judged.store, splitter.words))
     stemmer, counter = from_index(Artifact.open(settings.index, "index"), judged.store)
@@ -104,7 +103,7 @@ def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitte
     """The pairs in the order of the run, each with its kind."""
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
     texts = queries["text"].take(pa.array(query_positions(failed.ids, queries, settings.run))).to_pylist()
-    asked = _asked(texts, splitter, frequencies)
+    asked = _asked(texts, splitter, frequencies, settings.index is None)
     hits, store = failed.hits, judged.store
     like = judged.positives.hold_text(failed.numbers[hits.query], store.text_hash[hits.row])
     teacher = _probability(settings, judged, failed)
@@ -117,12 +116,12 @@ def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitte
     return found
 
 
-def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies) -> list[Asked]:
-    """The queries as the rules see them."""
+def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies, counts: bool) -> list[Asked]:
+    """The queries as the rules see them; `counts`: `frequencies` reads the corpus each time that it is asked for new words."""
     terms = [splitter.terms(text) for text in texts]
     queries = list(zip(texts, terms, strict=True))
     asked = {term.word for of_query in terms for term in of_query}
-    frequencies.ask(asked | candidates(queries) if len(asked) <= _AHEAD else asked)
+    frequencies.ask(asked | candidates(queries) if counts and len(asked) <= _AHEAD else asked)
     found = []
     for text, of_query, corrected in zip(texts, terms, corrections(queries, frequencies), strict=True):
         words = {term.word for term in of_query}

@@ -14,7 +14,8 @@ from raydense.data.cjk import CJK
 
 Unit = Literal["characters", "words"]
 
-_NO_WORD = regex.compile(r"[^\p{L}\p{N}\p{M}]+")  # in Hindi or Thai, vowels are marks, of which \w has none
+# in Hindi or Thai, vowels are marks, of which \w has none; the marks that follow a sign to make it an emoji are none
+_NO_WORD = regex.compile(r"(?V1)[^\p{L}\p{N}[\p{Mn}\p{Mc}--[\ufe00-\ufe0f]]]+")
 _CJK = regex.compile(f"[{CJK}]")
 
 

@@ -26,7 +26,7 @@ _ONE_OF_CJK = rf"(?:[{CJK}]|[{_FIRST}][{_MIDDLE}][{_LAST}]?)\p{{M}}*"
 _TOKEN = regex.compile(rf"{_RUN}|{_ONE_OF_CJK}|[^\p{{Z}}\p{{C}}]", regex.V1)
 _GAP = "\n"
 _SEARCH_S = 1.0
-_AT_ONCE = 4_096  # queries
+_AT_ONCE = 512  # queries, whose passages of a few ranks are in memory together
 
 
 def normal_tokens(text: str) -> str:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -28,8 +28,10 @@ from raydense.errors import EndpointError, InputError
 from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.runtime.progress import duration, say
 
-Body = dict[str, Any]
 K = TypeVar("K")
+Body = dict[str, Any]
+Requests = Iterable[tuple[K, Body]]
+Work = Callable[[], object]
 
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that may succeed when it is sent again
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
@@ -86,6 +88,28 @@ class _NoReply(Exception):
         self.reply = reply
 
 
+class _Following(Generic[K]):
+    """The requests of all files, one after another, whoever takes them."""
+
+    def __init__(self, files: Iterator[Requests[K]]) -> None:
+        self._files = files
+        self._requests: Iterator[tuple[K, Body]] = iter(())
+
+    async def following(self, aside: asyncio.Lock) -> tuple[K, Body] | None:
+        """The next request; None after the last one. The next file is read in a thread, under the lock `aside`."""
+        found = next(self._requests, None)
+        while found is None:
+            async with aside:
+                found = next(self._requests, None)  # another one has read it meanwhile
+                if found is None:
+                    file = await asyncio.to_thread(next, self._files, None)
+                    if file is None:
+                        return None
+                    self._requests = iter(file)
+                    found = next(self._requests, None)
+        return found
+
+
 class Endpoint:
     """An endpoint that a stage asks. `prompt_tokens` and `completion_tokens` are those of all replies, and may begin with earlier ones."""
 
@@ -108,25 +132,30 @@ class Endpoint:
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
 
-    def ask(self, bodies: Iterable[tuple[K, Body]], got: Callable[[K, Reply], None], broken: Callable[[K, Reply], None]) -> None:
-        """Send each body, and call `got` with its key and the reply, in the order of the answers.
+    def ask(self, files: Iterable[Requests[K]], got: Callable[[K, Reply], Work | None], broken: Callable[[K, Reply], None]) -> None:
+        """Send each body of each file, and call `got` with its key and the reply, in the order of the answers.
 
-        A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. At the first failure no more
-        requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key, its
-        model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached, and what `bodies` and `got` raise.
+        What takes its time happens in a thread next to the open requests, one at a time: the next of `files`, and the work that `got`
+        returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. At the first failure
+        no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
+        its model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached, and what the caller's raise.
         """
-        _run(self._ask(iter(bodies), got, broken))
+        _run(self._ask(iter(files), got, broken))
 
-    async def _ask(self, bodies: Iterator[tuple[K, Body]], got: Callable[[K, Reply], None], broken: Callable[[K, Reply], None]) -> None:
+    async def _ask(self, files: Iterator[Requests[K]], got: Callable[[K, Reply], Work | None], broken: Callable[[K, Reply], None]) -> None:
         self._stop = asyncio.Event()
         failures: list[Exception] = []
+        aside, requests = asyncio.Lock(), _Following(files)
 
         async def work() -> None:
             try:
-                for key, body in bodies:
+                while not self._stop.is_set() and (following := await requests.following(aside)) is not None:
+                    key, body = following
                     reply = await self._reply(session, body, partial(broken, key))
                     self.count(reply.prompt_tokens, reply.completion_tokens)
-                    got(key, reply)
+                    if left := got(key, reply):
+                        async with aside:
+                            await asyncio.to_thread(left)
                     if self._settings.max_cost and not reply.metered:
                         raise InputError("counts no tokens (usage), so that max_cost cannot be kept", self._url, "leave max_cost out")
             except _Stopped:

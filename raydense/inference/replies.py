@@ -70,7 +70,7 @@ class Journal:
                 stream.truncate(len(whole))
         found = Replies()
         for line in whole.splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
                 entry = json.loads(line)
                 found.add(entry.pop("number"), Reply(**entry))
         return found
@@ -84,6 +84,29 @@ class Journal:
     def delete(self) -> None:
         """Remove the file: what was made from it is committed."""
         self._path.unlink(missing_ok=True)
+
+
+class _Asked:
+    """A file that is asked for, with the replies so far, those of earlier runs among them."""
+
+    def __init__(self, file: Questions, journal: Journal) -> None:
+        self._file, self._journal, self._there = file, journal, journal.read()
+
+    @property
+    def whole(self) -> bool:
+        return len(self._there.of) == self._file.count
+
+    def requests(self) -> Iterator[tuple[tuple[str, int], Body]]:
+        missing = [number for number in range(self._file.count) if number not in self._there.of]
+        return (((self._file.name, number), self._file.body(number)) for number in missing)
+
+    def add(self, number: int | None, reply: Reply) -> None:
+        self._journal.add(number, reply)
+        self._there.add(number, reply)
+
+    def commit(self) -> None:
+        self._file.commit([self._there.of[number] for number in range(self._file.count)], self._there.note())
+        self._journal.delete()
 
 
 class Asker:
@@ -120,38 +143,27 @@ class Asker:
 
         Replies that were there are not asked for again. Errors as `Endpoint.ask`; a file whose replies are complete is committed all the same.
         """
-        asked: dict[str, tuple[Questions, Journal, Replies]] = {}
+        asked: dict[str, _Asked] = {}
 
-        def bodies() -> Iterator[tuple[tuple[str, int], Body]]:
+        def requests() -> Iterator[Iterator[tuple[tuple[str, int], Body]]]:
             for file in files:
-                journal = Journal(draft, file.name)
-                there = journal.read()
-                asked[file.name] = file, journal, there
-                missing = [number for number in range(file.count) if number not in there.of]
-                commit_whole(file.name)
-                yield from (((file.name, number), file.body(number)) for number in missing)
+                one = _Asked(file, Journal(draft, file.name))
+                if one.whole:
+                    one.commit()
+                else:
+                    asked[file.name] = one
+                    yield one.requests()
 
-        def got(key: tuple[str, int], reply: Reply) -> None:
+        def got(key: tuple[str, int], reply: Reply) -> Callable[[], None] | None:
             name, number = key
-            _, journal, there = asked[name]
-            journal.add(number, reply)
-            there.add(number, reply)
+            asked[name].add(number, reply)
             self._progress.add(1, self._spent())
-            commit_whole(name)
+            return asked.pop(name).commit if asked[name].whole else None
 
         def broken(key: tuple[str, int], reply: Reply) -> None:
-            _, journal, there = asked[key[0]]
-            journal.add(None, reply)
-            there.add(None, reply)
+            asked[key[0]].add(None, reply)
 
-        def commit_whole(name: str) -> None:
-            file, journal, there = asked[name]
-            if len(there.of) == file.count:
-                file.commit([there.of[number] for number in range(file.count)], there.note())
-                journal.delete()
-                del asked[name]
-
-        self._endpoint.ask(bodies(), got, broken)
+        self._endpoint.ask(requests(), got, broken)
 
     def _spent(self) -> str:
         counted = f"{self._endpoint.prompt_tokens:,} tokens in, {self._endpoint.completion_tokens:,} out"
@@ -177,7 +189,7 @@ def say_spent(stage: str, words: str, found: dict[str, Any]) -> None:
 
 
 def summary_of(settings: EndpointSettings, notes: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What the summary of an output says of its replies: as `note_of`, of all files, and the cost where prices are given."""
+    """What the summary of an output says of its replies: as `Replies.note`, of all files, and the cost where prices are given."""
     found: dict[str, Any] = {"writer": "endpoint", "model": settings.model, **summed(notes)}
     if settings.price_in or settings.price_out:
         found["cost"] = round(settings.cost(found["prompt_tokens"], found["completion_tokens"]), 6)

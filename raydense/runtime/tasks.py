@@ -49,16 +49,18 @@ def run_tasks(
                 done, running = ray.wait(running, num_returns=1)
                 yield ray.get(done[0])
     finally:
+        _end(running)
         with suppress(Exception):  # the head is away: a few bytes stay there
-            _end(running)
             kv_delete(begun)
 
 
 def _end(running: list[Any]) -> None:
     """Kill tasks that the end of a stage leaves, and wait for that: they would go on to write to an output that is removed, or made again."""
-    for task in running:
-        ray.cancel(task, force=True)
-    if running:
+    if not (running and ray.is_initialized()):  # each call would start Ray
+        return
+    with suppress(Exception):  # the head is away, and its tasks with it
+        for task in running:
+            ray.cancel(task, force=True)
         ray.wait(running, num_returns=len(running), timeout=_ENDING_S)
 
 

@@ -49,6 +49,11 @@ class Limits:
     hits: int = 50_000
     depth: int = 0
 
+    @classmethod
+    def of(cls, header: str) -> Limits:
+        """Those in the header of an app, which may be of a later version than this proxy and say more."""
+        return cls(**{name: value for name, value in json.loads(header).items() if name in cls.__dataclass_fields__})
+
 
 @dataclass(eq=False)
 class _Waiting:
@@ -79,7 +84,7 @@ class Merging:
         """The reply of the app."""
         loop = asyncio.get_running_loop()
         hits = asked.hits(self.limits.depth) if len(asked.body) <= LARGE else 0
-        large = len(asked.body) > LARGE or hits > self.limits.hits * _SMALL_HITS
+        large = len(asked.body) > LARGE or hits > max(self.limits.hits * _SMALL_HITS, self.limits.depth)
         waiting, entry = self._large if large else self._small, _Waiting(asked, loop.create_future(), hits, large)
         waiting.append(entry)
         loop.call_soon(self._start)  # those that come with it go with it
@@ -254,7 +259,7 @@ class Front:
                 raise Unavailable("the app is being replaced; ask again")
             raise Refused(reply.status, json.loads(reply.body)["error"])
         if LIMITS in reply.headers:
-            self._apps[prefix].limits, self._apps[prefix].known = Limits(**json.loads(reply.headers[LIMITS])), True
+            self._apps[prefix].limits, self._apps[prefix].known = Limits.of(reply.headers[LIMITS]), True
         return unpack_replies(reply.body)
 
     async def _asked(self, scope: Scope, body: bytes) -> Reply:

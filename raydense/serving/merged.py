@@ -14,6 +14,7 @@ from raydense.serving.refusal import Reply
 
 ROUTE = "/merged"
 MOST = 64  # requests
+_DEFAULT = 10  # hits of a query where it does not say
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Asked:
         """Queries times passages, of each at least `depth`; 0 where that cannot be read: the app refuses such a request."""
         try:
             given = json.loads(self.body)
-            queries, k = given.get("queries") or [""], given.get("k", given.get("topk", 10))
+            queries, k = given.get("queries") or [""], given.get("k", given.get("topk"))
         except (ValueError, RecursionError, AttributeError):
             return 0
+        k = _DEFAULT if k is None else k
         return len(queries) * max(k, depth) if isinstance(queries, list) and isinstance(k, int) else 0
 
 

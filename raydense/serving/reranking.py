@@ -6,6 +6,7 @@ is not begun of the work is dropped: the pairs of a call are sent in parts.
 
 import asyncio
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,17 +19,13 @@ from raydense.runtime.session import quiet_data
 from raydense.serving.passage_scorer import PassageScorer, Rerank, Rows, Scores
 from raydense.serving.refusal import Unavailable
 
-_PART = 1_000  # pairs of a part, which is scored as a whole
-_UNIT = 16  # pairs: the size of a batch is counted in units, since Ray Serve wants as many calls at once as a batch has
-_BATCH = 64  # units of the calls that are scored together
-_WAITING = 256  # calls that may wait for a replica
+_PART = 128  # pairs of a part, which is scored as a whole
+_BATCH = 8  # parts that are scored together
+_OPEN = 16  # parts of one call that wait for their scores
+_WAITING = 256  # parts that may wait for a replica
 
 
-def _units(asked: list[tuple[list[str], Rows]]) -> int:
-    return sum(max(1, -(-rows.size // _UNIT)) for _, rows in asked)
-
-
-@serve.deployment(name="Reranker", max_ongoing_requests=2 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
+@serve.deployment(name="Reranker", max_ongoing_requests=8 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
 class Reranker:
     """One process that scores passages of the corpus that has this fingerprint."""
 
@@ -38,7 +35,7 @@ class Reranker:
         self._scorer = PassageScorer(model, PassageStore(corpus, fingerprint))
         self._scoring = ThreadPoolExecutor(1)
 
-    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1, batch_size_fn=_units)
+    @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
     async def scores(self, asked: list[tuple[list[str], Rows]]) -> list[Scores]:
         """The logits of passages, by their rows int64 [n, m], for n questions: float32 [n, m], NaN for a row of -1."""
         return await asyncio.get_running_loop().run_in_executor(self._scoring, self._scorer.several, asked)
@@ -56,15 +53,26 @@ def by_handle(handle: Any, seconds: float) -> Rerank:
 
     def rerank(questions: list[str], rows: Rows) -> Scores:
         step, end = max(1, _PART // max(1, rows.shape[1])), time.monotonic() + seconds
-        sent: list[Any] = []
+        open_: deque[Any] = deque()
+        found: list[Scores] = []
         try:
             for at in range(0, len(rows), step):
-                sent.append(handle.scores.remote((questions[at : at + step], rows[at : at + step])))
-            scores: Scores = np.concatenate([part.result(timeout_s=max(0.0, end - time.monotonic())) for part in sent])
+                if len(open_) == _OPEN:
+                    found.append(_scores(open_, end))
+                open_.append(handle.scores.remote((questions[at : at + step], rows[at : at + step])))
+            while open_:
+                found.append(_scores(open_, end))
         except Exception as error:
-            for part in sent:  # the callers ask again: what they no longer wait for is not scored, too
+            for part in open_:  # the callers ask again: what they no longer wait for is not scored, too
                 part.cancel()
             raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
-        return scores
+        return np.concatenate(found)
 
     return rerank
+
+
+def _scores(open_: deque[Any], end: float) -> Scores:
+    """Those of the first of the open parts, which is no longer open then; TimeoutError after `end`."""
+    scores: Scores = open_[0].result(timeout_s=max(0.0, end - time.monotonic()))
+    open_.popleft()
+    return scores

@@ -88,4 +88,8 @@ class ServeSettings(RetrieverSettings):
             self._refuse_given(["shard_replicas"], "serving by pool")
         if not self.reranker:
             self._refuse_given(["reranker_replicas", "gpus_per_reranker"], "serving without a reranker")
+        elif self.most_hits < self.rerank_depth:
+            raise ValueError(
+                f"most_hits is {self.most_hits:,}, and a re-ranker scores {self.rerank_depth:,} passages of each query: raise it"
+            )
         return self

@@ -43,12 +43,14 @@ class BucketPlace(Place, schemes=("s3", "gs")):
 
     @classmethod
     def normalised(cls, text: str) -> str:
-        """Without surplus slashes; InputError if it contains credentials or options."""
+        """Without surplus slashes; InputError if it contains credentials or options, or names no bucket."""
         scheme, rest = scheme_of(text)
         bucket, _, inner = rest.partition("/")
         if "@" in bucket or ":" in bucket or "?" in rest or "#" in rest:
             fix = f"give credentials, region and endpoint{WHERE_CREDENTIALS}"
             raise InputError("carries more than a bucket and a path", f"{scheme}://***", fix)
+        if not bucket:
+            raise InputError("names no bucket", text, f"give {scheme}://bucket/path")
         parts = [part for part in inner.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise InputError("has '..' in it", text, "give the whole path")

@@ -32,7 +32,7 @@ class LocalPlace(Place, schemes=("", "file")):
     @classmethod
     def normalised(cls, text: str) -> str:
         scheme, _ = scheme_of(text)
-        return _of_uri(text) if scheme else text
+        return _of_uri(text) if scheme == "file" else text
 
     @classmethod
     def parse(cls, text: str) -> LocalPlace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/{1,3}(?=[^/])")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?:/{1,3}(?=[^/])|//)")
 
 
 def scheme_of(text: str) -> tuple[str, str]:

@@ -109,14 +109,25 @@ def test_names(tmp_path: Path) -> None:
     assert checked("s3://b//x/./y/") == "s3://b/x/y"
     assert checked(f"file://{tmp_path}/with%20blank") == f"{tmp_path}/with blank"
     assert checked("file://localhost/a/b") == checked("file:/a/b") == "/a/b"
-    assert checked("plain/folder") == "plain/folder"
+    for path in ("plain/folder", "a:/b", "C:/data/x", "corpus:/x%20y"):
+        assert checked(path) == path
     assert Place.of(Path("s3://b/x")) == Place.of("s3://b/x")
     assert str(Place.of("gs://b/x") / "y" / "z") == "gs://b/x/y/z"
     assert Place.of("s3://b/x").located == "s3://b/x"
     settings = SearchSettings(index="s3://b/ix/", queries=f"file://{tmp_path}", output=Path("s3://b/run"))
     assert (settings.index, settings.queries, settings.output) == ("s3://b/ix", str(tmp_path), "s3://b/run")
     assert EvaluateSettings(run=["BM25=s3://b//r"], qrels="q", output="o").run == ["BM25=s3://b/r"]
-    for bad in ("s3://b/../x", "http://b/x", "s3://b/x?endpoint_override=h", "file://out", "file://out/ix", "file:///d/run#2"):
+    for bad in (
+        "s3://",
+        "s3:////b/x",
+        "gs://",
+        "s3://b/../x",
+        "http://b/x",
+        "s3://b/x?endpoint_override=h",
+        "file://out",
+        "file://out/ix",
+        "file:///d/run#2",
+    ):
         with pytest.raises(InputError):
             checked(bad)
 

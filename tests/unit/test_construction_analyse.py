@@ -297,7 +297,7 @@ def test_a_large_corpus_is_counted_with_a_word_of_advice(tmp_path, capsys, monke
     assert "counts words" not in capsys.readouterr().err
     monkeypatch.setattr(analysing, "_MANY", 2)
     analyse_in(tmp_path, "large")
-    said = "analyse: counts words in 2 passages, about 0 minutes; a BM25 index as --index has the counts"
+    said = "analyse: counts words in 2 passages, about 1 min; a BM25 index as --index has the counts"
     assert said in capsys.readouterr().err.splitlines()
 
 

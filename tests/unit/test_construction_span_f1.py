@@ -89,6 +89,11 @@ def test_words_keep_their_combining_marks(one, other):
     assert best_span_f1(words(one), words(other), 0.0) == 0.0
 
 
+def test_a_variant_of_an_emoji_is_no_token():
+    assert AnswerTokens("words")("good \u2764\ufe0f").tolist() == [0]
+    assert len(AnswerTokens("characters")("好\u2764\ufe0f")) == 1
+
+
 def test_the_unit_follows_the_script_of_most_letters():
     assert unit_of(["iphone怎么重启手机屏幕"]) == "characters"
     assert unit_of(["What does 花 mean?", "who"]) == "words"

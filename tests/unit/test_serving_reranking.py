@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raydense.serving.refusal import Unavailable
-from raydense.serving.reranking import _BATCH, _units, by_handle
+from raydense.serving.reranking import _OPEN, _PART, by_handle
 
 
 @dataclass
@@ -20,11 +20,13 @@ class Response:
     asked: tuple[list[str], Any]
     stuck: bool
     cancelled: bool = False
+    answered: bool = False
 
     def result(self, timeout_s: float) -> Any:
         assert 0 <= timeout_s <= 9
         if self.stuck:
             raise TimeoutError
+        self.answered = True
         questions, rows = self.asked
         return np.array([[len(question) + row for row in line] for question, line in zip(questions, rows, strict=True)], np.float32)
 
@@ -39,6 +41,7 @@ class Handle:
     works: int = 1_000
     takes: int = 1_000
     sent: list[Response] = field(default_factory=list)
+    most_open: int = 0
 
     @property
     def scores(self) -> Handle:
@@ -48,6 +51,7 @@ class Handle:
         if len(self.sent) == self.takes:
             raise RuntimeError
         self.sent.append(Response(asked, len(self.sent) >= self.works))
+        self.most_open = max(self.most_open, sum(not one.answered for one in self.sent))
         return self.sent[-1]
 
 
@@ -58,19 +62,19 @@ def test_pairs_are_sent_in_parts_that_are_scored_as_one(queries: int, depth: int
     texts = ["a" * (1 + at % 5) for at in range(queries)]
     scores = by_handle(handle, 9)(texts, rows)
     assert scores.tolist() == (rows + np.array([[len(text)] for text in texts])).tolist()
-    assert max(part.asked[1].size for part in handle.sent) <= 1_000
-    assert all(_units([part.asked]) <= _BATCH for part in handle.sent), "Ray Serve refuses a call that is larger than a batch"
+    assert max(part.asked[1].size for part in handle.sent) <= max(_PART, depth)
+    assert handle.most_open <= _OPEN
 
 
 @pytest.mark.parametrize("handle", [Handle(works=2), Handle(takes=2)])
 def test_what_nobody_waits_for_is_cancelled(handle: Handle) -> None:
     with pytest.raises(Unavailable, match="the re-ranker does not answer"):
         by_handle(handle, 9)(["a"] * 100, np.zeros((100, 50), np.int64))
-    assert len(handle.sent) == min(5, handle.takes)
-    assert all(part.cancelled for part in handle.sent)
+    assert len(handle.sent) == min(_OPEN + 2, handle.takes)
+    assert all(part.cancelled or part.answered for part in handle.sent)
 
 
 def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 0.0, 4.0, 8.0, 12.0, 16.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    by_handle(Handle(), 9)(["a"] * 100, np.zeros((100, 50), np.int64))
+    by_handle(Handle(), 9)(["a"] * 10, np.zeros((10, 50), np.int64))

@@ -156,9 +156,10 @@ class Intake:
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
             table = table.set_column(table.column_names.index(name), name, self.rows(table[name].combine_chunks(), at))
-        table, left = distinct(table, len(self.store))
+        table, left = distinct(given := table, len(self.store))
         if left:
             say(f"import examples/{split}: left out {left:,} passages that an example has already, or as a positive")
+            table = _without_emptied(given, table, split)
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
     def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
@@ -206,6 +207,17 @@ def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
     return table.take(pa.array(np.sort(first.to_numpy())))
+
+
+def _without_emptied(given: pa.Table, table: pa.Table, split: str) -> pa.Table:
+    """Without the examples whose negatives were all positives, which a training with negatives would refuse; all, if it is all of them."""
+    before, after = (pc.list_value_length(one["negatives"]) for one in (given, table))
+    emptied = pc.fill_null(pc.and_(pc.greater(before, 0), pc.equal(after, 0)), False)
+    count = pc.sum(emptied).as_py()
+    if not 0 < count < len(table):
+        return table
+    say(f"import examples/{split}: left out {count:,} of {len(table):,} examples whose negatives are all positives")
+    return table.filter(pc.invert(emptied))
 
 
 def _later(at: Where, before: int, row: int) -> str:
