@@ -38,10 +38,10 @@ def begun(folder: Path, *precisions: str) -> Draft:
 def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | PartWriter | BlockScorer:
     of_corpus = {k: INPUTS[k] for k in ("model", "corpus", "output")}
     if verb == "encode":
-        return PartEncoder(EncodeSettings.read(of_corpus), draft, {}, CPU, precision)
+        return PartEncoder(EncodeSettings.read(of_corpus), draft, {"model": ""}, CPU, precision)
     if verb == "generate":
         return PartWriter(GenerateSettings.read(of_corpus), draft, {"model": ""}, CPU, precision, {})
-    return BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, precision, drops=False)
+    return BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, precision, drops=False)
 
 
 @pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
@@ -79,8 +79,8 @@ def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_pat
     draft = begun(tmp_path / "x")
     (draft.shared / "precision" / first).write(b"")
     settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
-    assert PartEncoder(settings, draft, {}, CPU, None)._device.precision == first
-    assert BlockScorer(RerankSettings.read(INPUTS), draft, {}, CPU, None, drops=False)._device.precision == first
+    assert PartEncoder(settings, draft, {"model": ""}, CPU, None)._device.precision == first
+    assert BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, None, drops=False)._device.precision == first
 
 
 def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_auto_encodes_queries_in_fp32_as_a_search_does(tmp_path: Path, monkeypat
     monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
     draft, of_queries = begun(tmp_path / "x"), {key: INPUTS[key] for key in ("model", "queries", "output")}
     for given, found in (({}, "fp32"), ({"precision": "bf16"}, "bf16")):
-        actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {}, CPU, None)
+        actor = PartEncoder(EncodeSettings.read(of_queries | given), draft, {"model": ""}, CPU, None)
         assert actor._device.precision == found
 
 
@@ -135,7 +135,7 @@ def test_a_static_encoder_stays_in_fp32(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: AMX)
     settings = EncodeSettings.read({key: INPUTS[key] for key in ("model", "corpus", "output")})
     for multiplies, precision in ((False, "fp32"), (True, "bf16")):
-        actor = PartEncoder(settings, begun(tmp_path / precision), {}, CPU, None, multiplies=multiplies)
+        actor = PartEncoder(settings, begun(tmp_path / precision), {"model": ""}, CPU, None, multiplies=multiplies)
         assert actor._device.precision == precision
 
 
