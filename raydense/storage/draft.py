@@ -98,6 +98,7 @@ class Draft:
                 holds.end(self.place)
                 return
             self.done = None
+            self._make_folder()
             self._sweep()
             if there:
                 self._restore(there, damaged)
@@ -117,6 +118,7 @@ class Draft:
             marked = (self.place / WORK / BEGUN).read()
             if marked is None or json.loads(marked) != self.made_from:
                 self.forget()  # of an earlier output of the same name
+                self._make_folder()
             self._mark()
         self._commits.send_left()
         self._commits.drop_damaged()
@@ -130,8 +132,10 @@ class Draft:
         self._commits.drop_damaged()
         (self.place / MANIFEST).delete()
 
-    def _mark(self) -> None:
+    def _make_folder(self) -> None:
         (self.work / COMMITS).mkdir(parents=True, exist_ok=True)
+
+    def _mark(self) -> None:
         (self.place / WORK / BEGUN).write_text(as_json(self.made_from))
 
     def reopen(self) -> None:

@@ -22,6 +22,7 @@ from raydense.storage.place import delete_within
 
 WRITER = "writer.json"
 RENEWED_EVERY_S, FRESH_S = 15.0, 60.0
+_SETTLES_S = 10.0  # for a renewal on its way, where the bucket's service answers
 # The outputs that this process writes.
 _OWN: set[str] = set()
 
@@ -93,12 +94,20 @@ class Lease:
     def abandon(self) -> None:
         self._ended.set()
         _OWN.discard(self._place)
+        if self._writing.acquire(timeout=_SETTLES_S):  # a renewal on its way would get in the way of the next stage's lease
+            self._writing.release()
 
     def end(self) -> None:
-        with suppress(LostOutput):
-            self.confirm()
-            delete_within(self._work, WRITER)
-        self.release()
+        try:
+            with suppress(LostOutput):
+                self.confirm()
+                delete_within(self._work, WRITER)
+        except BaseException:
+            self.abandon()
+            raise
+        self.abandon()
+        if not self._lost:
+            self._file.delete()
 
 
 def _owner(content: bytes | None) -> dict[str, Any] | None:

@@ -249,6 +249,16 @@ def test_a_record_names_no_file_outside(store: str, name: str) -> None:
             read()
 
 
+def test_a_draft_that_lacks_nothing_is_finished_on_another_machine(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    _commit(draft, "a.txt")
+    draft.close()
+    _on_machine("b", port, tmp_path, monkeypatch)
+    assert Draft.open(f"{store}/out", "report", {"x": 1}).finish(1).rows == 1
+
+
 def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
@@ -730,6 +740,61 @@ def test_a_writer_that_knows_that_it_lost_its_output_commits_nothing_more(store:
         _commit(first, "a.txt")
     assert not (place / "a.txt").exists()
     taken.release()
+
+
+def test_an_output_that_is_finished_is_confirmed_once_before_and_once_after(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts: list[str] = []
+
+    def hold(method: str, path: str) -> None:
+        puts.extend([path] if method == "PUT" and path.endswith(f"{tmp_path.name}/out/.work/writer.json") else [])
+
+    with proxy(port, lambda *_: None, hold=hold) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        draft = Draft.open(f"{store}/out", "report", {"x": 1})
+        _commit(draft, "a.txt")
+        puts.clear()
+        draft.finish(1)
+    assert len(puts) == 2
+    assert set(Place.of(f"{store}/out").files()) == {"a.txt", "manifest.json"}
+
+
+def test_a_lease_that_is_given_up_waits_for_its_renewal(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the lease of the next command of this process would be refused, or be lost at once."""
+    begun, leases = threading.Event(), []
+
+    def hold(method: str, path: str) -> None:
+        if leases and method == "PUT" and path.endswith(f"{tmp_path.name}/out/.work/writer.json"):
+            begun.set()
+            leases[0]._ended.wait(60)
+
+    with proxy(port, lambda *_: None, hold=hold) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        leases.append(Lease(Place.of(f"{store}/out/.work")))
+        version = leases[0]._version
+        renewal = threading.Thread(target=leases[0].confirm)
+        renewal.start()
+        assert begun.wait(60)
+        leases[0].abandon()
+        assert leases[0]._version != version
+        renewal.join(60)
+
+
+def test_a_lease_that_cannot_end_is_given_up(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[bool] = []
+    with proxy(port, lambda *_: None, refuses=lambda method, _: bool(refused) and method in ("POST", "DELETE")) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        draft = Draft.open(f"{store}/out", "report", {"x": 1})
+        hold = holds.hold_of(draft.place)
+        refused.append(True)
+        with pytest.raises(RefusedByStore):
+            holds.end(draft.place)
+        refused.clear()
+        assert isinstance(hold, Lease)
+        assert hold._ended.is_set()
+        assert holds.hold_of(draft.place) is None
+        Draft.open(f"{store}/out", "report", {"x": 1}).finish(0)
 
 
 def test_an_output_is_discarded_with_its_parts(store: str, tmp_path: Path) -> None:
