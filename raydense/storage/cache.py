@@ -85,8 +85,9 @@ def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
 def trim() -> None:
     """Remove the files that were not used for the longest time, until the rest is within the limit, and what kills left incomplete."""
     with _removal():
-        _remove_left()
-        found = sorted(_files(cache() / "files"), key=lambda one: one[0])
+        files, asides = _files(cache() / "files")
+        _remove_left([*asides, *(cache() / "work" / "writing").glob(".*.aside")])
+        found = sorted(files, key=lambda one: one[0])
         surplus, now = sum(size for _, size, _ in found) - limit(), time.time()
         for used, size, file in found:
             if surplus <= 0 or now - used < STAYS_S:
@@ -96,26 +97,27 @@ def trim() -> None:
             surplus -= size
 
 
-def _files(root: Path) -> list[tuple[float, int, Path]]:
-    """When each file was last used, its size, and the file."""
-    found = []
+def _files(root: Path) -> tuple[list[tuple[float, int, Path]], list[Path]]:
+    """When each complete file was last used, its size, and the file; and the files that are incomplete."""
+    found, asides = [], []
     for folder, _, names in os.walk(root):
         for name in names:
             file = Path(folder, name)
-            try:
-                known = file.stat()
-            except FileNotFoundError:
+            if is_aside(file):
+                asides.append(file)
                 continue
-            if not is_aside(file):
+            with suppress(FileNotFoundError):
+                known = file.stat()
                 found.append((max(known.st_atime, known.st_mtime), known.st_size, file))
-    return found
+    return found, asides
 
 
-def _remove_left() -> None:
+def _remove_left(asides: list[Path]) -> None:
     """Remove downloads, and what was to be uploaded, that are incomplete and were not written to for a day."""
-    for aside in (*(cache() / "files").rglob(".*.aside"), *(cache() / "work" / "writing").glob(".*.aside")):
-        with suppress(FileNotFoundError):  # it has become complete
-            if time.time() - aside.stat().st_mtime > LEFT_S:
+    for aside in asides:
+        with suppress(FileNotFoundError):  # it has become complete, or is being written
+            written = max(one.stat().st_mtime for one in (aside, *aside.rglob("*")))  # a folder's own time is not that of its files
+            if time.time() - written > LEFT_S:
                 shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
 
 

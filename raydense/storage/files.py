@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import filecmp
 import hashlib
 import os
 import uuid
@@ -67,7 +68,7 @@ def sync(path: Path) -> None:
 
 
 def move_new(made: Path, target: Path) -> None:
-    """Move a file or a folder to a name; FileExistsError if that exists, which stays."""
+    """Move a file or a folder to a name; FileExistsError if that exists, which stays, and is no file of the same bytes."""
     exists = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     try:
         if made.is_file():
@@ -75,15 +76,23 @@ def move_new(made: Path, target: Path) -> None:
             made.unlink()
             return
     except FileExistsError:
-        raise
+        if not _is_same(made, target):
+            raise
+        made.unlink()
+        return
     except OSError:  # a file system without links
         pass
-    if target.exists():  # to rename onto a file or an empty folder is no error
+    if target.exists() and not _is_same(made, target):  # to rename onto a file or an empty folder is no error
         raise exists
     try:
         os.rename(made, target)
     except OSError as error:
         raise exists if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error from None
+
+
+def _is_same(made: Path, target: Path) -> bool:
+    """Whether both are files of the same bytes, as where the answer to a first try was lost."""
+    return target.is_file() and filecmp.cmp(made, target, shallow=False)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -18,6 +19,7 @@ from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place, delete_within
 
 LOCK = "lock"
+_TRIES = 100  # others would have to remove the folder as often, each in the instant before
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ class LocalPlace(Place, schemes=("", "file")):
         return os.path.abspath(self.path)
 
     def stat(self) -> Found | None:
-        return _found(self.path) if self.path.is_file() else None
+        try:
+            return _found(self.path) if self.path.is_file() else None
+        except FileNotFoundError:
+            return None
 
     def read(self) -> bytes | None:
         try:
@@ -89,7 +94,8 @@ class LocalPlace(Place, schemes=("", "file")):
             yield aside
             settle(aside)
             (move_new if new else os.replace)(aside, self.path)
-            sync(self.path.parent)
+            with suppress(PermissionError):  # it can be written to, and need not be readable
+                sync(self.path.parent)
         finally:
             LocalPlace(aside).delete()
 
@@ -109,7 +115,10 @@ class LocalPlace(Place, schemes=("", "file")):
         return self.path.exists()
 
     def entries(self) -> list[str]:
-        return sorted(one.name for one in self.path.iterdir()) if self.path.is_dir() else []
+        try:
+            return sorted(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def files(self) -> dict[str, Found]:
         return {file.relative_to(self.path).as_posix(): _found(file) for file in sorted(self.path.rglob("*")) if file.is_file()}
@@ -169,29 +178,31 @@ class FileLock:
 
     def __init__(self, work: LocalPlace) -> None:
         self._work = work
-        while not self._locked():
-            pass
+        for tries in range(_TRIES):
+            try:
+                self._descriptor = self._locked()
+                return
+            except (FileNotFoundError, FileExistsError):  # the work folder was removed meanwhile, with what was locked
+                if tries == _TRIES - 1:
+                    raise
 
-    def _locked(self) -> bool:
-        """Whether the lock is acquired; False if the work folder was removed meanwhile, with what was locked."""
+    def _locked(self) -> int:
         file = self._work.path / LOCK
         file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
         try:
-            self._descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self._descriptor), os.stat(file)):
-                return True
-        except BlockingIOError:
-            self.release()
-            fix = "wait for it, or give another --output"
-            raise LostOutput("another process is writing here", self._work.path.parent, fix) from None
-        except FileNotFoundError:
-            pass
-        self.release()
-        return False
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                fix = "wait for it, or give another --output"
+                raise LostOutput("another process is writing here", self._work.path.parent, fix) from None
+            if isinstance(error, OSError) and error.errno == errno.ESTALE:  # of NFS, where another machine removed the file
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
+            raise
+        return descriptor
 
     def confirm(self) -> None:
         return
@@ -206,12 +217,14 @@ class FileLock:
         self.release()
 
     def end(self) -> None:
-        delete_within(self._work, LOCK)
-        (self._work / LOCK).delete()  # last: who opened it before looks again, and who comes later makes a new one
+        try:
+            delete_within(self._work, LOCK)
+            (self._work / LOCK).delete()  # last: who opened it before looks again, and who comes later makes a new one
+        finally:
+            self.release()  # before the folder goes: NFS keeps in it a file that is open
         with suppress(OSError):  # who came later is there
             self._work.path.rmdir()
             self._work.path.parent.rmdir()
-        self.release()
 
 
 def _of_uri(uri: str) -> str:

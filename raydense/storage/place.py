@@ -41,7 +41,7 @@ class Hold(Protocol):
         """Let another process write."""
 
     def abandon(self) -> None:
-        """As `release`, but without a request: where that is needed, another process waits for a minute."""
+        """As `release`, but with no new request: where that is needed, another process waits for a minute."""
 
     def end(self) -> None:
         """Delete the work folder, and an output that is empty without it, and release; nothing that another process has taken over."""
@@ -129,7 +129,7 @@ class Place(os.PathLike[str]):
     def writing(self, new: bool = False) -> AbstractContextManager[Path]:
         """A path of this machine to write at, a file or a folder, which appears here when the block ends without an exception.
 
-        A folder appears in a bucket file after file. With `new`, FileExistsError if something exists here by then, which stays; in a
+        A folder appears in a bucket file after file. With `new`, FileExistsError if something else exists here by then, which stays; in a
         bucket it is looked for just before the upload."""
 
     @abstractmethod

@@ -28,6 +28,7 @@ from raydense.storage import (
     commits,
     differences,
     fingerprint_of,
+    holds,
     releases_outputs,
     verify,
     write_json,
@@ -479,6 +480,17 @@ def test_a_stage_releases_only_what_it_opened(tmp_path: Path) -> None:
     outer.finish(0)
 
 
+def test_an_interrupt_while_an_output_is_removed_releases_it(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+    with before("os.remove", str(tmp_path / "x/.work/lock"), interrupt), pytest.raises(KeyboardInterrupt):
+        draft.discard()
+    assert holds.hold_of(draft.place) is None
+    Place.of(tmp_path / "x/.work").hold().release()
+
+
 def test_two_threads_do_not_write_one_output(tmp_path: Path) -> None:
     opened, ended = threading.Event(), threading.Event()
 
@@ -558,6 +570,81 @@ def test_a_lock_in_a_folder_that_was_removed_is_none(tmp_path: Path) -> None:
         work.hold()
     hold.end()
     assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_comes_and_goes_is_no_error(tmp_path: Path) -> None:
+    """Another process ends, and removes its empty output, while this one makes, lists or locks it."""
+    output, work = tmp_path / "x", Place.of(tmp_path / "x/.work")
+    with before("os.mkdir", str(output), lambda: None), before("os.mkdir", f"{output}/.work", lambda: output.rmdir()):
+        work.hold().release()
+    with before("os.mkdir", f"{output}/.work", lambda: shutil.rmtree(output)):
+        work.hold().release()
+    with before("os.listdir", str(output), lambda: shutil.rmtree(output)):
+        assert Place.of(output).entries() == []
+    with pytest.raises(FileNotFoundError):
+        Place.of("/proc/none/.work").hold()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_lock_that_fails_leaves_no_open_file(tmp_path: Path, code: int) -> None:
+    work = Place.of(tmp_path / "x/.work")
+
+    def fail() -> None:
+        shutil.rmtree(tmp_path / "x")
+        raise OSError(code, os.strerror(code))
+
+    def locks() -> list[str]:
+        return [name for name in map(_read_link, Path("/proc/self/fd").iterdir()) if name.startswith(str(tmp_path))]
+
+    with before("fcntl.flock", None, fail):
+        if code == errno.ESTALE:  # what NFS says of a file that another machine removed
+            work.hold().release()
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                work.hold()
+    assert locks() == []
+
+
+def _read_link(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:  # the one by which they are listed
+        return ""
+
+
+def test_a_work_folder_is_removed_when_its_lock_is_closed(tmp_path: Path) -> None:
+    """NFS keeps a removed file that is open, under another name, and with it its folder."""
+    hold, still = Place.of(tmp_path / "x/.work").hold(), []
+
+    def look() -> None:
+        still.extend(name for name in map(_read_link, Path("/proc/self/fd").iterdir()) if name.startswith(str(tmp_path)))
+
+    with before("os.rmdir", str(tmp_path / "x/.work"), look):
+        hold.end()
+    assert still == []
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_manifest_that_is_there_already_is_no_other_one(tmp_path: Path) -> None:
+    """As where the answer to a first try was lost, over NFS."""
+    made, target = tmp_path / "made", tmp_path / "manifest.json"
+    for _ in range(2):
+        made.write_text("{}")
+        Place.of(target).publish(made, new=True)
+        assert not made.exists()
+    made.write_text("[]")
+    with pytest.raises(FileExistsError):
+        Place.of(target).publish(made, new=True)
+    assert target.read_text() == "{}"
+
+
+def test_what_is_written_whole_need_not_have_a_parent_that_can_be_read(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path))
+
+    with before("open", str(tmp_path), refuse), Place.of(tmp_path / "x").writing(new=True) as aside:
+        aside.write_text("1")
+    assert (tmp_path / "x").read_text() == "1"
 
 
 def test_what_a_kill_in_the_last_lines_left_goes_where_nobody_writes(tmp_path: Path) -> None:

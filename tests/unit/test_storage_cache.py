@@ -23,11 +23,16 @@ def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch
         for file in (download, folder / "part", upload):
             file.write_text("half")
         if name == "old":
-            for aside in (download, folder, upload):
+            for aside in (download, folder / "part", folder, upload):
                 os.utime(aside, day_ago)
+    growing = tmp_path / "work/writing/.growing.0.aside"
+    (growing / "deep").mkdir(parents=True)
+    (growing / "deep/part").write_text("half")
+    for one in (growing / "deep", growing):  # only the times of the file in it change
+        os.utime(one, day_ago)
     whole = tmp_path / "files/entry/whole"
     whole.write_text("all")
     os.utime(whole, day_ago)
     cache.trim()
     left = sorted(file.name for file in tmp_path.rglob("*") if file.name.endswith("aside") or file == whole)
-    assert left == [".new.0.aside", ".new.1.aside", ".new.2.aside", "whole"]
+    assert left == [".growing.0.aside", ".new.0.aside", ".new.1.aside", ".new.2.aside", "whole"]
