@@ -5,7 +5,7 @@ from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.digest import digest_of, write_json
 from raydense.storage.draft import Draft
 from raydense.storage.files import write_whole
-from raydense.storage.holds import releases_outputs
+from raydense.storage.holds import releases_outputs, stays_held
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import named, safe_name
@@ -53,6 +53,7 @@ __all__ = [
     "refuse_inside",
     "releases_outputs",
     "safe_name",
+    "stays_held",
     "verify",
     "verify_all",
     "versions",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -33,6 +33,10 @@ class _Held:
     hold: Hold
     writer: Writer
     thread: threading.Thread
+    left: list[threading.Thread] = field(default_factory=list)  # what may write to it after the end of its stage
+
+    def is_written(self) -> bool:
+        return any(one.is_alive() for one in self.left)
 
 
 _HELD: dict[str, _Held] = {}  # by `Place.located`; the end of the process releases them, too
@@ -46,7 +50,8 @@ def acquire(writer: Writer, work: Place) -> None:
     """
     with _OPENING:
         there = _HELD.get(writer.place.located)
-        if there is not None and there.thread is not threading.current_thread() and there.thread.is_alive():
+        other = there is not None and there.thread is not threading.current_thread() and there.thread.is_alive()
+        if other or (there is not None and there.is_written()):
             fix = "wait for it, or give another --output"
             raise LostOutput("another thread of this process is writing here", writer.place, fix)
         release(writer.place)
@@ -68,17 +73,28 @@ def release(place: Place) -> None:
 
 def end(place: Place) -> None:
     """Delete the work folder of an output, and release it."""
-    held = _HELD.pop(place.located, None)
+    held = _HELD.get(place.located)
     if held is not None:
-        held.hold.end()
+        try:
+            held.hold.end()
+        finally:
+            _HELD.pop(place.located, None)
+
+
+def stays_held(place: Place, thread: threading.Thread) -> None:
+    """Let an output that this process holds stay held after the end of its stage, until `thread` has ended, which writes to it."""
+    held = _HELD.get(place.located)
+    if held is not None:
+        held.left.append(thread)
 
 
 def forget_within(place: Place) -> None:
     """Release the outputs in one whose files were deleted, and remove what this machine keeps of them elsewhere."""
-    for located in [one for one in _HELD if one.startswith(f"{place.located}/")]:
-        inner = _HELD.pop(located)
-        inner.hold.release()
-        inner.writer.forget()
+    for located in [one for one in list(_HELD) if one.startswith(f"{place.located}/")]:
+        inner = _HELD.pop(located, None)
+        if inner is not None:
+            inner.hold.release()
+            inner.writer.forget()
 
 
 def releases_outputs(stage: Callable[P, T]) -> Callable[P, T]:
@@ -104,18 +120,33 @@ def _released() -> Iterator[None]:
         error = raised
         raise
     finally:
-        own = [one for key, one in list(_HELD.items()) if before.get(key) is not one and one.thread is threading.current_thread()]
-        for held in reversed(own):
-            _let_go(held, error)
+        new = [one for key, one in list(_HELD.items()) if before.get(key) is not one]
+        for held in reversed(new):
+            if held.thread is threading.current_thread() or not held.thread.is_alive():  # its own, or of a thread that it started
+                _let_go(held, error)
 
 
 def _let_go(held: _Held, error: BaseException | None) -> None:
+    if held.is_written():
+        threading.Thread(target=_release_later, args=(held,), name="release", daemon=True).start()
+        return
     if isinstance(error, StorageError):  # another request would be tried again for minutes, too
         _HELD.pop(held.writer.place.located, None)
         held.hold.abandon()
         return
-    if isinstance(error, InputError) and not isinstance(error, LostOutput):
-        with suppress(InputError, OSError):  # the stage's own error is the one to report
-            held.writer.discard_untouched()
-    with suppress(InputError, OSError):
-        release(held.writer.place)
+    try:
+        if isinstance(error, InputError) and not isinstance(error, LostOutput):
+            with suppress(InputError, OSError):  # the stage's own error is the one to report
+                held.writer.discard_untouched()
+    finally:
+        with suppress(InputError, OSError):
+            release(held.writer.place)
+
+
+def _release_later(held: _Held) -> None:
+    for thread in held.left:
+        thread.join()
+    with _OPENING:
+        if _HELD.get(held.writer.place.located) is held:
+            with suppress(InputError, OSError, StorageError):  # nobody is there to report it to
+                release(held.writer.place)

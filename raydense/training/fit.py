@@ -54,14 +54,16 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     a refresh. InputError on bad inputs, or on gradients that stay not finite.
     """
     settings = method_of(settings).completed(settings)
-    draft = Draft.open(settings.output, method_of(settings).artifact, provenance(settings.verb, settings))
+    output = Place.of(settings.output)
+    wait_for_left_builder(output)
+    wait_for_left(output)
+    draft = Draft.open(output, method_of(settings).artifact, provenance(settings.verb, settings))
     shared = draft.shared
     if draft.done:
         shared.forget()
         return draft.done
     started, named = time.monotonic(), shown_inputs(settings)
     settings = settings.located()
-    wait_for_left_builder(draft.located)
     if not (shared / _RESULT).exists():
         _run(settings, draft, shared, make)
     made = _finish(settings, named, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
@@ -71,7 +73,6 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
 
 def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> None:
     """Check the inputs, train, and keep what worker 0 reports."""
-    wait_for_left(shared)
     store = PassageStore(settings.corpus)
     method = method_of(settings)
     examples, _ = method.read(settings, store, log=True)

@@ -33,7 +33,7 @@ class Followed:
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
         self._dev: str | None = None  # what was said of the dev metric
         self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
-        self._output = Path(job.generations.output).name
+        self._output = job.generations.output
 
     def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         """Start the workers, follow them to their end, and return the outcome.
@@ -80,7 +80,7 @@ class Followed:
                     with suppress(StorageError):  # the workers may still reach the store
                         self._report(progress)
         finally:
-            leave(workers, self._shared)
+            leave(workers, self._output)
         return workers.outcome()
 
     def _report(self, progress: Progress) -> None:
@@ -101,7 +101,7 @@ class Followed:
                 if "skipped" in line:
                     say(f"train: step {line['step']:,} did not update the weights: its gradient is not finite")
         for name, value in newest.items():
-            show("train", value, output=self._output, name=name)
+            show("train", value, output=Path(self._output).name, name=name)
         if lines:
             progress.set(self._at, _described(newest))
 

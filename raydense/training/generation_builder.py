@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from raydense.errors import StorageError
 from raydense.runtime.progress import muted, say
-from raydense.storage import Place
+from raydense.storage import Place, stays_held
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
 from raydense.training.loop_settings import LoopSettings
@@ -48,6 +48,7 @@ class GenerationBuilder:
         self._left.set()
         if self._thread.is_alive():
             _LEFT[self._generations.output.located] = self._thread
+            stays_held(self._generations.output, self._thread)
             with suppress(StorageError):
                 self._generations.give_up("the training has ended" if error is None else "the training was stopped")
             if error is None:  # what it went on to write would stand in the finished model's folder

@@ -11,7 +11,7 @@ from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.progress import say
 from raydense.runtime.session import joins_cluster
-from raydense.storage import Place
+from raydense.storage import WORK, Place, stays_held
 from raydense.training.loop import Job, train_worker
 from raydense.training.notice import ask_to_end
 from raydense.training.registered import RUN
@@ -20,7 +20,7 @@ from raydense.training.registered import RUN
 _LOOK_EVERY_S = "0.25"
 
 
-# Those that outlived an interrupt, by the folder that they share: a program, as a notebook, may go on after Ctrl-C.
+# Those that outlived an interrupt, by the output of their training: a program, as a notebook, may go on after Ctrl-C.
 _LEFT: dict[str, Workers] = {}
 
 
@@ -48,17 +48,18 @@ class Workers(threading.Thread):
         return self._result
 
 
-def leave(workers: Workers, shared: Place) -> None:
-    """Where the driver ends before its workers: ask them to end after their step."""
+def leave(workers: Workers, output: Place) -> None:
+    """Where the driver ends before its workers: ask them to end after their step. Until then no other process writes their output."""
     if workers.is_alive():
-        _LEFT[shared.located] = workers
+        _LEFT[output.located] = workers
+        stays_held(output, workers)
         with suppress(StorageError):
-            ask_to_end(shared)
+            ask_to_end(output / WORK)
 
 
-def wait_for_left(shared: Place) -> None:
+def wait_for_left(output: Place) -> None:
     """Before a training goes on in this process: wait until the workers of the interrupted one have ended."""
-    workers = _LEFT.pop(shared.located, None)
+    workers = _LEFT.pop(output.located, None)
     if workers is None or not workers.is_alive():
         return
     say("train: the workers of the interrupted run end after their step; waits for them")
@@ -67,7 +68,7 @@ def wait_for_left(shared: Place) -> None:
             workers.join(0.5)  # for ever it could not be interrupted
     finally:
         if workers.is_alive():
-            _LEFT[shared.located] = workers
+            _LEFT[output.located] = workers
 
 
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:

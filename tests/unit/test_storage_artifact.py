@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from raydense.data.tables import commit_table
-from raydense.errors import InputError, LostOutput, fixable
+from raydense.errors import InputError, LostOutput, StorageError, fixable
 from raydense.storage import (
     Artifact,
     Draft,
@@ -30,6 +31,7 @@ from raydense.storage import (
     fingerprint_of,
     holds,
     releases_outputs,
+    stays_held,
     verify,
     write_json,
 )
@@ -478,6 +480,46 @@ def test_a_stage_releases_only_what_it_opened(tmp_path: Path) -> None:
     with pytest.raises(LostOutput):
         Place.of(tmp_path / "outer/.work").hold()
     outer.finish(0)
+
+
+def test_a_stage_releases_what_its_threads_opened(tmp_path: Path) -> None:
+    @releases_outputs
+    def stage() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(Draft.open, tmp_path / "x", "run", {"a": 1}).result()
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError):
+        stage()
+    Place.of(tmp_path / "x/.work").hold().release()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InputError, StorageError])
+def test_what_a_stage_left_behind_keeps_its_output_until_it_ends(tmp_path: Path, error: type[BaseException]) -> None:
+    ended = threading.Event()
+    left = threading.Thread(target=ended.wait, daemon=True)
+
+    @releases_outputs
+    def stage() -> None:
+        draft = Draft.open(tmp_path / "x", "run", {"a": 1})
+        left.start()
+        stays_held(draft.located, left)
+        raise error("stop")
+
+    try:
+        with pytest.raises(error):
+            stage()
+        with pytest.raises(LostOutput, match="another process is writing here"):
+            Place.of(tmp_path / "x/.work").hold()
+        with pytest.raises(LostOutput, match="another thread of this process is writing here"):
+            Draft.open(tmp_path / "x", "run", {"a": 1})
+    finally:
+        ended.set()
+    for thread in threading.enumerate():
+        if thread.name == "release":
+            thread.join(60)
+    Place.of(tmp_path / "x/.work").hold().release()
+    assert Draft.open(tmp_path / "x", "run", {"a": 1}).finish(0).rows == 0
 
 
 def test_an_interrupt_while_an_output_is_removed_releases_it(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydense.errors import InputError
-from raydense.storage import WORK, Place
+from raydense.errors import InputError, LostOutput
+from raydense.storage import WORK, Draft, Place, releases_outputs
 from raydense.training.generation_builder import GenerationBuilder, wait_for_left_builder
 from raydense.training.generations import Generations
 from raydense.training.settings import TrainSettings
@@ -51,19 +51,20 @@ def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp
     needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
     settings = TrainSettings.read({**needed, "refresh": {"every": 5, "mode": "async"}})
     generations = Generations(Place.of(tmp_path), 20, 5, behind=1)
-    fault, begun, made = tmp_path / WORK / "refresh-fault.txt", threading.Event(), []
+    fault, begun, looked, made = tmp_path / WORK / "refresh-fault.txt", threading.Event(), threading.Event(), []
 
     def make(settings: Any, start: Any, generations: Generations, number: int) -> None:
         begun.set()
         while not fault.exists():
             threading.Event().wait(0.01)
-        threading.Event().wait(0.5)  # the phase that is at work
+        looked.wait(60)  # the phase that is at work
         made.append(number)
 
-    for number in (1, 2):
-        generations.hand_over(5 * number, {"weight": torch.zeros(2)})
-
+    @releases_outputs
     def interrupted() -> None:
+        Draft.open(tmp_path, "model", {})
+        for number in (1, 2):
+            generations.hand_over(5 * number, {"weight": torch.zeros(2)})
         with GenerationBuilder(make, settings, "tiny", generations, {}):
             assert begun.wait(60)
             raise KeyboardInterrupt
@@ -72,6 +73,9 @@ def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp
         interrupted()
     assert fault.exists()
     assert made == []
+    with pytest.raises(LostOutput):  # nor does another process take the training over
+        Place.of(tmp_path / WORK).hold()
+    looked.set()
     wait_for_left_builder(Place.of(tmp_path))
     with GenerationBuilder(None, settings, "tiny", Generations(Place.of(tmp_path), 20, 20), {}):
         assert made == [1], "and not the second one: the training had ended"

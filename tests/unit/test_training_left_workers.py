@@ -1,0 +1,46 @@
+"""Workers of a training that outlive its end: nobody else writes its output until they have ended."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydense.errors import LostOutput
+from raydense.storage import Draft, Place, releases_outputs
+from raydense.training.workers import Workers, leave, wait_for_left
+
+
+class _Busy(Workers):
+    """In the middle of a step."""
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(nothing, False)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        self.over.wait(60)
+
+
+def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_path: Path) -> None:
+    workers = _Busy()
+
+    @releases_outputs
+    def interrupted() -> None:
+        draft = Draft.open(tmp_path / "x", "model", {})
+        workers.start()
+        try:
+            raise KeyboardInterrupt
+        finally:
+            leave(workers, draft.located)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(LostOutput):
+        Place.of(tmp_path / "x/.work").hold()
+    workers.over.set()
+    wait_for_left(Place.of(tmp_path / "x"))
+    assert Draft.open(tmp_path / "x", "model", {}).finish(0).rows == 0
