@@ -51,7 +51,7 @@ def test_a_row_for_each_factory(embeddings: str, tmp_path: Path, capfd: pytest.C
     assert ended.value.code == 0
     printed = capfd.readouterr().out
     assert all(name in printed for name in [*factories, "recall@20", "queries/s"])
-    assert {p.name for p in report.path.glob("index-*.json") if p.read_bytes() == before[p.name]} >= {
+    assert {p.name for p in (tmp_path / "report").glob("index-*.json") if p.read_bytes() == before[p.name]} >= {
         f"index-00{i}.json" for i in (0, 1, 3)
     }
 
