@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -323,4 +324,4 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
     else:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, work).result()
+            pool.submit(copy_context().run, asyncio.run, work).result()

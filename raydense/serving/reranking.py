@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from raydense.serving.refusal import Unavailable
 
 _PART = 128  # pairs of a part, which is scored as a whole
 _BATCH = 8  # parts that are scored together
-_OPEN = 16  # parts of one call that wait for their scores
 _WAITING = 256  # parts that may wait for a replica
 
 
@@ -48,25 +48,29 @@ def reranking(model: str, corpus: str, replicas: int, gpus: float) -> Any:
     return options.bind(model, corpus, PassageStore(corpus).fingerprint)
 
 
-def by_handle(handle: Any, seconds: float) -> Rerank:
-    """What asks a deployment, by its handle, from a thread; Unavailable where there is no answer within so many seconds."""
+def by_handle(handle: Any, replicas: int, seconds: float) -> Rerank:
+    """What asks a deployment of `replicas`, by its handle, from a thread; Unavailable where there is no answer within so many seconds."""
+    most_open = min(2 * _BATCH * replicas, _WAITING // 2)
 
     def rerank(questions: list[str], rows: Rows) -> Scores:
-        step, end = max(1, _PART // max(1, rows.shape[1])), time.monotonic() + seconds
+        end = time.monotonic() + seconds
+        wide = max(1, min(rows.shape[1], _PART))  # passages of a question in a part
+        high, across = _PART // wide, range(0, max(1, rows.shape[1]), wide)
         open_: deque[Any] = deque()
         found: list[Scores] = []
         try:
-            for at in range(0, len(rows), step):
-                if len(open_) == _OPEN:
+            for at, left in product(range(0, len(rows), high), across):
+                if len(open_) == most_open:
                     found.append(_scores(open_, end))
-                open_.append(handle.scores.remote((questions[at : at + step], rows[at : at + step])))
+                open_.append(handle.scores.remote((questions[at : at + high], rows[at : at + high, left : left + wide])))
             while open_:
                 found.append(_scores(open_, end))
         except Exception as error:
             for part in open_:  # the callers ask again: what they no longer wait for is not scored, too
                 part.cancel()
             raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
-        return np.concatenate(found)
+        lines = [np.concatenate(found[at : at + len(across)], axis=1) for at in range(0, len(found), len(across))]
+        return np.concatenate(lines)
 
     return rerank
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar
@@ -33,6 +34,7 @@ class _Held:
     hold: Hold
     writer: Writer
     thread: threading.Thread
+    stage: object  # the one that it was acquired in, None where a thread of it does not say
     left: list[threading.Thread] = field(default_factory=list)  # what may write to it after the end of its stage
 
     def is_written(self) -> bool:
@@ -41,6 +43,7 @@ class _Held:
 
 _HELD: dict[str, _Held] = {}  # by `Place.located`; the end of the process releases them, too
 _OPENING = threading.Lock()
+_STAGE: ContextVar[object] = ContextVar("stage", default=None)
 
 
 def acquire(writer: Writer, work: Place) -> None:
@@ -55,7 +58,7 @@ def acquire(writer: Writer, work: Place) -> None:
             fix = "wait for it, or give another --output"
             raise LostOutput("another thread of this process is writing here", writer.place, fix)
         release(writer.place)
-        _HELD[writer.place.located] = _Held(work.hold(), writer, threading.current_thread())
+        _HELD[writer.place.located] = _Held(work.hold(), writer, threading.current_thread(), _STAGE.get())
 
 
 def hold_of(place: Place) -> Hold | None:
@@ -113,16 +116,18 @@ def releases_outputs(stage: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def _released() -> Iterator[None]:
-    before, error = dict(_HELD), None
+    before, error, stage = dict(_HELD), None, object()
+    outer = _STAGE.set(stage)
     try:
         yield
     except BaseException as raised:
         error = raised
         raise
     finally:
+        _STAGE.reset(outer)
         new = [one for key, one in list(_HELD.items()) if before.get(key) is not one]
         for held in reversed(new):
-            if held.thread is threading.current_thread() or not held.thread.is_alive():  # its own, or of a thread that it started
+            if held.stage is stage or (held.stage is None and not held.thread.is_alive()):  # its own, or of a thread that it started
                 _let_go(held, error)
 
 
@@ -147,6 +152,9 @@ def _release_later(held: _Held) -> None:
     for thread in held.left:
         thread.join()
     with _OPENING:
-        if _HELD.get(held.writer.place.located) is held:
-            with suppress(InputError, OSError, StorageError):  # nobody is there to report it to
-                release(held.writer.place)
+        own = _HELD.get(held.writer.place.located) is held
+        if own:
+            del _HELD[held.writer.place.located]
+    if own:
+        with suppress(InputError, OSError, StorageError):  # nobody is there to report it to
+            held.hold.release()

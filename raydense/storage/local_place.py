@@ -182,9 +182,9 @@ class FileLock:
             try:
                 self._descriptor = self._locked()
                 return
-            except (FileNotFoundError, FileExistsError):  # the work folder was removed meanwhile, with what was locked
+            except (FileNotFoundError, FileExistsError) as error:  # the work folder was removed meanwhile, with what was locked
                 if tries == _TRIES - 1:
-                    raise
+                    raise InputError(f"cannot be made a folder ({error.strerror})", work.path.parent, "give another --output") from None
 
     def _locked(self) -> int:
         file = self._work.path / LOCK
@@ -211,7 +211,9 @@ class FileLock:
         return
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:  # it may be released already, and its number be another file's
+            os.close(descriptor)
 
     def abandon(self) -> None:
         self.release()
@@ -228,12 +230,14 @@ class FileLock:
 
 
 def _of_uri(uri: str) -> str:
-    """The path of a `file:` URI. InputError if it names a machine, or has options."""
+    """The path of a `file:` URI. InputError if it names a machine or no path, or has options."""
     rest = uri.partition(":")[2]
     host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if host not in ("", "localhost") or "?" in path or "#" in path:
         what = "names a machine before the path" if host not in ("", "localhost") else "has '?' or '#' in it"
         raise InputError(what, "file://***", "give the whole path, as file:///data/corpus, or without file://")
+    if not path:
+        raise InputError("names no path", "file://", "give the whole path, as file:///data/corpus, or without file://")
     return "/" + unquote(path)
 
 

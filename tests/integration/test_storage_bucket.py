@@ -122,6 +122,7 @@ def test_names(tmp_path: Path) -> None:
     assert EvaluateSettings(run=["BM25=s3://b//r"], qrels="q", output="o").run == ["BM25=s3://b/r"]
     for bad in (
         "s3://",
+        "file://",
         "s3:////b/x",
         "gs://",
         "s3://b/../x",

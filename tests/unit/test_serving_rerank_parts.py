@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raydense.serving.refusal import Unavailable
-from raydense.serving.reranking import _OPEN, _PART, by_handle
+from raydense.serving.reranking import _BATCH, _PART, by_handle
 
 
 @dataclass
@@ -60,21 +60,21 @@ def test_pairs_are_sent_in_parts_that_are_scored_as_one(queries: int, depth: int
     handle = Handle()
     rows = np.arange(queries * depth).reshape(queries, depth)
     texts = ["a" * (1 + at % 5) for at in range(queries)]
-    scores = by_handle(handle, 9)(texts, rows)
+    scores = by_handle(handle, 1, 9)(texts, rows)
     assert scores.tolist() == (rows + np.array([[len(text)] for text in texts])).tolist()
-    assert max(part.asked[1].size for part in handle.sent) <= max(_PART, depth)
-    assert handle.most_open <= _OPEN
+    assert max(part.asked[1].size for part in handle.sent) <= _PART
+    assert handle.most_open <= 2 * _BATCH
 
 
 @pytest.mark.parametrize("handle", [Handle(works=2), Handle(takes=2)])
 def test_what_nobody_waits_for_is_cancelled(handle: Handle) -> None:
     with pytest.raises(Unavailable, match="the re-ranker does not answer"):
-        by_handle(handle, 9)(["a"] * 100, np.zeros((100, 50), np.int64))
-    assert len(handle.sent) == min(_OPEN + 2, handle.takes)
+        by_handle(handle, 1, 9)(["a"] * 100, np.zeros((100, 50), np.int64))
+    assert len(handle.sent) == min(2 * _BATCH + 2, handle.takes)
     assert all(part.cancelled or part.answered for part in handle.sent)
 
 
 def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 0.0, 4.0, 8.0, 12.0, 16.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    by_handle(Handle(), 9)(["a"] * 10, np.zeros((10, 50), np.int64))
+    by_handle(Handle(), 1, 9)(["a"] * 10, np.zeros((10, 50), np.int64))

@@ -1,5 +1,6 @@
 """An artifact appears whole or not at all, continues, and is refused when stale, damaged, foreign or in use."""
 
+import asyncio
 import errno
 import hashlib
 import json
@@ -494,6 +495,31 @@ def test_a_stage_releases_what_its_threads_opened(tmp_path: Path) -> None:
     Place.of(tmp_path / "x/.work").hold().release()
 
 
+def test_the_end_of_a_stage_leaves_what_another_one_opened(tmp_path: Path) -> None:
+    """Though the thread that opened it has ended, as one of asyncio's executor has."""
+    opened, ended = threading.Event(), threading.Event()
+
+    @releases_outputs
+    def one() -> None:
+        asyncio.run(asyncio.to_thread(Draft.open, tmp_path / "x", "run", {"a": 1}))
+        opened.set()
+        assert ended.wait(60)
+
+    thread = threading.Thread(target=one)
+
+    @releases_outputs
+    def other() -> None:
+        thread.start()
+        assert opened.wait(60)
+
+    other()
+    with pytest.raises(LostOutput, match="is writing here"):
+        Place.of(tmp_path / "x/.work").hold()
+    ended.set()
+    thread.join(60)
+    Place.of(tmp_path / "x/.work").hold().release()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InputError, StorageError])
 def test_what_a_stage_left_behind_keeps_its_output_until_it_ends(tmp_path: Path, error: type[BaseException]) -> None:
     ended = threading.Event()
@@ -623,7 +649,7 @@ def test_a_folder_that_comes_and_goes_is_no_error(tmp_path: Path) -> None:
         work.hold().release()
     with before("os.listdir", str(output), lambda: shutil.rmtree(output)):
         assert Place.of(output).entries() == []
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InputError, match="/proc/none: cannot be made a folder"):
         Place.of("/proc/none/.work").hold()
 
 
