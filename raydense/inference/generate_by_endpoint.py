@@ -10,6 +10,7 @@ import numpy as np
 from raydense.data.generated import commit_queries
 from raydense.data.store import PassageStore
 from raydense.inference.endpoint import Body, Reply
+from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.inference.replies import Asker, Questions, say_spent, summary_of
 from raydense.inference.reply_text import queries_of
 from raydense.inference.settings import QUERY_TOKENS, GenerateSettings
@@ -36,7 +37,7 @@ def generate_by_endpoint(settings: GenerateSettings) -> Artifact:
         asker.count(draft, name, there.get(name))
     with asker:
         pending = (item for item in shards.items() if item[0] not in there)
-        asker.ask(draft, (_questions(settings, draft, store, name, rows) for name, rows in pending))
+        asker.ask(draft, (_questions(settings, endpoint, draft, store, name, rows) for name, rows in pending))
     notes = [file.note for file in draft.committed().values()]
     counts = {key: sum(note[key] for note in notes) for key in ("queries", "repeated", "empty", "surplus")}
     found = summary_of(endpoint, notes)
@@ -44,10 +45,11 @@ def generate_by_endpoint(settings: GenerateSettings) -> Artifact:
     return draft.finish(len(store), corpus=made_from["inputs"]["corpus"], **counts, **found)
 
 
-def _questions(settings: GenerateSettings, draft: Draft, store: PassageStore, name: str, rows: tuple[int, int]) -> Questions:
+def _questions(
+    settings: GenerateSettings, endpoint: EndpointSettings, draft: Draft, store: PassageStore, name: str, rows: tuple[int, int]
+) -> Questions:
     """The requests for the queries of the passages `rows`, which are committed as the file `name`."""
-    start, passages, endpoint = rows[0], store.passages(np.arange(*rows)), settings.endpoint
-    assert endpoint
+    start, passages = rows[0], store.passages(np.arange(*rows))
     sampling = {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
     longest = settings.queries_each * (settings.query_length or QUERY_TOKENS)
     before, _, after = str(settings.prompt).replace("{queries}", str(settings.queries_each)).partition("{passage}")

@@ -1,7 +1,6 @@
 """Tasks reserve memory of their node, and end with the stage that runs them."""
 
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -43,8 +42,7 @@ def test_a_failed_stage_leaves_no_task_running(tmp_path: Path) -> None:
         if number == 0:
             until(lambda: (tmp_path / "pid-1").exists(), "the other task")
             raise ValueError("no space")
-        while not (tmp_path / "end").exists():
-            time.sleep(0.02)
+        until(lambda: (tmp_path / "end").exists(), "the end")
         (tmp_path / "written").touch()
 
     with pytest.raises(ValueError, match="no space"):
