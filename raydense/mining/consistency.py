@@ -27,8 +27,8 @@ from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, draw, first_of_each
 from raydense.mining.settings import FilterSettings
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
-from raydense.retrieval.search_params import check_search_params
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, read_manifest, releases_outputs
 
@@ -54,7 +54,7 @@ def filter(settings: FilterSettings) -> Artifact:
     """
     made_from, index = provenance("filter", settings), Artifact.open(settings.index, "index")
     if read_manifest(settings.output) is None:
-        check_search_params(index, settings.search_params)
+        kind_of(index).check_params(settings.search_params)
     draft = Draft.open(settings.output, "generated", made_from)
     if draft.done:
         return draft.done

@@ -32,7 +32,30 @@ def run_sweep(sweep: Sweep, concurrent: int = 1) -> dict[str, Exception]:
     for trial in sweep.trials:
         _describe(trial)
     say(f"sweep: {len(sweep.trials)} trials, {len(sweep.trials) - len(left)} done before")
-    return _tune(sweep, left, concurrent) if left else {}
+    return _run(sweep, left, concurrent)
+
+
+def _run(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Exception]:
+    """Run Tune, again where Ray has ended one of its own actors for want of memory, which Tune does not survive, as long as stages get done."""
+    while left:
+        before = _open(left)
+        try:
+            return _tune(sweep, left, concurrent)
+        except RuntimeError as error:
+            from ray.exceptions import OutOfMemoryError
+
+            if not isinstance(error.__cause__, OutOfMemoryError):
+                raise
+        left = [trial for trial in left if open_stages(trial.recipe)]
+        fix = "give a smaller --concurrent, or end what else needs memory"
+        if _open(left) == before:
+            raise InputError("Ray ended the sweep: the machine ran out of memory", "sweep", f"{fix}; the same command goes on")
+        say(f"sweep: the machine ran out of memory, and Ray ended a trial; goes on ({fix})")
+    return {}
+
+
+def _open(trials: list[Trial]) -> int:
+    return sum(len(open_stages(trial.recipe)) for trial in trials)
 
 
 def _left(sweep: Sweep) -> list[Trial]:

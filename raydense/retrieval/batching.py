@@ -32,18 +32,6 @@ class Call:
     hits: Future[Hits] = field(default_factory=Future)
 
 
-def join_vectors(calls: list[Parts]) -> Parts:
-    """The queries (float32 [n, d]) of several calls as those of one."""
-    return (np.concatenate([vectors for (vectors,) in calls]),)
-
-
-def join_words(calls: list[Parts]) -> Parts:
-    """The words (int32, one query after another) and starts (int64 [n + 1]) of several calls as those of one."""
-    ends = np.cumsum([0, *(len(words) for words, _ in calls)])
-    starts: list[Rows] = [starts[:-1] + end for (_, starts), end in zip(calls, ends, strict=False)]
-    return np.concatenate([words for words, _ in calls]), np.concatenate([*starts, ends[-1:]])
-
-
 def next_batch(waiting: deque[Call], most: int) -> list[Call]:
     """Takes the first call from `waiting`, and the calls right after it with the same arguments, up to `most` queries in all."""
     batch = [waiting.popleft()]

@@ -6,7 +6,7 @@ import re
 
 from raydense.forecast import Forecast, Holds, Known, lists_of, probed_share, tokens
 from raydense.models.model_size import model_of
-from raydense.retrieval.search_params import index_params
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.settings import IndexSettings, Pool
 from raydense.runtime.progress import size
 from raydense.storage import Artifact, read_manifest
@@ -57,11 +57,11 @@ def on_gpus(settings: Pool, index: str | None) -> str:
     """The GPU memory of a search, where its index is there; InputError if that does not go to GPUs."""
     if not settings.gpu or not index or read_manifest(index) is None:
         return ""
-    from raydense.retrieval.gpu import actor_bytes, check_gpu_index, copy_bytes
+    from raydense.retrieval.gpu import actor_bytes, copy_bytes
 
     artifact = Artifact.open(index, "index")
     summary = artifact.summary
-    check_gpu_index(summary["factory"] or "BM25", index_params(artifact, settings.search_params))
+    kind_of(artifact).check_gpu(settings.search_params)
     copies = [copy_bytes(summary, stop - start) for start, stop in summary["shards"]]
     needed = settings.replicas * sum(actor_bytes(copy, 1) for copy in copies)
     return f", about {size(needed)} of GPU memory in {settings.replicas * len(copies)} actors"

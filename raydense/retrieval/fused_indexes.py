@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raydense.errors import InputError
 from raydense.retrieval.fusion_rule import Fusion
-from raydense.retrieval.search_params import check_search_params
+from raydense.retrieval.kind import kind_of, kinds
 from raydense.storage import Artifact
 
 
@@ -15,23 +15,23 @@ def fusion_of_indexes(
 ) -> Fusion | None:
     """How the hits of the indexes are fused, by the fused run `fuse` or by reciprocal ranks; None for one index.
 
-    InputError where they are of different corpora, or others than the fused run's, or where all are of BM25 and model or search
+    InputError where they are of different corpora, or others than the fused run's, or where all are asked by texts and model or search
     parameters are given.
     """
     if len(indexes) == 1:
         return None
     if len({index.summary["corpus"] for index in indexes}) > 1:
         raise InputError("the indexes are of different corpora", "index", "give indexes of one corpus")
-    if all(index.summary["kind"] == "bm25" for index in indexes):
+    if not any(kind_of(index).encoded for index in indexes):
         if model:
             raise InputError("no index of these needs a model", "model", "leave it out, or give an index of kind faiss")
         for index in indexes:
-            check_search_params(index, search_params)
+            kind_of(index).check_params(search_params)
     if not fuse:
         return Fusion.reciprocal(len(indexes))
     fusion = Fusion.of(fuse, names)
     for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
-        if kind not in ("", "bm25", "faiss"):
+        if kind and kind not in kinds():
             what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
             raise InputError(what, fuse, "fuse runs that `raydense search` made")
         if kind and kind != (here := index.summary["kind"]):
@@ -42,4 +42,4 @@ def fusion_of_indexes(
 
 def asked_without_model(index: Artifact, of: int) -> bool:
     """Whether one of `of` indexes is asked by texts, without model, vectors and search parameters, although they are given: they are for the others."""
-    return of > 1 and bool(index.summary["kind"] == "bm25")
+    return of > 1 and not kind_of(index).encoded

@@ -10,8 +10,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydense.errors import InputError
-from raydense.retrieval.gpu import actor_bytes, check_gpu_index, copy_bytes, sharing_of
-from raydense.retrieval.search_params import index_params
+from raydense.retrieval.gpu import actor_bytes, copy_bytes, sharing_of
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.shard_actor import shard_nodes
 from raydense.runtime.progress import say, size
 from raydense.runtime.ray_internals import free_by_node
@@ -24,9 +24,7 @@ _RELEASE_S, _RETIRED_S = 10.0, 40.0  # until the GPUs of ended actors are free; 
 
 def check_gpu(index: Artifact, search_params: str) -> None:
     """InputError if a pool cannot search `index` on GPUs: its kind, its parameters, this FAISS, or no GPU in the cluster."""
-    if index.summary["kind"] == "bm25":
-        raise InputError("BM25 does not use GPUs", "gpu", "leave it out")
-    check_gpu_index(index.summary["factory"], index_params(index, search_params))
+    kind_of(index).check_gpu(search_params)
     from raydense.retrieval.faiss_gpu import has_gpu_support
 
     if not has_gpu_support():

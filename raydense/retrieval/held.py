@@ -7,9 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from raydense.retrieval.asking import Answer, Block
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.search_params import check_search_params
-from raydense.retrieval.shard import open_shard
 from raydense.retrieval.shard_actor import PoolPlan
 from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.session import physical_cpus
@@ -48,11 +47,12 @@ class HeldIndex:
     """
 
     def __init__(self, index: Artifact, threads: int = 0, search_params: str = "") -> None:
-        check_search_params(index, search_params)
+        kind = kind_of(index)
+        kind.check_params(search_params)
         self.index = index
         threads = threads or physical_cpus()
         plan = PoolPlan(index.located, index.fingerprint, 1, threads, False, search_params, 1)
-        shards = [[open_shard(index, number, threads, search_params)] for number in range(len(index.summary["shards"]))]
+        shards = [[kind.open_shard(number, threads, search_params)] for number in range(len(index.summary["shards"]))]
         self._versions = Versions(Version(Table(1, plan, shards)))
 
     def search(self, queries: Queries, k: int) -> Hits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raydense.retrieval.kind import kind_named
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.sharding import with_shards
 from raydense.runtime.session import ensure_ray
@@ -22,10 +23,4 @@ def index(settings: IndexSettings) -> Artifact:
         return draft.done
     ensure_ray()
     settings = settings.located()
-    if settings.kind == "faiss":
-        from raydense.retrieval.faiss_build import build_faiss
-
-        return build_faiss(draft, settings)
-    from raydense.retrieval.bm25_build import build_bm25
-
-    return build_bm25(draft, settings)
+    return kind_named(settings.kind).build(draft, settings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydense.errors import InputError
-from raydense.retrieval.search_params import index_params
+from raydense.retrieval.kind import kind_of
 from raydense.runtime.progress import say, size
 from raydense.storage import Artifact
 
@@ -79,5 +79,5 @@ def plan_memory(index: Artifact, replicas: int) -> MemoryPlan:
 
 def announce(plan: MemoryPlan, index: Artifact, search_params: str) -> None:
     """Log the plan, and what the index is searched with."""
-    used = ", ".join([f"{index.rows:,} passages", *filter(None, [index_params(index, search_params)]), str(plan)])
+    used = ", ".join([f"{index.rows:,} passages", *filter(None, [kind_of(index).params(search_params)]), str(plan)])
     say(f"search: {index.summary['kind']} {index.summary['factory'] or ''} {used}".replace("  ", " "))

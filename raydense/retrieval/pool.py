@@ -26,10 +26,10 @@ from raydense.retrieval.autoscaler import await_nodes
 from raydense.retrieval.controller import start_controller
 from raydense.retrieval.gpu import LARGEST_K, takes_cpu
 from raydense.retrieval.gpu_nodes import check_gpu, plan_gpus
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
 from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.progress import say
@@ -73,7 +73,7 @@ class SearchPool:
         if name:
             check_name(name, detached)
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
-        check_search_params(artifact, search_params)
+        kind_of(artifact).check_params(search_params)
         ensure_ray()
         if gpu:
             check_gpu(artifact, search_params)
@@ -134,7 +134,7 @@ class SearchPool:
         version = self._versions.renew(self._versions.current())
         _check_alike(version.index, artifact)
         given = version.plan.search_params if search_params is None else search_params
-        check_search_params(artifact, given)
+        kind_of(artifact).check_params(given)
         copies = replicas or version.plan.replicas
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
         if plan.gpu:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raydense.errors import InputError
 from raydense.inference.query_encoder import encode_blocks
 from raydense.inference.sources import QUERIES_A_FILE
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.ray_internals import free_by_node
@@ -24,10 +25,11 @@ Block = NDArray[np.float32]
 
 
 def check_model(model: str | None, index: Artifact) -> None:
-    """InputError unless `model` is the retriever whose vectors `index` holds, or None for a BM25 index."""
-    if index.summary["kind"] == "bm25":
+    """InputError unless `model` is the retriever whose vectors `index` holds, or None for an index that is asked by texts."""
+    kind = kind_of(index)
+    if not kind.encoded:
         if model:
-            raise InputError("a BM25 index needs no model", "model", "leave it out, or give an index of kind faiss")
+            raise InputError(f"a {kind.title} index needs no model", "model", "leave it out, or give an index of kind faiss")
         return
     if not model:
         raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
@@ -42,8 +44,9 @@ def check_model(model: str | None, index: Artifact) -> None:
 
 def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
     """InputError unless `vectors` are those of `queries`, made by the model whose vectors `index` holds, in its dimension."""
-    if index.summary["kind"] == "bm25":
-        raise InputError("a BM25 index needs no vectors", "vectors", "leave them out, or give an index of kind faiss")
+    kind = kind_of(index)
+    if not kind.encoded:
+        raise InputError(f"a {kind.title} index needs no vectors", "vectors", "leave them out, or give an index of kind faiss")
     of = Vectors(vectors, of="queries").artifact.summary
     if of["queries"] != fingerprint_of(queries):
         raise InputError("are of other queries", vectors, f"encode the queries in {queries} with the model of the index")

@@ -17,8 +17,8 @@ from raydense.errors import InputError
 from raydense.ranges import ranges
 from raydense.retrieval.fused_indexes import asked_without_model, fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
-from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
@@ -56,7 +56,7 @@ def search(settings: SearchSettings) -> Artifact:
         raise InputError("two indexes have the same name", "index", "write NAME=folder, each with another name")
     if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
         for index in indexes:
-            check_search_params(index, _params(settings, index))
+            kind_of(index).check_params(_params(settings, index))
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
@@ -120,7 +120,7 @@ def _by_pools(settings: SearchSettings) -> tuple[list[SearchPool], SearchSetting
         if Artifact.open(folder, "index").fingerprint != pool.plan.fingerprint:
             what = f"the pool {pool.name!r} answers from another index, {pool.plan.index}"
             raise InputError(what, folder, f"leave it out, or switch the pool to it with `raydense pool swap --name {pool.name}`")
-    params = list(dict.fromkeys(pool.plan.search_params for pool in pools if pool.index.summary["kind"] != "bm25"))
+    params = list(dict.fromkeys(pool.plan.search_params for pool in pools if kind_of(pool.index).encoded))
     if len(params) > 1:
         what = f"have different search parameters, {' and '.join(one or 'none' for one in params)}"
         raise InputError(what, "pool", "start them with the same")

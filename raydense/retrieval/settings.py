@@ -10,8 +10,6 @@ from pydantic import BaseModel, model_validator
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, OneOrMore, Settings, artifact, group, resource, setting
 
-_PART_BYTES = 32 * 2**20  # of text, which one task counts
-
 
 class BM25Settings(BaseSettings):
     """BM25 as in Lucene."""
@@ -20,6 +18,13 @@ class BM25Settings(BaseSettings):
     b: float = setting(0.4, "length normalisation", ge=0, le=1)
     stemmer: str = setting("english", "Snowball stemmer (english is Porter2), or none")
     stopwords: str = setting("en", "stop words of this language, or none")
+
+
+# the settings of `index` that one kind alone has, after the input that it is made of
+_OWN = {
+    "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "background"),
+    "bm25": ("corpus", "expand", "bm25"),
+}
 
 
 class IndexSettings(Settings):
@@ -52,25 +57,16 @@ class IndexSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        needed, other = ("embeddings", "corpus") if self.kind == "faiss" else ("corpus", "embeddings")
-        if not getattr(self, needed):
-            raise ValueError(f"kind {self.kind} needs {needed}")
-        if getattr(self, other):
-            raise ValueError(f"kind {self.kind} does not take {other}")
-        if self.kind == "faiss":
-            self._refuse_given(["expand"], "kind faiss")
-        others = ("factory", "train_sample", "recall", "elsewhere", "background") if self.kind == "bm25" else ("bm25",)
-        self._refuse_given(others, f"kind {self.kind}")
+        if not getattr(self, _OWN[self.kind][0]):
+            raise ValueError(f"kind {self.kind} needs {_OWN[self.kind][0]}")
+        self._refuse_given(_of_others(self.kind), f"kind {self.kind}")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage, without the settings of the other kind."""
-        other = {
-            "bm25": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "background"),
-            "faiss": ("corpus", "expand", "bm25"),
-        }.get(str(values.get("kind")), ())
-        return {key for key in super().takes(values) if key.partition(".")[0] not in other}
+        others = _of_others(str(values.get("kind")))
+        return {key for key in super().takes(values) if key.partition(".")[0] not in others}
 
     def shaping(self) -> dict[str, Any]:
         """As for every stage, but without the seed of bm25: a recipe sets it for every stage that has one, but bm25 draws nothing.
@@ -85,25 +81,16 @@ class IndexSettings(Settings):
         return set() if self.shards else {"shards"}
 
     def forecast(self, known: Known) -> Forecast:
-        """The time of words grows with the characters; that of vectors with their numbers, and with the products that find their lists."""
-        held = known.of(self.corpus or self.embeddings)
-        if not held:
-            return Forecast()
-        if self.kind == "faiss":
-            from raydense.retrieval.forecasts import vectors_forecast
+        """By the kind of the index."""
+        from raydense.retrieval.kind import kind_named
 
-            return vectors_forecast(self, held)
-        characters = held.rows * held.each
-        made = Holds(held.rows, held.word, bytes=0.6 * characters)
-        memory = min(4e9, 20 * characters) + PROCESS_BYTES
-        return Forecast(
-            f"{held} passages to count words of",
-            {self.output: made},
-            "index bm25",
-            {"characters": characters},
-            memory,
-            tasks=-(-round(characters) // _PART_BYTES),
-        )
+        read = known.of(getattr(self, _OWN[self.kind][0]))
+        return kind_named(self.kind).forecast(self, read) if read else Forecast()
+
+
+def _of_others(kind: str) -> list[str]:
+    """The settings of the other kinds; none where `kind` is no kind."""
+    return [name for other, names in _OWN.items() if kind in _OWN and other != kind for name in names]
 
 
 class CompareSettings(Settings):

@@ -14,11 +14,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydense.errors import InputError
-from raydense.retrieval.batching import Batching, join_vectors, join_words
+from raydense.retrieval.batching import Batching
 from raydense.retrieval.gpu import is_half, share, temporary_bytes
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.search_params import index_params
-from raydense.retrieval.shard import hits_stand_alone, open_shard
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
@@ -62,14 +61,13 @@ class ShardActor:
         self._counting, self._last, self._retired = threading.Lock(), time.monotonic(), False
         self._tags = {"index": plan.fingerprint[:12], "shard": str(shard)}
         index = plan.open()
+        kind = kind_of(index)
         threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
-        self.shard: Any = open_shard(index, shard, threads, plan.search_params)
+        self.shard: Any = kind.open_shard(shard, threads, plan.search_params)
         if plan.gpu:
-            params = index_params(index, plan.search_params)
+            params = kind.params(plan.search_params)
             self.shard.load_on_gpu(index.summary["factory"], is_half(index.summary), temporary_bytes(plan.sharing), params)
-        merged = join_words if index.summary["kind"] == "bm25" else join_vectors
-        join = merged if hits_stand_alone(index) else None
-        self._batching = Batching(self.shard.nearest, join)
+        self._batching = Batching(self.shard.nearest, kind.join if kind.hits_stand_alone else None)
 
     @ray.method(concurrency_group="search")
     def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from raydense.retrieval.kind import kind_named
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage import Artifact, begun_from, read_manifest
+from raydense.storage import begun_from, read_manifest
 
 SHARD_BYTES = 2 * 2**30
 
@@ -16,7 +17,7 @@ def with_shards(settings: IndexSettings) -> IndexSettings:
     """
     if settings.shards:
         return settings
-    return settings.replaced({"shards": shards_begun(settings) or shards_of(settings)})
+    return settings.replaced({"shards": shards_begun(settings) or kind_named(settings.kind).shards_of(settings)})
 
 
 def shards_begun(settings: IndexSettings) -> int:
@@ -26,22 +27,11 @@ def shards_begun(settings: IndexSettings) -> int:
     return int(there.get("settings", {}).get("shards") or 0) if there.get("stage") == "index" else 0
 
 
-def shards_of(settings: IndexSettings) -> int:
-    """The number of shards by the size of the index: of FAISS's codes; of BM25's scores, which are about as large as the texts."""
-    if settings.kind == "bm25":
-        return -(-_text_bytes(settings) // SHARD_BYTES)
-    from raydense.retrieval.faiss_size import size_of
-
-    vectors = Artifact.open(str(settings.embeddings), "embeddings")
-    return shards_for(size_of(settings.factory, int(vectors.summary["dimension"])).vector, vectors.rows)
-
-
 def shards_for(vector_bytes: float, rows: int) -> int:
     """The least number of shards of at most about 2 GiB of codes."""
-    return max(1, min(rows, -(-round(vector_bytes * rows) // SHARD_BYTES)))
+    return max(1, min(rows, shards_of_bytes(round(vector_bytes * rows))))
 
 
-def _text_bytes(settings: IndexSettings) -> int:
-    read = [("corpus", settings.corpus), *([("generated", settings.expand)] if settings.expand else [])]
-    files = [file for kind, folder in read for file in Artifact.open(str(folder), kind).files if file.path.startswith(f"{kind}-")]
-    return max(1, sum(file.bytes for file in files))
+def shards_of_bytes(size: int) -> int:
+    """The least number of shards of at most about 2 GiB."""
+    return -(-size // SHARD_BYTES)

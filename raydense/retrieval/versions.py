@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from raydense.errors import InputError
 from raydense.retrieval.gpu import is_half
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Scores
 from raydense.retrieval.shard_actor import PoolPlan
 
@@ -38,7 +37,7 @@ class Version:
     def __init__(self, table: Table) -> None:
         self.number, self.plan, self.actors = table.number, table.plan, table.actors
         self.index = self.plan.open()
-        self.is_bm25 = self.index.summary["kind"] == "bm25"
+        self._kind = kind_of(self.index)
         self.largest_norm: float | None = self.index.summary.get("largest_norm")
         self.half = self.plan.gpu and is_half(self.index.summary)
         self.shard_rows: list[int] = [stop - start for start, stop in self.index.summary["shards"]]
@@ -67,31 +66,8 @@ class Version:
         self._away.pop(actor, None)
 
     def prepare(self, queries: Queries) -> list[Any]:
-        """The checked queries in the shards' format: vectors, or the ids of BM25's words and the start of each query."""
-        if self.is_bm25:
-            if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-                raise InputError("a BM25 index is searched with a list of strings", "queries")
-            return list(self._words.query_ids(queries, self._vocabulary))
-        if not isinstance(queries, np.ndarray) or queries.ndim != 2 or queries.shape[1] != self.index.summary["dimension"]:
-            raise InputError(f"the index is searched with vectors [n, {self.index.summary['dimension']}]", "queries")
-        if queries.dtype.kind not in "fiu":
-            raise InputError(f"are of dtype {queries.dtype}, no real numbers", "queries", "give float32")
-        with np.errstate(over="ignore"):  # what float32 cannot hold is no finite number of it
-            vectors = np.ascontiguousarray(queries, dtype=np.float32)
-        if not np.isfinite(vectors).all():
-            raise InputError("a query has numbers that are not finite in float32", "queries", "check what encodes them")
-        return [vectors]
-
-    @cached_property
-    def _words(self) -> Any:
-        from raydense.retrieval.words import Words
-
-        return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
-
-    @cached_property
-    def _vocabulary(self) -> pa.Array:
-        words = pa.ipc.open_file(pa.memory_map(str(self.index.file("vocabulary.arrow")))).read_all()["word"]
-        return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
+        """The checked queries in the shards' format."""
+        return self._kind.prepare(queries)
 
 
 def check_k(k: object) -> int:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.shard import hits_stand_alone
 from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
@@ -61,7 +61,7 @@ class Answering:
         searched = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._searching = SearchingAll(settings, searched, AT_ONCE)
         # of a pool the index may change between two questions
-        self._any_k = held and len(places) == 1 and hits_stand_alone(searched[0].index)
+        self._any_k = held and len(places) == 1 and kind_of(searched[0].index).hits_stand_alone
         self._closed = threading.Event()
         self._waking = threading.Thread(target=self._keep_awake, daemon=True)
         if not held:

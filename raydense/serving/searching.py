@@ -16,11 +16,11 @@ from raydense.errors import InputError
 from raydense.retrieval.asking import Answer
 from raydense.retrieval.fused_indexes import asked_without_model
 from raydense.retrieval.held import HeldIndex
+from raydense.retrieval.kind import kind_of
 from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.query_vectors import check_model
 from raydense.retrieval.search import PassageIds
-from raydense.retrieval.search_params import check_search_params
 from raydense.retrieval.versions import Queries
 from raydense.runtime.session import physical_cpus
 from raydense.serving.refusal import Unavailable, without_places
@@ -65,7 +65,7 @@ class Source:
             return None
         index = Artifact.open(self.index, "index")
         self.check(index)
-        check_search_params(index, self._params(index))
+        kind_of(index).check_params(self._params(index))
         return index
 
     def connect(self) -> SearchPool | HeldIndex:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import forked
 import psutil
 import pytest
+from ray.exceptions import OutOfMemoryError
+from ray.tune import Tuner
 from warm_worker import cold_environment
 
+from raydense.errors import InputError
 from raydense.recipes.recipe import state
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
@@ -153,3 +158,48 @@ sweep:
     summary, _ = write_tables(sweep, failed)
     assert summary["failed"] == {"fails": f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"}
     assert list(summary["runs"]["bm25"]) == ["works"]
+
+
+SMALL = """
+stages:
+  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
+  report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10]}
+sweep:
+  variants: {short: {bm25.k: 5}, long: {}}
+"""
+
+
+def ended_by_ray(fit: Callable[[Tuner], Any], folder: Path, times: list[str], after: bool) -> Callable[[Tuner], Any]:
+    """Tune's `fit` that ends as where Ray kills one of Tune's actors for want of memory: `after` the first run is done, or before any stage is."""
+
+    def ended(tuner: Tuner) -> Any:
+        times.append("fit")
+        if after and len(times) > 1:
+            return fit(tuner)
+        if after:
+            fit(tuner)
+            shutil.rmtree(next(path.parent for path in folder.rglob("manifest.json") if path.parent.name == "report"))
+        raise RuntimeError("Caught unexpected exception") from OutOfMemoryError("killed")
+
+    return ended
+
+
+@pytest.mark.parametrize("some_done", [True, False])
+def test_a_sweep_goes_on_after_ray_ended_it_for_want_of_memory(
+    some_done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "recipe.yaml").write_text(SMALL)
+    sweep, times = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out"), list[str]()
+    assert sweep is not None
+    monkeypatch.setattr(Tuner, "fit", ended_by_ray(Tuner.fit, tmp_path / "out", times, some_done))
+    if some_done:
+        assert run_sweep(sweep) == {}
+        assert len(times) == 2
+        assert "ran out of memory, and Ray ended a trial; goes on" in capfd.readouterr().err
+        assert {row["state"] for row in plan_sweep(sweep)} == {"done"}
+    else:
+        with pytest.raises(InputError, match=r"ran out of memory.*the same command goes on"):
+            run_sweep(sweep)
+        assert len(times) == 1

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydense.retrieval.batching import Batching, Call, join_vectors, join_words, next_batch
+from raydense.retrieval.batching import Batching, Call, next_batch
 from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
+from raydense.retrieval.kinds.bm25 import join_words
+from raydense.retrieval.kinds.faiss import join_vectors
 from raydense.retrieval.placement import next_move
 
 

@@ -86,7 +86,7 @@ def test_words_and_pairs_are_read_from_text():
 def test_an_index_takes_what_its_kind_needs():
     with pytest.raises(InputError, match="kind faiss needs embeddings"):
         IndexSettings.read({"kind": "faiss", "output": "o"})
-    with pytest.raises(InputError, match="kind bm25 does not take embeddings"):
+    with pytest.raises(InputError, match="kind bm25 does not use embeddings"):
         IndexSettings.read({"kind": "bm25", "corpus": "c", "embeddings": "e", "output": "o"})
 
 
