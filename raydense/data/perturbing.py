@@ -7,6 +7,7 @@ alone. The places with the lowest numbers are changed, as many as the rate says,
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from raydense.data.typos import is_cjk, terms_of, typo
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
+_SPACE = re.compile(r"\s*")
 Noisy = tuple[str, float]
 """A text, and the share of its places that were changed."""
 
@@ -122,8 +124,9 @@ def _dropped(text: str, rate: float, draw: Callable[[], float]) -> Noisy:
     chosen = _ordered(range(len(spans)), draw)[: min(int(rate * len(spans) + rounding), max(0, len(spans) - 1))]
     if not chosen:
         return text, 0.0
-    gone = [(a, b + len(text[b:]) - len(text[b:].lstrip())) if at in set(chosen) else (a, b) for at, (a, b) in enumerate(spans)]
-    return _joined(text, gone, dict.fromkeys(chosen, "")).strip(), len(chosen) / len(spans)
+    left_out = dict.fromkeys(chosen, "")
+    gone = [(a, _SPACE.match(text, b).end()) if at in left_out else (a, b) for at, (a, b) in enumerate(spans)]  # type: ignore[union-attr]
+    return _joined(text, gone, left_out).strip(), len(chosen) / len(spans)
 
 
 def _ordered(places: Any, draw: Callable[[], float]) -> list[int]:
