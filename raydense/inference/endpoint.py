@@ -64,18 +64,23 @@ class Pace:
 
     def __init__(self, per_minute: float) -> None:
         self._gap = 60 / per_minute if per_minute else 0.0
-        self._next = 0.0
+        self._next = self._resumes = 0.0
 
     def turn(self) -> float:
         """The seconds until the next request may be sent; the turn is taken."""
         now = time.monotonic()
-        at = max(now, self._next)
+        at = max(now, self._next, self._resumes)
         self._next = at + self._gap
         return at - now
 
     def pause(self, seconds: float) -> None:
-        """Give no turn for so many seconds."""
-        self._next = max(self._next, time.monotonic() + seconds)
+        """Give no turn for so many seconds; turns that were taken before and lie in them are to be taken again."""
+        self._resumes = max(self._resumes, time.monotonic() + seconds)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may be sent now."""
+        return time.monotonic() < self._resumes
 
 
 class _Stopped(Exception):
@@ -215,6 +220,8 @@ class Endpoint:
     async def _turn(self) -> None:
         """Wait until the next request may be sent; EndpointError if the replies have cost what they may."""
         await self._sleep(self._pace.turn())
+        while self._pace.paused:
+            await self._sleep(self._pace.turn())
         if self._settings.max_cost and self.cost >= self._settings.max_cost:
             what = f"the replies so far cost ${self.cost:,.4f}, and max_cost is ${self._settings.max_cost:g}"
             raise EndpointError(f"{self._url}: {what}; what was answered is kept: run the same command with a greater max_cost to continue")

@@ -89,15 +89,17 @@ class PoolController:
         return {"name": self.name, "version": current.number, **plan, **times, "swapping": self.swapping, "actors": rows}
 
     @ray.method(concurrency_group="change")
-    def swap(self, plan: PoolPlan, actor_bytes: list[int], request: str, patience: float) -> str:
+    def swap(self, of: int, plan: PoolPlan, actor_bytes: list[int], request: str, patience: float) -> str:
         """Start `plan`'s actors next to the current ones, wait until they are loaded, switch to them, and retire the old ones.
 
-        Returns why that was not possible, or "". A request that an earlier process of this controller completed is not repeated.
+        Returns why that was not possible, or "": the plan must be made from the current version, whose number is `of`. A request that an earlier process of this controller completed is not repeated.
         """
         with self._changing:
             current, old = self.serving
             if current.request == request or self.closing:
                 return "" if current.request == request else "the pool is being closed"
+            if current.number != of:
+                return "another swap was faster, and some settings may be its own: swap again"
             self.swapping = True
             try:
                 new = Current(current.number + 1, plan, actor_bytes, request)

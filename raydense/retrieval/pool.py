@@ -144,11 +144,10 @@ class SearchPool:
         memory = plan_memory(artifact, copies)
         plan, _ = _fitting(artifact, memory, plan, staying.actor_bytes * staying.replicas)
         late = f"search: waits for the actors of {artifact.place} to start and load, next to those that serve now"
-        refusal: str = asked(self._required_name(), "swap", plan, memory.actor_bytes, uuid.uuid4().hex, patience, late=late)
+        refusal: str = asked(self._required_name(), "swap", version.number, plan, memory.actor_bytes, uuid.uuid4().hex, patience, late=late)
         if refusal:
-            raise InputError(
-                f"could not switch to it ({refusal})", artifact.place, f"the pool {self.name!r} still answers from {version.plan.index}"
-            )
+            now = self._versions.renew(version).plan.index
+            raise InputError(f"could not switch to it ({refusal})", artifact.place, f"the pool {self.name!r} still answers from {now}")
         self._versions.renew(self._versions.current())
 
     def status(self) -> dict[str, Any]:

@@ -99,9 +99,17 @@ def _is_same(made: Path, target: Path) -> bool:
 def locked(file: Path, shared: bool = False) -> Iterator[None]:
     """Hold a lock file: one process of this machine at a time, or several that share it. The end of a process releases it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    descriptor = open_lock(file)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def open_lock(file: Path) -> int:
+    """The descriptor of a lock file, which is made if there is none. OSError if it is a link: in a shared folder it could be another's."""
+    return os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
 
 
 def sha256_of(file: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from raydense.errors import InputError, LostOutput
-from raydense.storage.files import aside_of, is_aside, locked, move_new, settle, sha256_of, sync, write_whole
+from raydense.storage.files import aside_of, is_aside, locked, move_new, open_lock, settle, sha256_of, sync, write_whole
 from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place, delete_within
 
@@ -189,7 +189,7 @@ class FileLock:
     def _locked(self) -> int:
         file = self._work.path / LOCK
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = open_lock(file)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(descriptor), os.stat(file)):

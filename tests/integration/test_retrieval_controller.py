@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.retrieval.controller import controller_name
 from raydense.retrieval.index import index
-from raydense.retrieval.named import pools
+from raydense.retrieval.named import asked, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
@@ -122,6 +123,18 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     assert answer.index == old.fingerprint
     assert versions.is_right(answer, slice(None))
     assert len(shard_actors(pool.name)) == 2
+
+
+def test_a_swap_that_another_one_overtook_is_refused(pool: SearchPool, versions: Versions) -> None:
+    """Its plan has the replicas and search parameters of a version that serves no more."""
+    old, new = versions.indexes
+    overtaken = pool.plan
+    pool.swap(new, replicas=2)
+    refusal = asked(pool.name, "swap", 1, replace(overtaken, fingerprint=old.fingerprint), [2**20] * 2, "late", 60.0)
+    assert refusal == "another swap was faster, and some settings may be its own: swap again"
+    assert (pool.plan.fingerprint, pool.plan.replicas) == (new.fingerprint, 2)
+    pool.swap(old)
+    assert (pool.plan.fingerprint, pool.plan.replicas) == (old.fingerprint, 2)
 
 
 def test_the_controller_dies_and_the_pool_continues(pool: SearchPool, versions: Versions) -> None:

@@ -331,6 +331,15 @@ def test_a_pause_that_is_asked_for_holds_for_all(corpus: Path, tmp_path: Path) -
     assert gaps[4] >= 0.39
 
 
+def test_a_pause_holds_for_requests_that_had_their_turn_before_it(corpus: Path, tmp_path: Path) -> None:
+    with chat_server(three_lines, fault={0: (429, {"Retry-After": "1"}, b"")}.get) as server:
+        generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 8, "requests_per_minute": 1_200}))
+        times = [asked.at for asked in server.asked]
+    assert len(times) == PASSAGES + 1
+    paused = [at for at in times if times[1] < at < times[0] + 1]
+    assert not paused, "a turn of 0.05 s was taken before the reply came, and others lay in the pause"
+
+
 def test_a_budget_stops_and_goes_on_with_a_greater_one(run: Command, tmp_path: Path) -> None:
     prices = ("--endpoint.price-in", "100", "--endpoint.price-out", "1000", "--endpoint.requests-at-once", "1")
     with chat_server(three_lines) as server:
