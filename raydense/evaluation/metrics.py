@@ -18,6 +18,7 @@ from raydense.ranges import ranges
 
 Values = NDArray[np.float64]
 _HIGHEST_GRADE = 4  # of gdeval
+_LARGEST_GRADE = 100_000  # of trec_eval, which counts the passages of each grade up to the highest
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 
@@ -79,6 +80,11 @@ class Judgements:
         self.query_ids: pa.Array = pc.unique(qrels["query_id"])
         if not len(self.query_ids):
             raise InputError("no judgement", where, "give qrels that hold some")
+        if pc.max(qrels["relevance"]).as_py() > _LARGEST_GRADE:
+            what = (
+                f"have a grade of {pc.max(qrels['relevance']).as_py():,}, and trec_eval's measures take memory for each up to the highest"
+            )
+            raise InputError(what, where, f"give grades of at most {_LARGEST_GRADE:,}")
         self.by_gdeval = any(ir_measures.gdeval.supports(measure) for measure in self.measures)
         if self.by_gdeval and pc.max(qrels["relevance"]).as_py() > _HIGHEST_GRADE:
             what = (

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from raydense.errors import InputError
+
 
 def aside_of(file: Path, folder: Path | None = None) -> Path:
     """A temporary name in the folder of `file`, or in `folder`, under which it is written until it is complete."""
@@ -93,6 +95,14 @@ def move_new(made: Path, target: Path) -> None:
 def _is_same(made: Path, target: Path) -> bool:
     """Whether both are files of the same bytes, as where the answer to a first try was lost."""
     return target.is_file() and filecmp.cmp(made, target, shallow=False)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it; InputError where one of these is a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"cannot be made a folder ({str(error.strerror).lower()})", folder, "give another path") from None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from raydense.errors import InputError, LostOutput
-from raydense.storage.files import aside_of, is_aside, locked, move_new, open_lock, settle, sha256_of, sync, write_whole
+from raydense.storage.files import aside_of, is_aside, locked, make_folder, move_new, open_lock, settle, sha256_of, sync, write_whole
 from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place, delete_within
 
@@ -83,13 +83,13 @@ class LocalPlace(Place, schemes=("", "file")):
             return 0, b""
 
     def write(self, content: bytes) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_whole(self.path, content)
 
     @contextmanager
     def writing(self, new: bool = False) -> Iterator[Path]:
         aside = aside_of(self.path)
-        aside.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(aside.parent)
         try:
             yield aside
             settle(aside)

@@ -210,6 +210,14 @@ BAD = {
     "unknown passage": ("qrels/test.tsv", b"q1\td9\t1\n", r"test\.tsv:5: names passage 'd9', which the corpus does not have"),
     "relevance": ("qrels/test.tsv", b"7\td1\tx\n", r"test\.tsv:5: score is 'x', not a whole number"),
     "huge relevance": ("qrels/test.tsv", b"7\td1\t99999999999\n", r"test\.tsv:5: score is '99999999999', not a whole number of 32 bits"),
+    "relevance in base 16": ("qrels/test.tsv", b"7\td1\t0x1\n", r"test\.tsv:5: score is '0x1', not a whole number"),
+    "relevance with an underscore": ("qrels/test.tsv", b"7\td1\t1_0\n", r"test\.tsv:5: score is '1_0', not a whole number"),
+    "relevance in other digits": ("qrels/test.tsv", "7\td1\t１\n".encode(), r"test\.tsv:5: score is '１', not a whole number"),
+    "thousands of digits": (
+        "corpus.jsonl",
+        b'{"_id": %s, "text": "y"}\n' % (b"9" * 5_000),
+        r"corpus\.jsonl:4: not JSON \(Exceeds the limit",
+    ),
     "columns": ("qrels/test.tsv", b"7\td1\n", r"test\.tsv:5: 2 columns, not 3; lines are query-id<TAB>corpus-id<TAB>score"),
     "judged twice": ("qrels/test.tsv", b"q1\td1\t1\n", r"test\.tsv:5: judges query 'q1' and passage 'd1' twice, differently"),
 }
@@ -286,10 +294,40 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         (folder / name).unlink()
         with pytest.raises(InputError, match=r"no such file|holds no <split>\.tsv"):
             imported("beir", folder, tmp_path / "out")
+    folder = beir(tmp_path / "alone")
+    for content, fault in (
+        ("query-id\tcorpus-id\tscore\n\n", "has a header and no line after it"),
+        ("query-id\tcorpus-id\tscore\rq1\td1\t2\r", "its line ends are CR alone; convert them to LF"),
+    ):
+        (folder / "qrels/test.tsv").write_bytes(content.encode())
+        with pytest.raises(InputError, match=rf"test\.tsv: {fault}"):
+            imported("beir", folder, tmp_path / "out")
     folder = beir(tmp_path / "header")
     put(folder / "qrels/test.tsv", "q1\td1\t2")
     with pytest.raises(InputError, match=r"test\.tsv:1: begins with 'q1"):
         imported("beir", folder, tmp_path / "out")
+
+
+def test_what_is_there_but_no_file_is_not_called_missing(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "in")
+    corpus = folder / "corpus.jsonl"
+    packed = corpus.rename(folder / "corpus.jsonl.zst")
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.zst: packed with zstd; unzstd .*\.zst"):
+        imported("beir", folder, tmp_path / "out")
+    packed.unlink()
+    corpus.mkdir()
+    with pytest.raises(InputError, match=r"corpus\.jsonl: is no file; give a file"):
+        imported("beir", folder, tmp_path / "out")
+
+
+def test_blank_lines_before_a_header_do_no_harm(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "in")
+    rows = (folder / "qrels/test.tsv").read_bytes()
+    (folder / "qrels/test.tsv").write_bytes(b"\r\n \n" + rows + b"\nq1\tnone\t1\n")
+    with pytest.raises(InputError, match=r"test\.tsv:8: names passage 'none'"):
+        imported("beir", folder, tmp_path / "out")
+    (folder / "qrels/test.tsv").write_bytes(b"\r\n \n" + rows)
+    assert len(table(imported("beir", folder, tmp_path / "out") / "qrels/test", "qrels")) == 3
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
@@ -513,6 +551,9 @@ def test_trec_ranks_by_score_and_reads_qrels(tmp_path: Path) -> None:
     [
         ("q1 Q0 d2 2 high tag", r":2: score is 'high', not a finite number"),
         ("q1 Q0 d2 2 nan tag", r":2: score is 'nan', not a finite number"),
+        ("q1 Q0 d2 2 1e39 tag", r":2: score is '1e39', not a finite number"),
+        ("q1 Q0 d2 2 1_0 tag", r":2: score is '1_0', not a finite number"),
+        ("q1 Q0 d2 0x2 0.5 tag", r":2: rank is '0x2', not a whole number"),
         ("q1 Q0 d2 2 0.5", r":2: 5 columns, not 6"),
         ("q1 Q0 d1 2 0.4 tag", r":2: names passage 'd1' twice for query 'q1'"),
     ],
@@ -520,6 +561,16 @@ def test_trec_ranks_by_score_and_reads_qrels(tmp_path: Path) -> None:
 def test_bad_trec_runs(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 0.5 tag", line), tmp_path / "out")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_blank_beyond_ascii_is_part_of_an_id_wherever_it_stands(tmp_path: Path, first: bool) -> None:
+    rows = ["q1 0 文書\u3000一 1", "q1\t0  d\u00a01 2"]
+    out = imported("trec", put(tmp_path / "a.qrels", *(rows if first else rows[::-1])), tmp_path / "out")
+    assert {row["passage_id"] for row in table(out / "qrels/a", "qrels")} == {"文書\u3000一", "d\u00a01"}
+    with pytest.raises(InputError, match="a cell with a blank or line break that the format cannot hold"):
+        exported("trec", tmp_path / "q.txt", qrels=out / "qrels/a")
+    assert not (tmp_path / "q.txt").exists()
 
 
 def test_two_files_for_one_part(tmp_path: Path) -> None:
@@ -849,6 +900,8 @@ def test_export_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there\.txt: exists already"):
         exported("trec", there, qrels=out / "qrels/test")
     assert there.read_text() == "dear\n"
+    with pytest.raises(InputError, match=r"there\.txt: cannot be made a folder \(.*\); give another path"):
+        exported("trec", there / "x", qrels=out / "qrels/test")
     with pytest.raises(InputError, match="format trec does not write corpus"):
         exported("trec", tmp_path / "x", corpus=out / "corpus")
     with pytest.raises(InputError, match="format beir does not write nothing"):

@@ -173,6 +173,9 @@ def test_errors_of_metrics_and_runs_have_a_fix():
         with pytest.raises(InputError, match="write it as ir-measures does"):
             parse_metrics([name])
     assert [str(m) for m in parse_metrics(["MRR@10", "RR@10"])] == ["RR@10"]
+    graded = pa.table({"query_id": ["q"], "passage_id": ["p"], "relevance": [2**31 - 1]})
+    with pytest.raises(InputError, match=r"qrels: have a grade of 2,147,483,647, .* up to the highest; give grades of at most 100,000"):
+        Judgements(graded, ["nDCG@10"], "qrels")
     graded = pa.table({"query_id": ["q"], "passage_id": ["p"], "relevance": [5]})
     with pytest.raises(InputError, match=r"qrels: has a grade of 5, and ERR@k and .* have grades to 4; leave them out"):
         Judgements(graded, ["nDCG@10", "ERR@10"], "qrels")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ _PACKERS = {
     b"\xfd7zXZ\x00": ("xz", "unxz"),
     b"PK\x03\x04": ("zip", "unzip"),
 }
+_PACKED = [("zstd", "unzstd", "zst"), ("bzip2", "bunzip2", "bz2"), ("xz", "unxz", "xz")]
 
 
 def plain(path: Path) -> Path:
@@ -56,6 +58,11 @@ def either(path: Path) -> Path:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed; InputError if it is missing, or, while it is read, if the compression is broken."""
     if not path.is_file():
+        if os.path.lexists(path):
+            raise InputError("is no file", path, "give a file")
+        for packer, tool, ending in _PACKED:
+            if (there := path.with_name(f"{path.name}.{ending}")).is_file():
+                raise InputError(f"packed with {packer}", there, f"{tool} {there}")
         raise InputError("no such file", path, "check the path")
     try:
         with open(path, "rb") if plain(path) == path else gzip.open(path) as stream:

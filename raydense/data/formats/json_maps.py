@@ -52,7 +52,7 @@ def _parsed(text: str, last: bool) -> tuple[Pairs, int]:
     if not last and end > 0:
         try:
             return list(_DECODER.decode("{" + text[: end + 1].lstrip(", \n\t\r") + "}")), end + 1
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             pass  # the cut is in a string, or it is no JSON: pair by pair tells
     pairs, starts = _one_by_one(text)
     return pairs, starts[-1]
@@ -73,7 +73,7 @@ def _one_by_one(text: str) -> tuple[Pairs, list[int]]:
             value, at = _DECODER.raw_decode(text, colon.end())
             if at == len(text):  # a number may go on in the next piece
                 return pairs, starts
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return pairs, starts
         pairs.append((key, value))
         starts.append(at)
@@ -88,7 +88,7 @@ def _fault(text: str) -> str:
     try:
         _DECODER.decode("{" + text.lstrip(", \n"))
         return "more after its end"
-    except json.JSONDecodeError as error:
-        return error.msg
+    except ValueError as error:
+        return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
     except RecursionError:
         return "nested too deep"

@@ -10,13 +10,14 @@ import codecs
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -37,7 +38,9 @@ _EXPECTED = {
     "int": "a whole number of 32 bits",
     "float": "a finite number",
 }
+LARGEST = {"int": 2**31 - 1, "float": float(np.finfo(np.float32).max)}
 _FIX = "correct the line"
+_BETWEEN = re.compile(r"[ \t]+")
 _UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
 
 
@@ -55,13 +58,14 @@ class Field(NamedTuple):
 
 
 def blocks(path: Path, skip: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Whole lines of a file, some MB at a time, each with the number of its first line; the first `skip` lines left out."""
-    line, found = 1 + skip, False
+    """Whole lines of a file, some MB at a time, each with the number of its first line; the first `skip` lines that are not blank left out."""
+    line, found, header = 1, False, b""
     with opened(path) as stream:
         start = stream.read(3)
         stream.seek(3 if start == b"\xef\xbb\xbf" else 0)
-        for number in range(1, skip + 1):
-            _check_text(path, number, stream.readline())
+        while skip and (header := stream.readline(LONGEST_LINE)):
+            _check_text(path, line, header)
+            line, skip = line + 1, skip - bool(header.strip())
         while block := stream.read(BLOCK_BYTES):
             rest = stream.readline(LONGEST_LINE)
             block += rest
@@ -72,8 +76,10 @@ def blocks(path: Path, skip: int = 0) -> Iterator[tuple[int, bytes]]:
             found = found or bool(block.strip())
             yield line, block
             line += block.count(b"\n")
+    if not found and b"\r" in header.strip():
+        raise InputError("its line ends are CR alone", path, "convert them to LF")
     if not found:
-        raise InputError("empty file", path, "give one with lines")
+        raise InputError("has a header and no line after it" if header else "empty file", path, "give one with lines")
 
 
 def _check_text(path: Path, line: int, block: bytes) -> None:
@@ -115,12 +121,9 @@ def where(path: Path, skip: int = 0) -> Callable[[int], str]:
 
 def _where(path: Path, skip: int, row: int) -> str:
     with opened(path) as stream:
-        for number, line in enumerate(stream, 1):
-            if number > skip and line.strip():
-                if row == 0:
-                    return f"{path}:{number}"
-                row -= 1
-    return str(path)
+        filled = (number for number, line in enumerate(stream, 1) if line.strip())
+        number = next(islice(filled, skip + row, None), 0)
+    return f"{path}:{number}" if number else str(path)
 
 
 def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
@@ -143,7 +146,7 @@ def json_object(line: bytes | str, at: str) -> dict[str, Any]:
     """A line as a JSON object; InputError with `at` if it is not one."""
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ValueError of its own where a number has thousands of digits
         raise InputError(f"not JSON ({error})", at, _FIX) from None
     if not isinstance(row, dict):
         raise InputError(f"not a JSON object but {type(row).__name__}", at, _FIX)
@@ -175,7 +178,7 @@ def check_string(value: str, key: str, at: str) -> str:
 def columns(
     path: Path, fields: list[Field], skip: int = 0, quoted: bool = False, spaces: bool = False, optional: int = 0
 ) -> Iterator[pa.Table]:
-    """The rows of a file of columns, separated by tabs (or, with `spaces`, by any white space), with the fields' names in order.
+    """The rows of a file of columns, separated by tabs (or, with `spaces`, by blanks and tabs), with the fields' names in order.
 
     `quoted` reads CSV quotes. The last `optional` columns may be missing.
     """
@@ -184,15 +187,19 @@ def columns(
     parsing = pa.csv.ParseOptions(delimiter="\t", quote_char='"' if quoted else False, double_quote=quoted)
     converting = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[], strings_can_be_null=False)
     schema = pa.schema([(f.name, _ARROW[f.type]) for f in fields])
+    whole = [f.name for f in fields if f.type == "int"]
 
     def fast(block: bytes) -> pa.Table:
         if spaces:
             block = _tabbed(block)
-        return pa.csv.read_csv(io.BytesIO(block), reading, parsing, converting).cast(schema)
+        table = pa.csv.read_csv(io.BytesIO(block), reading, parsing, converting)
+        if any(pc.any(pc.match_substring(table[name], "x", ignore_case=True)).as_py() for name in whole):
+            raise pa.ArrowInvalid("a number in base 16")
+        return table.cast(schema)
 
     def slow(line: bytes, at: str) -> list[Any]:
         text = line.decode("utf-8").strip("\r\n")
-        cells = text.split() if spaces else _csv_cells(text, at) if quoted else text.split("\t")
+        cells = cells_of(text) if spaces else _csv_cells(text, at) if quoted else text.split("\t")
         if not len(fields) - optional <= len(cells) <= len(fields):
             separator = "<blank>" if spaces else "<TAB>"
             raise InputError(f"{len(cells)} columns, not {len(fields)}", at, f"lines are {separator.join(f.key for f in fields)}")
@@ -202,8 +209,14 @@ def columns(
     return _tables(path, fields, skip, fast, slow)
 
 
+def cells_of(line: str) -> list[str]:
+    """The columns of a line that blanks or tabs separate. A blank beyond ASCII is part of an id."""
+    line = line.strip(" \t\r\n")
+    return _BETWEEN.split(line) if line else []
+
+
 def _tabbed(block: bytes) -> bytes:
-    """The block with one tab between the columns of each line, which any white space separates."""
+    """The block with one tab between the columns of each line, which blanks and tabs separate."""
     single = not block.startswith(b" ") and not block.endswith(b" ") and not any(odd in block for odd in _UNEVEN)
     if single:  # as tools write them: a regular expression would hold each column, and take five times as long
         return block.replace(b" ", b"\t")
@@ -223,10 +236,10 @@ def _parsed(cell: str, field: Field, at: str) -> Any:
         return cell
     try:
         value = int(cell) if field.type == "int" else float(cell)
-        if (not abs(value) < 2**31 and field.type == "int") or not math.isfinite(value):
+        if "_" in cell or not cell.isascii() or not abs(value) <= LARGEST[field.type]:
             raise ValueError
         return value
-    except (ValueError, OverflowError):
+    except ValueError:
         raise InputError(f"{field.key} is {cell[:40]!r}, not {_EXPECTED[field.type]}", at, _FIX) from None
 
 
@@ -283,7 +296,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         at = stop
         try:
             value, stop = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             more = next(source, None) if len(text) - at < MOST_BLOCKS * BLOCK_BYTES else None
             if more is not None:
                 text, at = text[at:] + more[0], 0

@@ -178,14 +178,18 @@ def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:
 
 
 def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart: str = "\t", header: str = "") -> None:
-    """Write the rows of tables as columns separated by `apart`; InputError if a cell contains a separator of cells or lines."""
+    """Write the rows of tables as columns separated by `apart`, a tab or a blank; InputError if a cell contains a separator of cells or lines.
+
+    Of columns apart by blanks, any white space separates cells for some readers.
+    """
     with open(path, "w", encoding="utf-8", newline="\n") as stream:
         stream.write(f"{header}\n" if header else "")
         for table in tables:
             for row in zip(*table.values(), strict=True):
                 cells = [cell if isinstance(cell, str) else str(cell) for cell in row]
                 line = apart.join(cells)
-                if line.count(apart) != len(cells) - 1 or "\n" in line or "\r" in line:
+                held = line.split() if apart == " " else line.split(apart)
+                if held != cells or "\n" in line or "\r" in line:
                     raise InputError(
                         f"{cells[0]!r} has a cell with a blank or line break that the format cannot hold", "export", "use another format"
                     )

@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.formats.lines import check_string
+from raydense.data.formats.lines import LARGEST, check_string
 from raydense.errors import InputError
 
 _NEEDED: Any = object()
-_TOO_GREAT = 2.0**128  # for 32 bits
 _BLOCK = 4_096  # examples that are held as objects
 _OPTIONAL = ("positive_scores", "negative_scores", "negative_sources")
 _STRINGS, _FLOATS = pa.list_(pa.string()), pa.list_(pa.float32())
@@ -58,7 +57,7 @@ def number(entry: dict[str, Any], key: str, at: str) -> float:
         found = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not abs(found) < _TOO_GREAT:
+    if not abs(found) <= LARGEST["float"]:
         raise _wrong(value, key, at, "a finite number")
     return found
 
@@ -85,7 +84,7 @@ def numbers(entry: dict[str, Any], key: str, at: str, count: int) -> list[float]
     if value is None or value == []:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < _TOO_GREAT for v in value
+        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= LARGEST["float"] for v in value
     ):
         raise _wrong(value, key, at, "a list of finite numbers")
     if len(value) != count:

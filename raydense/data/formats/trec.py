@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake
-from raydense.data.formats.lines import Field, columns, first_line, where
+from raydense.data.formats.lines import Field, cells_of, columns, first_line, where
 from raydense.data.formats.outlet import Outlet, exact, write_columns
 from raydense.errors import InputError
 
@@ -38,7 +38,7 @@ def read(source: Path, intake: Intake) -> None:
     A run's passages are ranked by score, as trec_eval does, not by the rank column.
     """
     files = files_of(source)
-    width = {path: len(first_line(path).split()) for path in files}
+    width = {path: len(cells_of(first_line(path))) for path in files}
     runs = [path for path in files if width[path] == len(RUN)]
     for path in files:
         if path in runs:
