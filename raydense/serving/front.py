@@ -23,7 +23,7 @@ from raydense.runtime.ray_internals import served_path
 from raydense.serving.body import Receive, Scope, Send, headers_of, read_body, while_there
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_requests, unpack_replies
 from raydense.serving.refusal import LARGEST, Refused, Reply, Unavailable, refusal
-from raydense.serving.request_metrics import TEXT, RequestMetrics
+from raydense.serving.request_metrics import TEXT, RequestMetrics, route_of
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 LIMITS = "raydense-limits"  # the header by which an app says its limits
@@ -158,7 +158,7 @@ class Front:
         reply = await self._reply(scope, receive, prefix, path)
         seconds = time.perf_counter() - begun
         self._metrics.answered(path, reply.status, seconds)
-        _log.info(f"{scope['method']} {path} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
+        _log.info(f"{scope['method']} {route_of(path)} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
         headers = {"content-type": reply.kind, "content-length": str(len(reply.body)), **reply.headers}
         start = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": reply.status, "headers": start})

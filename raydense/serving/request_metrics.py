@@ -10,6 +10,11 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
+def route_of(path: str) -> str:
+    """The route of a path, which may be counted and logged whatever a caller wrote: "other" for all paths that are none of the app's."""
+    return next((route for route in ROUTES if path == route or (route == "/passages" and path.startswith("/passages/"))), "other")
+
+
 class RequestMetrics:
     """The counters of one process."""
 
@@ -29,8 +34,8 @@ class RequestMetrics:
         self.waiting = Gauge("raydense_requests_waiting", "Requests that have come and have no reply yet.", registry=self._registry)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        """A request to the route of `path` got its reply; other paths than the app's count as one route."""
-        route = next((route for route in ROUTES if path == route or (route == "/passages" and path.startswith("/passages/"))), "other")
+        """A request to the route of `path` got its reply."""
+        route = route_of(path)
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import psutil
 import pytest
+import ray
 import requests
 from embeddings import write_corpus, write_embeddings
 from inference_world import WORDS
@@ -133,6 +135,17 @@ def test_a_passage_by_its_id(world: World) -> None:
     for unknown in ("p7000", "p7/p8", "%00", "é"):
         answer = world.get(f"/passages/{unknown}")
         assert (answer.status_code, answer.json()) == (404, {"error": "no passage has this id"})
+
+
+def test_the_log_has_the_route_and_nothing_that_a_caller_wrote(world: World) -> None:
+    """Also without a token: a line break in a path would put a line of the caller's there."""
+    forged = "2026-11-26 22:00:00,000 INFO forged-by-a-caller"
+    for sent in ({}, {"Authorization": f"Bearer {TOKEN}"}):
+        for path in (f"/passages/x%0A{quote(forged)}", f"/nothing%0A{quote(forged)}"):
+            assert requests.get(f"{world.url}{path}", headers=sent, timeout=120).status_code in (401, 404)
+    logs = [one.read_text() for one in Path(ray._private.worker.global_worker.node.get_logs_dir_path(), "serve").glob("*.log")]
+    assert any("GET /passages 404" in one for one in logs)
+    assert [one for one in logs if "forged-by-a-caller" in one] == []
 
 
 def test_long_queries_are_named(world: World) -> None:
