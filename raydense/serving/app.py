@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from ray import serve
@@ -43,6 +43,7 @@ _READY_S = 2.0  # for which a query that was answered shows that the next will b
 _HTML = "text/html; charset=utf-8"
 _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
 _log = logging.getLogger("ray.serve")
+_T = TypeVar("_T")
 
 api = FastAPI(title="raydense", description=str(ServeSettings.__doc__), docs_url=None, redoc_url=None, openapi_url=None)
 _REFUSED = 401, 413, 422, 503, 504
@@ -50,6 +51,16 @@ _REFUSED = 401, 413, 422, 503, 504
 
 def _response(reply: Reply) -> Response:
     return Response(reply.body, reply.status, reply.headers, reply.kind)
+
+
+async def _of_artifacts(answer: Awaitable[_T]) -> _T:
+    """What is read of the server's artifacts; Unavailable where they cannot be read, or were replaced: the question is valid."""
+    try:
+        return await answer
+    except TimeoutError:  # it is an OSError, too
+        raise
+    except (InputError, OSError) as error:
+        raise Unavailable(str(error)) from error
 
 
 @api.exception_handler(HTTPException)
@@ -189,10 +200,7 @@ class Search:
         return await self._found(question)
 
     async def _found(self, question: Question) -> dict[str, Any]:
-        try:
-            found = await self._batch(question)
-        except InputError as error:  # of the server's artifacts: the question is valid
-            raise Unavailable(str(error)) from error
+        found = await _of_artifacts(self._batch(question))
         if isinstance(found, Unavailable):
             raise found
         return found
@@ -205,7 +213,8 @@ class Search:
     async def _passage(self, passage_id: str) -> Reply:
         if not self._settings.corpus:
             raise Refused(404, "this server has no corpus")
-        found = await asyncio.get_running_loop().run_in_executor(self._looking, self._answering.passage, passage_id)
+        loop = asyncio.get_running_loop()
+        found = await _of_artifacts(loop.run_in_executor(self._looking, self._answering.passage, passage_id))
         return Reply.of(200, found) if found else Reply.of(404, {"error": "no passage has this id"})
 
     async def _health(self) -> Reply:

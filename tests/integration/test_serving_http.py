@@ -30,6 +30,7 @@ from raydense.retrieval.held import HeldIndex
 from raydense.retrieval.index import index
 from raydense.retrieval.named import pools
 from raydense.retrieval.settings import IndexSettings
+from raydense.serving.app import application
 from raydense.serving.running import running
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of
@@ -146,6 +147,42 @@ def test_the_log_has_the_route_and_nothing_that_a_caller_wrote(world: World) -> 
     logs = [one.read_text() for one in Path(ray._private.worker.global_worker.node.get_logs_dir_path(), "serve").glob("*.log")]
     assert any("GET /passages 404" in one for one in logs)
     assert [one for one in logs if "forged-by-a-caller" in one] == []
+
+
+def test_a_corpus_that_cannot_be_read_is_503_without_its_place(world: World, tmp_path: Path) -> None:
+    """Replaced, or without a file: what was asked is valid, and is answered once the corpus is there again."""
+    corpus = write_corpus(tmp_path / "corpus", TEXTS).path
+    words = index(IndexSettings(kind="bm25", corpus=str(corpus), output=str(tmp_path / "words")))
+    write_corpus(tmp_path / "other", TEXTS[::-1])
+    settings = ServeSettings(index=str(words.path), corpus=str(corpus))
+    url = world.url.replace("/here", "/unread")
+
+    def asked(texts: bool = True) -> list[tuple[int, str]]:
+        sent: Any = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "timeout": 120}
+        answers = [
+            requests.get(f"{url}/passages/p7", **sent),
+            requests.post(f"{url}/search", json={"query": TEXTS[7], "texts": texts}, **sent),
+        ]
+        return [(one.status_code, one.text) for one in answers]
+
+    serve.run(application(settings), name="unread", route_prefix="/unread")
+    try:
+        corpus.rename(tmp_path / "kept")
+        (tmp_path / "other").rename(corpus)
+        replaced = asked()
+        corpus.rename(tmp_path / "other")
+        (tmp_path / "kept").rename(corpus)
+        gone = []
+        for name in ("id_hash.npy", "corpus-00000.arrow"):
+            (corpus / name).rename(tmp_path / name)
+            gone += asked(texts=name.endswith("arrow"))
+            (tmp_path / name).rename(corpus / name)
+        assert [status for status, _ in replaced] == [503, 503]
+        assert [status for status, _ in gone] == [503, 200, 503, 503]
+        assert [text for _, text in replaced + gone if str(tmp_path) in text] == []
+        assert [status for status, _ in asked()] == [200, 200]
+    finally:
+        serve.delete("unread")
 
 
 def test_long_queries_are_named(world: World) -> None:
