@@ -23,9 +23,9 @@ from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering
 from raydense.serving.body import read_body
 from raydense.serving.docs_page import body_of, docs_page, responses
-from raydense.serving.front import LIMITS, Limits
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
+from raydense.serving.merging import LIMITS, Limits
 from raydense.serving.page import search_page
 from raydense.serving.question import Question
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal

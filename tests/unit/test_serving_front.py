@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
-from raydense.serving.front import LARGE, LIMITS, TOGETHER, Front, Limits, Merging
+from raydense.serving.front import Front
 from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
+from raydense.serving.merging import LARGE, LIMITS, TOGETHER, Limits, Merging
 from raydense.serving.question import Question
 from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
 from raydense.serving.search_r1 import Retrieval
