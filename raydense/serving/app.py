@@ -34,7 +34,7 @@ from raydense.serving.reranking import by_handle, reranking
 from raydense.serving.search_r1 import Retrieval
 from raydense.serving.searching import AT_ONCE
 from raydense.serving.settings import ServeSettings
-from raydense.serving.token import allows, expected
+from raydense.serving.token import expected, require
 
 _BATCH = 64  # requests whose queries are encoded together
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
@@ -132,7 +132,9 @@ class Search:
 
     @api.post(ROUTE, include_in_schema=False)
     async def merged(self, request: Request) -> Response:
-        """Requests that the front merged."""
+        """Requests that the front merged; nobody else is told the app's limits, with the hash of its token."""
+        if request.client is not None:  # it came over a connection
+            return _response(Reply.of(404, {"error": "no such route"}))
         try:
             asked = unpack_requests(await request.body())
         except ValueError:
@@ -140,7 +142,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth)
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth, self._token)
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -154,7 +156,7 @@ class Search:
     async def _given(self, request: Request, what: Callable[[], Awaitable[Reply]], closed: bool = True) -> Response:
         async def given() -> Reply:
             if closed:
-                self._authorize(request.headers.get("authorization", ""))
+                require(self._token, request.headers.get("authorization", ""))
             return await what()
 
         return _response(await self._timed(request.url.path.removeprefix(request.scope.get("root_path", "")), given()))
@@ -178,12 +180,8 @@ class Search:
         self._metrics.answered(path, found.status, time.perf_counter() - begun)
         return found
 
-    def _authorize(self, authorization: str) -> None:
-        if not allows(self._token, authorization):
-            raise Refused(401, "this server asks for a token: send the header Authorization: Bearer TOKEN")
-
     async def _answered(self, asked: Asked) -> Reply:
-        self._authorize(asked.authorization)
+        require(self._token, asked.authorization)
         if asked.route != "/retrieve":
             return Reply.of(200, await self._checked(asked.route, Question.parse(asked.body)))
         retrieval = Retrieval.parse(asked.body)

@@ -21,8 +21,16 @@ def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
     return {name.lower(): value for name, value in scope["headers"]}
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The body; `TooLarge` as soon as its length is known to be more than `LARGEST`, by its header or by what has come of it."""
+def authorization_of(scope: Mapping[str, Any]) -> str:
+    """The header `Authorization` of an ASGI scope; "" if there is none."""
+    return headers_of(scope).get(b"authorization", b"").decode("latin-1")
+
+
+async def read_body(scope: Scope, receive: Receive, came: Callable[[int], None] = lambda size: None) -> bytes:
+    """The body; `TooLarge` as soon as its length is known to be more than `LARGEST`, by its header or by what has come of it.
+
+    `came` is called with the bytes of each part of it that comes.
+    """
     length = headers_of(scope).get(b"content-length", b"0")
     if not length.isdigit() or int(length) > LARGEST:
         raise TooLarge
@@ -35,14 +43,20 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         size += len(part)
         if size > LARGEST:
             raise TooLarge
+        came(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
 async def while_there(receive: Receive, answering: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `answering`, whose body was read; it is cancelled, and `Refused` raised, when the caller closes the connection first."""
-    answer, gone = asyncio.create_task(answering), asyncio.ensure_future(receive())
+    """The result of `answering`; it is cancelled, and `Refused` raised, when the caller closes the connection first. What comes of a body is dropped."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.create_task(answering), asyncio.create_task(leave())
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():

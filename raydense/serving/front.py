@@ -1,8 +1,9 @@
 """Stands before the apps of raydense in each HTTP proxy of Ray Serve: bounds what is read and waits, and merges requests that come together.
 
-Serve reads a whole body before an app sees anything of it, and a request costs it several calls between processes. Here a body of more than 1 MiB is
-refused unread; requests that come while others are answered go to the app as one (`merged`); and each has a limit of time, and a line of
-JSON as its error. Other apps of the same Serve are passed through. `MIDDLEWARES` makes Serve's proxies have it.
+Serve reads a whole body before an app sees anything of it, and a request costs it several calls between processes. Here who has not the app's
+token is refused before the body is read, and a body of more than 1 MiB or that is slow to come as soon as that is known; requests that come while
+others are answered go to the app as one (`merged`); and each has a limit of time, and a line of JSON as its error. Other apps of the same Serve
+are passed through. `MIDDLEWARES` makes Serve's proxies have it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from raydense.runtime.ray_internals import served_path
-from raydense.serving.body import Receive, Scope, Send, headers_of, read_body, while_there
+from raydense.serving.body import Receive, Scope, Send, authorization_of, read_body, while_there
 from raydense.serving.merged import ROUTE, Asked, pack_requests, unpack_replies
 from raydense.serving.merging import LIMITS, Limits, Merging
-from raydense.serving.refusal import LARGEST, Refused, Reply, Unavailable, refusal
+from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics, route_of
+from raydense.serving.room import Room
+from raydense.serving.token import allows, require
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 _MERGED = {"/search", "/retrieve"}
-_WAITING = 512  # requests of an app that may be in a proxy
+_WAITING = 512  # requests that may be in a proxy
 _BYTES = 64 * 2**20  # of bodies in a proxy
-_OPEN = {"/health", "/ready"}
+_BODY_S = 10.0  # in which a body comes
+_OPEN = {"/", "/health", "/ready"}  # they need no token
 _LEARN_S = 5.0  # in which an app says its limits
+_AGAIN_S = 1.0  # after which it is asked again where a token is not the known one: the app may have another by now
 _log = logging.getLogger("ray.serve")
 
 
@@ -40,7 +45,7 @@ class Front:
         self._serve = app
         self._apps: dict[str, Merging] = {}
         self._metrics = RequestMetrics()
-        self._requests = self._bytes = 0
+        self._requests, self._bodies = Room(_WAITING, "requests wait"), Room(_BYTES, "bytes of requests wait")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an app of raydense; pass others through."""
@@ -62,16 +67,12 @@ class Front:
         merging = self._apps.get(prefix)
         if merging is None:
             merging = self._apps[prefix] = Merging(lambda asked: self._send_merged(prefix, asked))
-        room = self._room(scope)
         try:
-            self._enter(room, path)
-            try:
-                async with asyncio.timeout(merging.limits.seconds):
-                    body = await read_body(scope, receive)
-                return await while_there(receive, self._answer(scope, body, prefix, path))
-            finally:
-                self._requests, self._bytes = self._requests - 1, self._bytes - room
-                self._metrics.waiting.set(self._requests)
+            with self._metrics.waiting.track_inprogress(), self._bodies.held() as came:
+                await self._admit(scope, prefix, path)
+                body = await _body(scope, receive, came) if _is_merged(scope, path) else b""
+                with self._requests.held(path not in _OPEN):
+                    return await while_there(receive, self._answer(scope, body, merging, path))
         except Exception as error:
             merging.known &= not isinstance(error, TimeoutError)  # the app may have other limits by now
             found = refusal(error, merging.limits.seconds)
@@ -79,6 +80,18 @@ class Front:
                 _log.exception("a request to raydense failed")
                 found = Reply.of(500, {"error": "internal error: the server's log has more"})
             return found
+
+    async def _admit(self, scope: Scope, prefix: str, path: str) -> None:
+        """Refuse who has not the token, before anything of the body is read: it takes no place."""
+        if path in _OPEN:
+            return
+        merging = self._apps[prefix]
+        if not merging.known:
+            await self._learn(prefix, merging)
+        authorization = authorization_of(scope)
+        if not allows(merging.limits.token, authorization) and time.monotonic() - merging.learned > _AGAIN_S:
+            await self._learn(prefix, merging)
+        require(merging.limits.token, authorization)
 
     async def _learn(self, prefix: str, merging: Merging) -> None:
         """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known.
@@ -90,37 +103,21 @@ class Front:
             with suppress(Exception):  # the request itself gets the error
                 async with asyncio.timeout(_LEARN_S):
                     await self._send_merged(prefix, [])
+            merging.learned = time.monotonic()
 
-        if not merging.known:
-            if merging.learning is None or merging.learning.done():
-                merging.learning = asyncio.create_task(ask())
-            await asyncio.shield(merging.learning)
+        if merging.learning is None or merging.learning.done():
+            merging.learning = asyncio.create_task(ask())
+        await asyncio.shield(merging.learning)
 
-    def _room(self, scope: Scope) -> int:
-        """The bytes that the body may need."""
-        length = headers_of(scope).get(b"content-length", b"")
-        chunked = b"transfer-encoding" in headers_of(scope)
-        return min(int(length), LARGEST) if length.isdigit() else LARGEST * chunked
-
-    def _enter(self, room: int, path: str) -> None:
-        if (room or path not in _OPEN) and (self._requests >= _WAITING or self._bytes + room > _BYTES):
-            raise Unavailable(f"{_WAITING} requests wait already, or {_BYTES:,} bytes of them; ask again later")
-        self._requests, self._bytes = self._requests + 1, self._bytes + room
-        self._metrics.waiting.set(self._requests)
-
-    async def _answer(self, scope: Scope, body: bytes, prefix: str, path: str) -> Reply:
+    async def _answer(self, scope: Scope, body: bytes, merging: Merging, path: str) -> Reply:
         if path == ROUTE:
             raise Refused(404, "no such route")
-        merging = self._apps[prefix]
-        if path not in _OPEN:
-            await self._learn(prefix, merging)
         async with asyncio.timeout(merging.limits.seconds):
             return await self._asked_of(scope, body, merging, path)
 
     async def _asked_of(self, scope: Scope, body: bytes, merging: Merging, path: str) -> Reply:
-        if scope["method"] == "POST" and path in _MERGED:
-            authorization = headers_of(scope).get(b"authorization", b"").decode("latin-1")
-            return await merging.ask(Asked(path, authorization, body))
+        if _is_merged(scope, path):
+            return await merging.ask(Asked(path, authorization_of(scope), body))
         reply = await self._asked(scope, body)
         if path == "/metrics" and reply.status == 200:
             return Reply(200, self._metrics.text(), kind=TEXT)
@@ -178,6 +175,19 @@ class Front:
         headers = {bytes(name).decode("latin-1").lower(): bytes(value).decode("latin-1") for name, value in sent["headers"]}
         kind = headers.pop("content-type", "")
         return _of_serve(sent["status"], b"".join(sent["body"]), headers, kind)
+
+
+def _is_merged(scope: Scope, path: str) -> bool:
+    """Whether a request has a body that is read, and goes to the app with others."""
+    return scope["method"] == "POST" and path in _MERGED
+
+
+async def _body(scope: Scope, receive: Receive, came: Callable[[int], None]) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await read_body(scope, receive, came)
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {_BODY_S:g} s") from None
 
 
 def _of_serve(status: int, body: bytes, headers: dict[str, str], kind: str) -> Reply:

@@ -21,13 +21,14 @@ _SMALL_HITS = 1 / 8  # of the hits that are found together: a request that asks 
 @dataclass(frozen=True)
 class Limits:
     """What an app says of itself: the seconds that a request may take, how many merged requests its processes handle at once, how many hits
-    (queries times passages) one may ask for, and how many passages of each query a re-ranker scores.
+    (queries times passages) one may ask for, how many passages of each query a re-ranker scores, and the hash of the token that callers need.
     """
 
     seconds: float = 30.0
     at_once: int = 2
     hits: int = 50_000
     depth: int = 0
+    token: str = ""
 
     @classmethod
     def of(cls, header: str) -> Limits:
@@ -59,6 +60,7 @@ class Merging:
         self._large_last = False
         self.limits, self.known = Limits(), False
         self.learning: asyncio.Task[None] | None = None
+        self.learned = 0.0  # when, by time.monotonic()
 
     async def ask(self, asked: Asked) -> Reply:
         """The reply of the app."""

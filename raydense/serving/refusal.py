@@ -65,6 +65,8 @@ def refusal(error: Exception, seconds: float = 0.0) -> Reply | None:
         headers["Retry-After"] = str(RETRY_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 408:
+        headers["Connection"] = "close"
     return Reply(status, Reply.of(status, {"error": line}).body, headers)
 
 

@@ -7,7 +7,9 @@ import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -237,6 +239,20 @@ def test_every_route_but_two_asks_for_the_token(world: World) -> None:
         assert requests.get(f"{world.url}{path}", timeout=120).json() == {"ready": True, "index": world.index.fingerprint, "version": 1}
 
 
+@pytest.mark.parametrize(("token", "status"), [("wrong", b"401"), (TOKEN, b"408")])
+def test_who_sends_no_body_blocks_nobody(world: World, token: str, status: bytes) -> None:
+    """600 connections with headers alone, where 512 requests may wait: without the token they are refused at once, with it after a while."""
+    where = world.url.removeprefix("http://").partition("/")[0]
+    head = f"POST /here/search HTTP/1.1\r\nHost: {where}\r\nAuthorization: Bearer {token}\r\nContent-Length: 30\r\n\r\n"
+    with ExitStack() as open_:
+        connections = [open_.enter_context(socket.create_connection(tuple(where.split(":")), timeout=120)) for _ in range(600)]
+        for one in connections:
+            one.sendall(head.encode())
+        assert world.post("/search", {"query": "a", "k": 1})[0] == 200
+        assert {one.recv(65_536)[:12] for one in connections} == {b"HTTP/1.1 " + status}
+        assert world.post("/search", {"query": "a", "k": 1})[0] == 200
+
+
 def test_the_description_loads_nothing_from_elsewhere(world: World) -> None:
     description = world.get("/openapi.json").json()
     assert description["openapi"].startswith("3.")
@@ -271,30 +287,38 @@ def _highest(process: psutil.Process) -> int:
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0]) * 1024
 
 
-def _send(world: World, head: str, piece: bytes, pieces: int) -> bytes:
-    """Send a body whatever the server says meanwhile; what it says first."""
+def _send(world: World, head: str, piece: bytes, pieces: int) -> tuple[int, str]:
+    """Send a body whatever the server says meanwhile; the status and error that it says first."""
     where = world.url.removeprefix("http://").partition("/")[0]
     host, port = where.split(":")
     with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(f"POST /here/search HTTP/1.1\r\nHost: {where}\r\n{head}\r\n\r\n".encode())
         for _ in range(pieces):
             connection.sendall(piece)
-        return connection.recv(65_536)
+        with HTTPResponse(connection) as answer:
+            answer.begin()
+            return answer.status, json.loads(answer.read())["error"]
 
 
-@pytest.mark.parametrize("head", [f"Content-Length: {400 * MIB}", "Transfer-Encoding: chunked"])
-def test_a_large_body_is_never_in_memory(world: World, head: str) -> None:
+@pytest.mark.parametrize(
+    ("head", "status", "line"),
+    [
+        (f"Content-Length: {400 * MIB}\r\nAuthorization: Bearer {TOKEN}", 413, "the body is larger than"),
+        (f"Transfer-Encoding: chunked\r\nAuthorization: Bearer {TOKEN}", 413, "the body is larger than"),
+        ("Transfer-Encoding: chunked", 401, "this server asks for a token"),
+    ],
+)
+def test_a_large_body_is_never_in_memory(world: World, head: str, status: int, line: str) -> None:
     """400 MiB, by its length or in pieces: the proxy and the process of the app need less than 5 MiB for it."""
-    assert _send(world, f"Content-Length: {2 * MIB}", b"x" * MIB, 2).startswith(b"HTTP/1.1 413 ")
+    assert _send(world, f"Content-Length: {2 * MIB}\r\nAuthorization: Bearer {TOKEN}", b"x" * MIB, 2)[0] == 413
     processes = _serve_processes()
     assert {one.name()[:13] for one in processes} == {"ray::ServeRep", "ray::ProxyAct"}
     for one in processes:
         Path(f"/proc/{one.pid}/clear_refs").write_text("5")
     before = {one: _highest(one) for one in processes}
-    piece = f"{MIB:x}\r\n".encode() + b"x" * MIB + b"\r\n" if head.endswith("chunked") else b"x" * MIB
-    answer = _send(world, head, piece, 400)
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("the body is larger than")
+    piece = f"{MIB:x}\r\n".encode() + b"x" * MIB + b"\r\n" if head.startswith("Transfer") else b"x" * MIB
+    found, error = _send(world, head, piece, 400)
+    assert (found, error[: len(line)]) == (status, line)
     grown = {one.name(): (_highest(one) - size) / MIB for one, size in before.items()}
     assert max(grown.values()) < 5, grown
     assert world.post("/search", {"query": "a", "k": 1})[0] == 200

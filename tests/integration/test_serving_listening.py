@@ -74,7 +74,7 @@ def asked(path, body):
 
 with running(ServeSettings(index=sys.argv[1]), "app", "/app", "127.0.0.1", port) as url:
     question = json.dumps({"query": "bridge", "k": 1}).encode()
-    print(json.dumps([asked("/search", question), asked("/search", b" " * 2**21 + question)]))
+    print(json.dumps([asked("/search", question), asked("/search", b" " * 2**21 + question), asked("/merged", b"[]\\n")]))
 """
 
 
@@ -132,9 +132,10 @@ def test_a_serve_without_the_front_is_named_and_answers(tmp_path: Path) -> None:
     command = [sys.executable, "-c", JOINED, str(tmp_path / "words"), str(free_ports(1)[0])]
     done = forked.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (status, found), (refused, error) = json.loads(done.stdout.splitlines()[0])
+    (status, found), (refused, error), merged = json.loads(done.stdout.splitlines()[0])
     assert (status, [one["id"] for one in found["results"][0]]) == (200, ["p1"])
     assert (refused, error) == (413, {"error": "the body is larger than 1,048,576 bytes; send fewer queries at once"})
+    assert merged == [404, {"error": "no such route"}], "its reply says the hash of the token"
     assert (
         "serve: this Ray Serve was started without raydense's front, so bodies have no limit there: set RAY_SERVE_HTTP_PROXY" in done.stderr
     )

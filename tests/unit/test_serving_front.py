@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
 from raydense.serving.front import Front
-from raydense.serving.merged import MOST, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
+from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
 from raydense.serving.merging import LARGE, LIMITS, TOGETHER, Limits, Merging
 from raydense.serving.question import Question
 from raydense.serving.refusal import LARGEST, Refused, Reply, TooLarge, Unavailable, refusal, without_places
 from raydense.serving.search_r1 import Retrieval
 from raydense.serving.settings import ServeSettings
-from raydense.serving.token import allows, expected
+from raydense.serving.token import allows, expected, hashed
 
 REQUESTS = st.lists(st.builds(Asked, st.sampled_from(["/search", "/retrieve"]), st.text(max_size=9), st.binary(max_size=50)), max_size=9)
 REPLIES = st.lists(st.builds(Reply, st.sampled_from([200, 422]), st.binary(max_size=50), st.dictionaries(st.text(), st.text())), max_size=9)
@@ -241,7 +241,7 @@ def test_what_no_caller_waits_for_is_not_asked() -> None:
         stays = asyncio.create_task(front._reply(scope, _caller(b"c"), "/", "/search"))
         gone = await front._reply(scope, _caller(b"b", stays=False), "/", "/search")
         go.set()
-        return [await first, gone, await stays], front._requests
+        return [await first, gone, await stays], front._requests.used
 
     replies, waiting = asyncio.run(asyncio.wait_for(ask(), 60))
     assert merged == [[b"a"], [b"c"]]
@@ -249,33 +249,153 @@ def test_what_no_caller_waits_for_is_not_asked() -> None:
     assert waiting == 0
 
 
+class _App:
+    """An app behind a front: it says its limits, and answers each request once `go` is set."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.limits, self.go, self.bodies = {"seconds": 300.0, "at_once": 2, **limits}, asyncio.Event(), list[bytes]()
+        self.front = Front(self._serve)
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        asked = unpack_requests(body) if scope["path"] == ROUTE else []
+        self.bodies += [one.body for one in asked] if scope["path"] == ROUTE else [body]
+        if asked:
+            await self.go.wait()
+        headers = [(LIMITS.encode(), json.dumps(self.limits).encode()), (b"content-type", b"application/octet-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
+
+    async def ask(self, receive: Any, path: str = "/search", **headers: str) -> Reply:
+        """The reply to a POST, or to a GET on routes that take no body."""
+        method = "POST" if path == "/search" else "GET"
+        sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        return await self.front._reply({"type": "http", "method": method, "path": path, "headers": sent}, receive, "/", path)
+
+    def held(self) -> tuple[int, int]:
+        """The requests and bytes of bodies that are counted."""
+        return self.front._requests.used, self.front._bodies.used
+
+
+async def _silent() -> dict[str, Any]:
+    """Of a caller who sends headers alone."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _piecewise(*pieces: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Of a caller who sends so much of a body, and never its end."""
+    messages = iter(pieces)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(messages, None)
+        return await _silent() if piece is None else {"type": "http.request", "body": piece, "more_body": True}
+
+    return receive
+
+
+async def _begun(*waiting: Awaitable[Any]) -> list[asyncio.Task[Any]]:
+    """Tasks that have gone as far as they can."""
+    tasks = [asyncio.ensure_future(one) for one in waiting]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def test_what_was_refused_leaves_no_trace() -> None:
     """However many were refused because others wait: once these have gone, requests are answered again."""
 
-    async def ask() -> tuple[list[int], int, int]:
-        go, many = asyncio.Event(), 64  # bodies of a mebibyte are all that may wait
-
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            asked = unpack_requests((await receive())["body"])
-            if asked:
-                await go.wait()
-            headers = [(LIMITS.encode(), b'{"seconds": 300.0, "at_once": 2}'), (b"content-type", b"application/octet-stream")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": pack_replies([Reply(200, b"{}")] * len(asked))})
-
-        front = Front(serve)
-        scope = {"type": "http", "method": "POST", "headers": [(b"transfer-encoding", b"chunked")]}
-        waiting = [asyncio.create_task(front._reply(scope, _caller(b"a"), "/", "/search")) for _ in range(many)]
-        await asyncio.sleep(0)
-        refused = [(await front._reply(scope, _caller(b"a"), "/", "/search")).status for _ in range(3 * many)]
-        go.set()
+    async def ask() -> tuple[list[int], tuple[int, int]]:
+        app, many = _App(), 64  # bodies of a mebibyte are all that may wait
+        waiting = await _begun(*(app.ask(_caller(b"a" * LARGEST)) for _ in range(many)))
+        refused = [(await app.ask(_caller(b"a"))).status for _ in range(3 * many)]
+        app.go.set()
         assert [reply.status for reply in await asyncio.gather(*waiting)] == [200] * many
-        last = await front._reply(scope, _caller(b"a"), "/", "/search")
-        return [*refused, last.status], front._requests, front._bytes
+        return [*refused, (await app.ask(_caller(b"a"))).status], app.held()
 
-    statuses, requests, held = asyncio.run(asyncio.wait_for(ask(), 60))
+    statuses, held = asyncio.run(asyncio.wait_for(ask(), 60))
     assert statuses == [503] * 192 + [200]
-    assert (requests, held) == (0, 0)
+    assert held == (0, 0)
+
+
+@given(st.lists(st.lists(st.binary(max_size=9), max_size=4), max_size=90), st.integers(0, 90))
+def test_a_body_counts_as_what_has_come_of_it(unfinished: list[list[bytes]], whole: int) -> None:
+    """Whatever its headers allow: small ones of unknown length leave room to others, also while they wait for their reply."""
+
+    async def ask() -> None:
+        app = _App()
+        coming = await _begun(*(app.ask(_piecewise(*pieces), transfer_encoding="chunked") for pieces in unfinished))
+        waiting = await _begun(*(app.ask(_caller(b"abc"), transfer_encoding="chunked") for _ in range(whole)))
+        assert app.held() == (whole, 3 * whole + sum(len(piece) for pieces in unfinished for piece in pieces))
+        app.go.set()
+        assert [reply.status for reply in await asyncio.gather(*waiting)] == [200] * whole
+        await _ended(coming)
+        assert app.held() == (0, 0)
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+def test_who_sends_no_body_takes_no_place() -> None:
+    """A thousand callers who sent headers alone, where 512 requests may wait: others are answered."""
+
+    async def ask() -> list[int]:
+        app = _App()
+        app.go.set()
+        silent = await _begun(*(app.ask(_silent, content_length="30") for _ in range(1_000)))
+        found = [(await app.ask(_caller(b"{}"))).status, (await app.ask(_silent, "/health", content_length="30")).status]
+        await _ended(silent)
+        return found
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == [200, 200]
+
+
+def test_a_body_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.serving.front._BODY_S", 0.01)
+
+    async def ask() -> tuple[Reply, tuple[int, int], list[bytes]]:
+        app = _App()
+        return await app.ask(_piecewise(b"{"), content_length="30"), app.held(), app.bodies
+
+    reply, held, bodies = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert (reply.status, reply.body) == (408, b'{"error":"the body did not come within 0.01 s"}')
+    assert reply.headers == {"Connection": "close"}, "the rest of it may still come"
+    assert (held, bodies) == ((0, 0), [])
+
+
+def test_without_the_token_nothing_is_read() -> None:
+    """The app says the hash of its token with its limits: who lacks it is refused before the body, and the app is not asked."""
+
+    async def ask() -> tuple[list[int], list[bytes]]:
+        app = _App(token=hashed("a-word"))
+        app.go.set()
+        wrong = [await app.ask(_silent, path, authorization=sent) for path in ("/search", "/metrics") for sent in ("", "Bearer word")]
+        right = await app.ask(_caller(b"right"), authorization="Bearer a-word")
+        return [one.status for one in [*wrong, right, await app.ask(_caller(b""), "/")]], app.bodies
+
+    statuses, bodies = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert statuses == [401] * 4 + [200, 200]
+    assert bodies == [b"right", b""]
+
+
+def test_the_token_of_an_app_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its settings do: who has another token than the last one known is not refused before the app was asked again, some time later."""
+    monkeypatch.setattr("raydense.serving.front._AGAIN_S", 0.0)
+
+    async def ask() -> list[int]:
+        app, found = _App(), []
+        app.go.set()
+        for token, sent in (("one", "one"), ("two", "two"), ("two", "one"), ("", ""), ("", "two")):
+            app.limits["token"] = hashed(token) if token else ""
+            found.append((await app.ask(_caller(b"{}"), authorization=f"Bearer {sent}")).status)
+        return found
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == [200, 200, 401, 200, 200]
 
 
 def test_who_has_gone_leaves_nothing_in_the_queue() -> None:
@@ -312,10 +432,13 @@ def test_one_place_is_shared_in_turn() -> None:
 
 
 def test_all_wait_for_one_answer_about_the_limits() -> None:
-    """Of an app that does not answer: each caller is counted, and none waits for the time of those before it."""
+    """Of an app that does not answer: no body is read meanwhile, and none waits for the time of those before it."""
     asked = 0
 
-    async def ask() -> int:
+    async def _unread() -> dict[str, Any]:
+        raise AssertionError
+
+    async def ask() -> None:
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             nonlocal asked
             asked += 1
@@ -323,27 +446,24 @@ def test_all_wait_for_one_answer_about_the_limits() -> None:
 
         front = Front(serve)
         scope = {"type": "http", "method": "POST", "headers": []}
-        waiting = [asyncio.create_task(front._reply(scope, _caller(b"{}"), "/", "/search")) for _ in range(100)]
+        waiting = [asyncio.create_task(front._reply(scope, _unread, "/", "/search")) for _ in range(100)]
         await asyncio.sleep(0.01)
-        counted = front._requests
-        for one in waiting:
-            one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert front._requests == 0
-        return counted
+        await _ended(waiting)
+        assert (front._requests.used, front._bodies.used) == (0, 0)
 
-    assert asyncio.run(asyncio.wait_for(ask(), 60)) == 100
+    asyncio.run(asyncio.wait_for(ask(), 60))
     assert asked == 1
 
 
-def test_bodies_are_bounded_on_every_route() -> None:
-    for path in ("/health", "/search"):
-        front = Front(None)  # type: ignore[arg-type]
-        for _ in range(64):
-            front._enter(LARGEST, path)
-        with pytest.raises(Unavailable, match="wait already"):
-            front._enter(LARGEST, path)
-        front._enter(0, "/health")
+def test_a_body_is_read_where_one_is_asked_for_alone() -> None:
+    """Whatever comes to another route is not kept."""
+
+    async def ask() -> tuple[int, list[bytes]]:
+        app = _App()
+        reply = await app.ask(_piecewise(*[b"x" * LARGEST] * 99), "/health", content_length=str(99 * LARGEST))
+        return reply.status, app.bodies
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == (200, [b""])
 
 
 def _read(pieces: list[bytes], **headers: bytes) -> bytes:
