@@ -28,7 +28,7 @@ from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_req
 from raydense.serving.merging import LIMITS, Limits
 from raydense.serving.page import search_page
 from raydense.serving.question import Question
-from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
+from raydense.serving.refusal import Refused, Reply, Unavailable, not_too_large, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
 from raydense.serving.reranking import by_handle, reranking
 from raydense.serving.search_r1 import Retrieval
@@ -183,11 +183,11 @@ class Search:
     async def _answered(self, asked: Asked) -> Reply:
         require(self._token, asked.authorization)
         if asked.route != "/retrieve":
-            return Reply.of(200, await self._checked(asked.route, Question.parse(asked.body)))
+            return not_too_large(Reply.of(200, await self._checked(asked.route, Question.parse(asked.body))))
         retrieval = Retrieval.parse(asked.body)
         question = retrieval.question
         found = (await self._checked(asked.route, question))["results"] if question else []
-        return Reply.of(200, retrieval.reply(found))
+        return not_too_large(Reply.of(200, retrieval.reply(found)))
 
     async def _checked(self, route: str, question: Question) -> dict[str, Any]:
         question.check(self._settings.most_queries, self._settings.most_hits, self._depth)

@@ -1,4 +1,4 @@
-"""Stands before the apps of raydense in each HTTP proxy of Ray Serve: bounds what is read and waits, and merges requests that come together.
+"""Stands before the apps of raydense in each HTTP proxy of Ray Serve: bounds what is read, waits and is sent, and merges requests that come together.
 
 Serve reads a whole body before an app sees anything of it, and a request costs it several calls between processes. Here who has not the app's
 token is refused before the body is read, and a body of more than 1 MiB or that is slow to come as soon as that is known; requests that come while
@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -25,12 +25,14 @@ from raydense.serving.merging import LIMITS, Limits, Merging
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics, route_of
 from raydense.serving.room import Room
+from raydense.serving.sending import PART, send_reply
 from raydense.serving.token import allows, require
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 _MERGED = {"/search", "/retrieve"}
 _WAITING = 512  # requests that may be in a proxy
 _BYTES = 64 * 2**20  # of bodies in a proxy
+_REPLIES = 256 * 2**20  # bytes of replies that callers have not read yet
 _BODY_S = 10.0  # in which a body comes
 _OPEN = {"/", "/health", "/ready"}  # they need no token
 _LEARN_S = 5.0  # in which an app says its limits
@@ -46,6 +48,7 @@ class Front:
         self._apps: dict[str, Merging] = {}
         self._metrics = RequestMetrics()
         self._requests, self._bodies = Room(_WAITING, "requests wait"), Room(_BYTES, "bytes of requests wait")
+        self._replies = Room(_REPLIES, "bytes of replies wait to be read")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an app of raydense; pass others through."""
@@ -55,13 +58,15 @@ class Front:
         prefix, path = there
         begun = time.perf_counter()
         reply = await self._reply(scope, receive, prefix, path)
-        seconds = time.perf_counter() - begun
-        self._metrics.answered(path, reply.status, seconds)
-        _log.info(f"{scope['method']} {route_of(path)} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
-        headers = {"content-type": reply.kind, "content-length": str(len(reply.body)), **reply.headers}
-        start = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": reply.status, "headers": start})
-        await send({"type": "http.response.body", "body": reply.body})
+        with ExitStack() as sending:
+            try:
+                sending.enter_context(self._replies.held(len(reply.body) if len(reply.body) > PART else 0))
+            except Unavailable as error:
+                reply = refusal(error) or reply
+            seconds = time.perf_counter() - begun
+            self._metrics.answered(path, reply.status, seconds)
+            _log.info(f"{scope['method']} {route_of(path)} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
+            await send_reply(send, reply, self._apps[prefix].limits.seconds)
 
     async def _reply(self, scope: Scope, receive: Receive, prefix: str, path: str) -> Reply:
         merging = self._apps.get(prefix)

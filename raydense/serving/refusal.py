@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from raydense.errors import InputError
 
 LARGEST = 2**20  # bytes of a body
+LARGEST_REPLY = 64 * 2**20
 RETRY_S = 1
 _PLACE = re.compile(r"(?<![\w/])(?:\w+://|\.{0,2}/).*?(?=: |; |\)|$)")  # to the end of its part of the line: a name may hold blanks
 
@@ -45,6 +46,13 @@ class TooLarge(Refused):
 
     def __init__(self) -> None:
         super().__init__(413, f"the body is larger than {LARGEST:,} bytes; send fewer queries at once")
+
+
+def not_too_large(reply: Reply) -> Reply:
+    """The reply; `Refused` where it has more than `LARGEST_REPLY` bytes."""
+    if len(reply.body) > LARGEST_REPLY:
+        raise Refused(422, f"the reply has more than {LARGEST_REPLY:,} bytes; ask for fewer passages, or without texts")
+    return reply
 
 
 def refusal(error: Exception, seconds: float = 0.0) -> Reply | None:
