@@ -18,12 +18,13 @@ from ray import serve
 from starlette.exceptions import HTTPException
 
 from raydense.errors import InputError
-from raydense.runtime.ray_internals import keep_serve_port_inside, most_replicas
+from raydense.runtime.ray_internals import keep_serve_port_inside, most_replicas, serve_http_config
 from raydense.runtime.session import quiet_data
 from raydense.serving.answering import Answering
 from raydense.serving.body import read_body
 from raydense.serving.docs_page import body_of, docs_page, responses
 from raydense.serving.holding import held_bytes
+from raydense.serving.host import is_local, require_local
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_requests
 from raydense.serving.merging import LIMITS, Limits
 from raydense.serving.page import search_page
@@ -45,8 +46,10 @@ _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or 
 _log = logging.getLogger("ray.serve")
 _T = TypeVar("_T")
 
-api = FastAPI(title="raydense", description=str(ServeSettings.__doc__), docs_url=None, redoc_url=None, openapi_url=None)
-_REFUSED = 401, 413, 422, 503, 504
+api = FastAPI(
+    title="raydense", description=str(ServeSettings.__doc__), docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+)
+_REFUSED = 401, 403, 413, 422, 503, 504
 
 
 def _response(reply: Reply) -> Response:
@@ -78,6 +81,7 @@ class Search:
         keep_serve_port_inside()
         quiet_data()
         self._settings, self._token = settings, token
+        self._local = not token and is_local(serve_http_config().host)
         rerank = by_handle(reranker, settings.reranker_replicas, settings.seconds / 2) if reranker is not None else None
         self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
         self._depth = settings.rerank_depth if reranker is not None else 0
@@ -100,22 +104,22 @@ class Search:
         """The page on which people search."""
         return await self._given(request, self._searched, closed=False)
 
-    @api.get("/passages/{passage_id:path}", responses=responses("/passages", 401, 404, 422, 503, 504))
+    @api.get("/passages/{passage_id:path}", responses=responses("/passages", 401, 403, 404, 422, 503, 504))
     async def passage(self, request: Request, passage_id: str) -> Response:
         """The title and text of a passage; 404 if there is none of that id."""
         return await self._given(request, lambda: self._passage(passage_id))
 
-    @api.get("/health", responses=responses("/health", 503))
+    @api.get("/health", responses=responses("/health", 403, 503))
     async def health(self, request: Request) -> Response:
         """Whether the index is there, and which."""
         return await self._given(request, self._health, closed=False)
 
-    @api.get("/ready", responses=responses("/health", 503))
+    @api.get("/ready", responses=responses("/health", 403, 503))
     async def ready(self, request: Request) -> Response:
         """200 if a query is answered now, else 503: a readiness probe."""
         return await self._given(request, self._ready, closed=False)
 
-    @api.get("/metrics", responses=responses("", 401, 503))
+    @api.get("/metrics", responses=responses("", 401, 403, 503))
     async def metrics(self, request: Request) -> Response:
         """Requests by route and status, their seconds, batches and what waits, for Prometheus."""
         return await self._given(request, self._counted)
@@ -142,24 +146,30 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth, self._token)
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth, self._token, self._local)
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
         route, authorization = request.scope["path"].rpartition("/")[2], request.headers.get("authorization", "")
 
         async def answered() -> Reply:
+            self._require_host(request)
             return await self._answered(Asked(f"/{route}", authorization, await read_body(request.scope, request.receive)))
 
         return _response(await self._timed(f"/{route}", answered()))
 
     async def _given(self, request: Request, what: Callable[[], Awaitable[Reply]], closed: bool = True) -> Response:
         async def given() -> Reply:
+            self._require_host(request)
             if closed:
                 require(self._token, request.headers.get("authorization", ""))
             return await what()
 
         return _response(await self._timed(request.url.path.removeprefix(request.scope.get("root_path", "")), given()))
+
+    def _require_host(self, request: Request) -> None:
+        if self._local:
+            require_local(request.headers.get("host", ""))
 
     async def _timed(self, path: str, reply: Awaitable[Reply]) -> Reply:
         """The reply, or what became of it, and counted."""

@@ -28,6 +28,7 @@ td,th{text-align:left;vertical-align:top;padding:.2em 1em .2em 0}h2{margin-top:2
 )
 _STATUSES = {
     401: "no token, or a wrong one",
+    403: "asked for by another name than localhost, where there is no token",
     404: "there is none",
     413: "the body is too large",
     422: "the request is not one",

@@ -19,7 +19,8 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from raydense.runtime.ray_internals import served_path
-from raydense.serving.body import Receive, Scope, Send, authorization_of, read_body, while_there
+from raydense.serving.body import Receive, Scope, Send, authorization_of, headers_of, read_body, while_there
+from raydense.serving.host import require_local
 from raydense.serving.merged import ROUTE, Asked, pack_requests, unpack_replies
 from raydense.serving.merging import LIMITS, Limits, Merging
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
@@ -87,9 +88,9 @@ class Front:
             return found
 
     async def _admit(self, scope: Scope, prefix: str, path: str) -> None:
-        """Refuse who has not the token, before anything of the body is read: it takes no place."""
+        """Refuse who may not ask, before anything of the body is read: it takes no place."""
         if path in _OPEN:
-            return
+            return  # the app looks at the host
         merging = self._apps[prefix]
         if not merging.known:
             await self._learn(prefix, merging)
@@ -97,6 +98,8 @@ class Front:
         if not allows(merging.limits.token, authorization) and time.monotonic() - merging.learned > _AGAIN_S:
             await self._learn(prefix, merging)
         require(merging.limits.token, authorization)
+        if merging.limits.local:
+            require_local(headers_of(scope).get(b"host", b"").decode("latin-1"))
 
     async def _learn(self, prefix: str, merging: Merging) -> None:
         """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known.

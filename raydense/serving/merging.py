@@ -21,7 +21,8 @@ _SMALL_HITS = 1 / 8  # of the hits that are found together: a request that asks 
 @dataclass(frozen=True)
 class Limits:
     """What an app says of itself: the seconds that a request may take, how many merged requests its processes handle at once, how many hits
-    (queries times passages) one may ask for, how many passages of each query a re-ranker scores, and the hash of the token that callers need.
+    (queries times passages) one may ask for, how many passages of each query a re-ranker scores, the hash of the token that callers need, and
+    whether it answers those alone who ask for it as `local` host.
     """
 
     seconds: float = 30.0
@@ -29,6 +30,7 @@ class Limits:
     hits: int = 50_000
     depth: int = 0
     token: str = ""
+    local: bool = False
 
     @classmethod
     def of(cls, header: str) -> Limits:

@@ -5,6 +5,7 @@ And a Ray Serve that it did not start, which has no front.
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import json
 import signal
@@ -65,16 +66,16 @@ ray.init(address="local", log_to_driver=False, logging_level="error")
 os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 serve.start(http_options={"host": "127.0.0.1", "port": port})
 
-def asked(path, body):
+def asked(path, body, host="localhost"):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + path, data=body), timeout=120) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data=body, headers={"Host": host}), timeout=120) as answer:
             return [answer.status, json.loads(answer.read())]
     except urllib.error.HTTPError as error:
         return [error.code, json.loads(error.read())]
 
 with running(ServeSettings(index=sys.argv[1]), "app", "/app", "127.0.0.1", port) as url:
     question = json.dumps({"query": "bridge", "k": 1}).encode()
-    print(json.dumps([asked("/search", question), asked("/search", b" " * 2**21 + question), asked("/merged", b"[]\\n")]))
+    print(json.dumps([asked("/search", question), asked("/search", b" " * 2**21 + question), asked("/merged", b"[]\\n"), asked("/search", question, "evil.example"), asked("/health", None, "evil.example")[0]]))
 """
 
 
@@ -110,6 +111,8 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
         asked = urllib.request.Request(f"http://127.0.0.1:{port}/search", data=b'{"query": "bridge", "k": 1}')
         with urllib.request.urlopen(asked, timeout=120) as answer:
             assert [one["id"] for one in json.loads(answer.read())["results"][0]] == ["p1"]
+        hosts = [f"127.0.0.1:{port}", f"localhost:{port}", "[::1]", f"evil.example:{port}", "localhost.evil.example"]
+        assert [_statuses(port, host) for host in hosts] == [[200, 200, 200, 200, 404]] * 3 + [[403] * 5] * 2
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         found = [(one.name(), of.laddr) for one in processes for of in one.net_connections("inet") if of.status == psutil.CONN_LISTEN]
         assert int(port) in {at.port for _, at in found}
@@ -126,16 +129,28 @@ def test_a_served_index_listens_at_the_loopback_and_goes_with_ctrl_c(tmp_path: P
     assert [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def _statuses(port: str, host: str) -> list[int]:
+    """Of requests that reach the loopback by the name `host`, as those of a page do whose name leads there; redirects are not followed."""
+    found = []
+    for method, path in (("GET", "/"), ("GET", "/health"), ("GET", "/docs"), ("POST", "/search"), ("POST", "/search/")):
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
+        connection.request(method, path, b'{"query": "bridge", "k": 1}' if method == "POST" else None, {"Host": host})
+        found.append(connection.getresponse().status)
+        connection.close()
+    return found
+
+
 def test_a_serve_without_the_front_is_named_and_answers(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", ["the red fox", "a stone bridge"])
     index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "words")))
     command = [sys.executable, "-c", JOINED, str(tmp_path / "words"), str(free_ports(1)[0])]
     done = forked.run(command, env=cold_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (status, found), (refused, error), merged = json.loads(done.stdout.splitlines()[0])
+    (status, found), (refused, error), merged, *elsewhere = json.loads(done.stdout.splitlines()[0])
     assert (status, [one["id"] for one in found["results"][0]]) == (200, ["p1"])
     assert (refused, error) == (413, {"error": "the body is larger than 1,048,576 bytes; send fewer queries at once"})
     assert merged == [404, {"error": "no such route"}], "its reply says the hash of the token"
+    assert [elsewhere[0][0], elsewhere[1]] == [403, 403]
     assert (
         "serve: this Ray Serve was started without raydense's front, so bodies have no limit there: set RAY_SERVE_HTTP_PROXY" in done.stderr
     )

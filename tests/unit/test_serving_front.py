@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from raydense.errors import InputError, InputErrors
 from raydense.serving.body import read_body
 from raydense.serving.front import Front
+from raydense.serving.host import is_local
 from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, pack_requests, unpack_replies, unpack_requests
 from raydense.serving.merging import LARGE, LIMITS, TOGETHER, Limits, Merging
 from raydense.serving.question import Question
@@ -396,6 +397,42 @@ def test_the_token_of_an_app_may_change(monkeypatch: pytest.MonkeyPatch) -> None
         return found
 
     assert asyncio.run(asyncio.wait_for(ask(), 60)) == [200, 200, 401, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000", "127.0.1.1:1", "[::1]", "[::1]:8000", "::1"]
+)
+def test_a_host_of_this_machine(host: str) -> None:
+    assert is_local(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "0.0.0.0",
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example@localhost",
+        "::",
+    ],
+)
+def test_a_host_that_is_not_of_this_machine_alone(host: str) -> None:
+    assert not is_local(host)
+
+
+def test_an_app_at_the_loopback_is_asked_by_its_name() -> None:
+    """Where it has no token: a page whose name leads to the loopback (DNS rebinding) is refused before its body is read."""
+
+    async def ask() -> tuple[list[int], list[bytes]]:
+        app = _App(local=True)
+        app.go.set()
+        refused = [(await app.ask(_silent, path, host="evil.example:8000")).status for path in ("/search", "/metrics")]
+        return [*refused, (await app.ask(_caller(b"a"), host="localhost:8000")).status], app.bodies
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([403, 403, 200], [b"a"])
 
 
 def test_who_has_gone_leaves_nothing_in_the_queue() -> None:
