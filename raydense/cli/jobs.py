@@ -19,6 +19,7 @@ from raydense.cli.visibility import SUBMISSION
 from raydense.cli.work import Work, entrypoint, packed, submission_name
 from raydense.errors import InputError
 from raydense.runtime.progress import duration, say
+from raydense.runtime.session import TOKEN
 from raydense.runtime.verbosity import VARIABLE, limit_logs
 
 _HEADERS = "RAY_JOB_HEADERS"
@@ -71,8 +72,7 @@ def connect(address: str) -> Any:
     try:
         return JobSubmissionClient(address, headers=_headers())
     except AuthenticationError:
-        fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's"
-        raise InputError("the cluster requires its token", address, fix) from None
+        raise InputError("the cluster requires its token", address, TOKEN) from None
     except (ConnectionError, RuntimeError, requests.RequestException) as error:
         fix = "check --address: it is that of the dashboard, as http://HEAD:8265"
         raise InputError(f"no dashboard of Ray answers ({_last_line(error)})", address, fix) from error

@@ -21,6 +21,7 @@ _AUTOSCALER_S = 20.0
 _ANSWERS_S = 10.0
 _STARTS = 3  # of a Ray that gives up
 _SMALLEST_STORE = 80 << 20
+TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's"
 SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine; set by what starts several
 
 
@@ -47,7 +48,7 @@ def joins_cluster() -> bool:
 def ensure_ray() -> None:
     """Connect to RAY_ADDRESS (set by Ray inside a job, and by --address), otherwise start a local Ray; at most once per process.
 
-    InputError if no cluster answers at the address, or none starts in time.
+    InputError if no cluster answers at the address, as one does not without its token, or none starts in time.
     The local Ray listens only at the loopback. It has at least four logical CPUs, since a pipeline of actors with fewer never starts.
     """
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
@@ -70,6 +71,7 @@ def ensure_ray() -> None:
 
 def _connect() -> None:
     import ray
+    from ray.exceptions import AuthenticationError
 
     level = logging.INFO if is_verbose() else logging.WARNING
     common: dict[str, Any] = {"logging_level": level, "log_to_driver": is_verbose(), "configure_logging": True}
@@ -79,8 +81,11 @@ def _connect() -> None:
         try:
             with on_loopback() if only_on_loopback(where) else nullcontext():
                 ray.init(address=where, **common)
-        except (ConnectionError, ValueError) as error:
-            raise InputError(f"no Ray cluster answers ({error})", where, "check --address and RAY_ADDRESS") from error
+        except AuthenticationError as error:
+            raise InputError("RAY_AUTH_MODE=token is set, and no token", where, TOKEN) from error
+        except (ConnectionError, ValueError) as error:  # without the token Ray says no more than that it failed to connect
+            fix = f"check --address and RAY_ADDRESS; if it requires a token, {TOKEN}"
+            raise InputError(f"no Ray cluster answers ({error})", where, fix) from error
     else:
         _start(**common)
 
