@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import threading
+import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from raydense.serving.token import VARIABLE, expected
 def serve_command() -> click.Command:
     """The verb `serve`, with flags made from its settings."""
     where = [
-        Flag(["--name"], default="search", metavar="NAME", help="the app's name, on a cluster that has several  [search]"),
+        Flag(["--name"], default="search", metavar="NAME", help="the app's name; on a cluster, one that no other app has  [search]"),
         Flag(["--route"], default="/", metavar="PATH", help="what its URLs begin with, on a cluster that has several apps  [/]"),
         Flag(
             ["--host"], default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0: for all who reach this machine  [127.0.0.1]"
@@ -33,14 +34,17 @@ def serve_command() -> click.Command:
 def _serve(name: str, route: str, host: str, port: int, address: str | None, **flags: Any) -> None:
     settings = read(ServeSettings, None, flags)
     join(address)
-    from raydense.serving.running import running
+    from raydense.serving.running import running, until_gone
 
-    try:
-        with running(settings, name, route, host, port) as url:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has one of its own, which would end with an error
-            print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
-            token = f' -H "Authorization: Bearer ${VARIABLE}"' if expected() else ""
-            print(f"curl {url}/search{token} -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
-            threading.Event().wait()
-    except KeyboardInterrupt:
-        say("serve: ended")
+    gone = False
+    with running(settings, name, route, host, port) as url, suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has one of its own, which would end with an error
+        print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
+        token = f' -H "Authorization: Bearer ${VARIABLE}"' if expected() else ""
+        print(f"curl {url}/search{token} -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)
+        until_gone(name)
+        gone = True
+    if gone:
+        say(f"serve: ended, since another process ended the app {name!r}")
+        sys.exit(1)
+    say("serve: ended")

@@ -32,6 +32,14 @@ def actors_of(job: str | None = None) -> list[dict[str, Any]]:
     return list(actors(job_id=None if job is None else ray.JobID.from_hex(job)).values())
 
 
+def driver_of(job: str) -> str:
+    """The process that a job (its id as hex) belongs to, in words; "" once it has ended. The public list of jobs needs a dashboard."""
+    from ray._private.state import jobs
+
+    runs = (one for one in jobs() if one["JobID"] == job and not one["IsDead"])
+    return next((f"process {one['DriverPid']} of {one['DriverIPAddress']}" for one in runs), "")
+
+
 def is_started(actor: Any) -> bool:
     """Whether an actor's process runs; every public call waits for it."""
     from ray._private.state import actors
@@ -87,6 +95,13 @@ def kv_put(key: str, value: bytes, namespace: str | None = None) -> None:
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key.encode(), value, overwrite=True, namespace=_bytes(namespace))
+
+
+def kv_add(key: str, value: bytes, namespace: str | None = None) -> bool:
+    """Store `value` under `key` unless there is one; whether it was stored. Of several processes at once one succeeds."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    return not _internal_kv_put(key.encode(), value, overwrite=False, namespace=_bytes(namespace))
 
 
 def kv_get(key: str, namespace: str | None = None) -> bytes | None:

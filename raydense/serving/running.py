@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import RayServeException
 
 from raydense.errors import InputError
@@ -20,6 +22,7 @@ from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
 from raydense.serving.app import application
+from raydense.serving.app_name import release_name, take_name
 from raydense.serving.front import MIDDLEWARES
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import ROUTE
@@ -28,14 +31,16 @@ from raydense.serving.searching_all import check_corpus, fusion_of
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
 
+_LOOK_S = 2.0
+
 
 @contextmanager
 def running(settings: ServeSettings, name: str, route: str, host: str, port: int) -> Iterator[str]:
     """Runs the app `name` under `route` of a server at host:port during the block; yields its URL.
 
-    A running app of that name is updated, and stays if that fails. At the end the app and its own pools are stopped, and Serve too if no
-    other app is left. InputError if the port or the route is taken, the cluster's Serve listens elsewhere, model, corpus, indexes or pools, and
-    fused run do not fit, or a pool cannot be started.
+    An app of that name that a killed process left is updated, and stays if that fails. At the end the app and its own pools are stopped, and Serve
+    too if no other app is left. InputError if the port, the name or the route is taken, the cluster's Serve listens elsewhere, model, corpus,
+    indexes or pools, and fused run do not fit, or a pool cannot be started.
     """
     if not re.fullmatch(r"/([^{}]*[^/{}])?", route):
         raise InputError(f"{route!r} is no route", "--route", "give / or one like /nq")
@@ -45,33 +50,57 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     places = sources(settings, name)
     if own := [index for source in places if (index := source.check_own())]:
         _check_together(settings, own)
-    if not joins_cluster():
-        _check_port(host, port)
-    ensure_ray()
-    limit_logs("ray.serve")
-    if (listens := serve_http_config()) is not None:
-        _check_listens(listens, host, port)
-    held = held_bytes(settings)
-    if not held:
-        found = [pool.index for pool in connected(places)]  # an error is raised here, as one line, before a running app is touched
-        if settings.pool:
-            for source, index in zip(places, found, strict=True):
-                source.check(index)
-            _check_together(settings, found)
-    serve.start(http_options={"host": host, "port": port}, controller_options={"runtime_env": {"env_vars": MIDDLEWARES}})
-    limit_logs("ray.serve")
-    stays = name in serve.status().applications
+    with nullcontext() if joins_cluster() else _having_port(host, port):
+        ensure_ray()
+        limit_logs("ray.serve")
+        if (listens := serve_http_config()) is not None:
+            _check_listens(listens, host, port)
+        with _deployed(settings, places, name, route, {"host": host, "port": port}):
+            url = f"http://{host}:{port}{route.rstrip('/')}"
+            if listens is not None:
+                _warn_without_front(url)
+            yield url
+
+
+def until_gone(name: str) -> None:
+    """Returns once the app is not there any more: another process deleted it, or ended Ray Serve."""
+    while name in _apps():
+        time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _deployed(settings: ServeSettings, places: list[Source], name: str, route: str, http: dict[str, Any]) -> Iterator[None]:
+    """The app runs during the block, under a name that is this process's."""
+    stays, begun = take_name(name), False
     try:
-        serve.run(application(settings, held), name=name, route_prefix=route)
+        held = held_bytes(settings)
+        if not held:
+            _check_pools(settings, places)
+        app = application(settings, held)
+        begun = True
+        if stays:
+            say(f"serve: takes over the app {name!r}, which was left here")
+        serve.start(http_options=http, controller_options={"runtime_env": {"env_vars": MIDDLEWARES}})
+        limit_logs("ray.serve")
+        serve.run(app, name=name, route_prefix=route)
         stays = False
-        if listens is not None:
-            _warn_without_front(f"http://{host}:{port}{route.rstrip('/')}")
-        yield f"http://{host}:{port}{route.rstrip('/')}"
+        yield
     except RayServeException as error:
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
-        if not stays:
+        if begun and not stays:
             _end(places, name)
+        elif not stays:
+            release_name(name)
+
+
+def _check_pools(settings: ServeSettings, places: list[Source]) -> None:
+    """Connect to the pools, and start the app's own, here, so that an error is raised as one line, before a running app is touched."""
+    found = [pool.index for pool in connected(places)]
+    if settings.pool:
+        for source, index in zip(places, found, strict=True):
+            source.check(index)
+        _check_together(settings, found)
 
 
 def _check_together(settings: ServeSettings, indexes: list[Artifact]) -> None:
@@ -97,22 +126,52 @@ def _warn_without_front(url: str) -> None:
 
 def _end(places: list[Source], name: str) -> None:
     """Stop the app; other apps stay."""
-    apps = serve.status().applications
-    if name in apps:
-        serve.delete(name)
-    if not apps.keys() - {name}:
-        serve.shutdown()
-    for source in places:
-        source.close_own()
-
-
-def _check_port(host: str, port: int) -> None:
     try:
-        with socket.socket() as one:
+        apps = _apps()
+        with suppress(ActorDiedError):  # another process ends Serve
+            if name in apps:
+                say(f"serve: stops the app {name!r}")
+                serve.delete(name)
+            if not apps.keys() - {name}:
+                serve.shutdown()
+        for source in places:
+            source.close_own()
+        release_name(name)
+    except BaseException:  # as a second Ctrl-C
+        if joins_cluster():
+            say(f"serve: cut off: the app {name!r} may still run; the same command takes it over, `serve shutdown` ends it")
+        raise
+
+
+def _apps() -> dict[str, Any]:
+    """The apps of this Serve by their names, none once it has ended; waits while its controller starts again."""
+    while True:
+        try:
+            return dict(serve.status().applications)
+        except ActorDiedError:
+            return {}
+        except ActorUnavailableError:
+            time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _having_port(host: str, port: int) -> Iterator[None]:
+    """In the block no other command has this port. InputError if something listens there.
+
+    The proxies of Ray Serve share a port with those of another Ray, and bind it long after this looks. So the command holds the UDP port of the same
+    number, which nothing shares.
+    """
+    with socket.socket() as one, socket.socket(type=socket.SOCK_DGRAM) as held:
+        try:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind((host, port))
-    except OSError as error:
-        raise InputError(f"cannot listen there ({error.strerror or error})", f"{host}:{port}", "give another --port or --host") from None
+            held.bind((host, port))
+        except OSError as error:
+            raise InputError(
+                f"cannot listen there ({error.strerror or error})", f"{host}:{port}", "give another --port or --host"
+            ) from None
+        one.close()
+        yield
 
 
 def _check_listens(there: Any, host: str, port: int) -> None:

@@ -68,8 +68,20 @@ def test_the_key_value_store(namespace: str | None) -> None:
     for value in (b"one", b"two"):
         ray_internals.kv_put("test", value, namespace)
         assert ray_internals.kv_get("test", namespace) == value
+    assert not ray_internals.kv_add("test", b"three", namespace)
+    assert ray_internals.kv_get("test", namespace) == b"two"
     ray_internals.kv_delete("test", namespace)
     assert ray_internals.kv_get("test", namespace) is None
+    assert ray_internals.kv_add("test", b"three", namespace)
+    assert ray_internals.kv_get("test", namespace) == b"three"
+    ray_internals.kv_delete("test", namespace)
+
+
+def test_the_driver_of_a_job() -> None:
+    """`test_serving_command.py` kills one."""
+    context = ray.get_runtime_context()
+    assert ray_internals.driver_of(context.get_job_id()) == f"process {os.getpid()} of {context.gcs_address.rpartition(':')[0]}"
+    assert ray_internals.driver_of("ffffffff") == ""
 
 
 def test_what_starting_and_serving_need() -> None:
