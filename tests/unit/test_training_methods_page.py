@@ -16,8 +16,9 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
 from raydense.training.examples import read_examples
-from raydense.training.method import method_of
-from raydense.training.step import forward_and_backward
+from raydense.training.method import load_model, method_of
+from raydense.training.settings import PretrainSettings
+from raydense.training.step import forward_and_backward, run
 from raydense.training.texts import Texts
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -28,14 +29,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     return make_training_data(tmp_path_factory.mktemp("page"))
 
 
-@pytest.mark.parametrize(("name", "in_batch"), [("Margin", False), ("MarginInBatch", True)])
+@pytest.mark.parametrize(("name", "in_batch"), [("Margin", None), ("MarginInBatch", True), ("MarginInBatch", False)])
 def test_the_examples(
-    data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_batch: bool
+    data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_batch: bool | None
 ) -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "margin.py").write_text("".join(code), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    asked = data.settings(tmp_path / "o", objective=f"margin:{name}", margin=1.0, normalize=True)
+    asked = data.settings(tmp_path / "o", objective=f"margin:{name}", margin=1.0, normalize=True, in_batch=in_batch)
     store, queries = PassageStore(asked.corpus), read_table(asked.queries, "queries", ["query_id", "text"])
     (part,) = Sampler(read_examples(asked.examples, queries, store, 2), asked).step(0)
 
@@ -62,3 +63,30 @@ def test_the_examples(
     assert loss == pytest.approx(np.mean(each), rel=1e-5)
     for weight, value in gradients(4, 6)[1].items():
         torch.testing.assert_close(value, whole[weight], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("base", "shape"), [("DualEncoderMethod", (8, 3)), ("Retriever", (8, 24)), ("Reranker", (8, 3)), ("Mlm", ())])
+def test_what_the_table_gives_a_loss(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, shape: tuple[int, ...]
+) -> None:
+    (module, shown), *_ = re.findall(rf"^\| `{base}` of `([\w.]+)` \|.*\| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    *before, last = (line for line in re.findall(r"`([^`]+)`", shown) if "(" in line)
+    body = "\n        ".join([*before, f"return {last}"])
+    code = f"from {module} import *\nclass Mine({base}):\n    def loss(self, outputs, batch):\n        {body}\n"
+    (tmp_path / f"shown_{base}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = f"shown_{base}:Mine"
+    if base == "Mlm":
+        corpus = str(data.root / "sample/corpus")
+        asked = PretrainSettings(method=named, model="tiny", corpus=corpus, output=str(tmp_path / "o"), batch_size=8)
+    else:
+        asked = data.settings(tmp_path / "o", objective=named)
+    kind, store = method_of(asked), PassageStore(asked.corpus)
+    kind.make_tiny(store.passages(np.arange(len(store))), tmp_path / "tiny", 0)
+    examples, texts = kind.read(asked, store)
+    (part,) = Sampler(examples, asked).step(0)
+    method = kind(asked, load_model(asked, str(tmp_path / "tiny")), texts, 0, 1)
+    batch = method.prepare(part)
+    read = {name: one for name, one in batch.items() if isinstance(one, dict)}
+    outputs = run(TorchEngine(method.model, asked, torch.device("cpu"), "fp32"), read)
+    assert tuple(method.loss(outputs, batch).shape) == shape
