@@ -94,7 +94,8 @@ def _is_output(folder: Path) -> bool:
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
-    The names of inputs in a list are part of it, since the output shows them; so is the commit of a model of the Hub.
+    The names of inputs in a list are part of it, since the output shows them; so are the commit of a model of the Hub, and the code of a
+    training method that is not raydense's.
     Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
     inputs: dict[str, Any] = {}
@@ -110,7 +111,7 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
             inputs[key] = _input_fingerprint(value, kind)
             if kind == "model" and is_hub_name(value):
                 commits[key] = model_place(value).located
-    more = {"names": names, "commits": commits}
+    more = {"names": names, "commits": commits, "method_code": settings.method_code()}
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
 

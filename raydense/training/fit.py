@@ -21,7 +21,7 @@ from raydense.errors import InputError
 from raydense.models.model_card import add_section
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
-from raydense.storage import MANIFEST, Artifact, Draft, Place, provenance, releases_outputs
+from raydense.storage import MANIFEST, Artifact, Draft, Place, begun_from, provenance, read_manifest, releases_outputs
 from raydense.training.batches import Sampler
 from raydense.training.capacity import require_capacity
 from raydense.training.card import shown_inputs, training_section
@@ -57,7 +57,9 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     output = Place.of(settings.output)
     wait_for_left_builder(output)
     wait_for_left(output)
-    draft = Draft.open(output, method_of(settings).artifact, provenance(settings.verb, settings))
+    made_from = provenance(settings.verb, settings)
+    _discard_uncounted(output, settings, made_from)
+    draft = Draft.open(output, method_of(settings).artifact, made_from)
     shared = draft.shared
     if draft.done:
         shared.forget()
@@ -69,6 +71,18 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     made = _finish(settings, named, draft, shared, json.loads((shared / _RESULT).read() or b""), time.monotonic() - started)
     shared.forget()
     return made
+
+
+def _discard_uncounted(output: Place, settings: LoopSettings, made_from: dict[str, Any]) -> None:
+    """Discard what another code of the method left before its first checkpoint, as where it failed: no step of it would be continued."""
+    begun = begun_from(output) if read_manifest(output) is None else None
+    asked = json.loads(json.dumps(made_from))
+    if begun is None or begun == asked or {**begun, "method_code": asked.get("method_code")} != asked:
+        return
+    draft = Draft.open(output, method_of(settings).artifact, begun)
+    if newest_state(draft.shared) is None:
+        draft.discard()
+    draft.close()
 
 
 def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGeneration | None) -> None:
@@ -93,7 +107,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
-        job = Job(settings, start, shared, steps, dev, generations, steps, opened)
+        job = Job(settings, start, shared, steps, dev, generations, steps, opened, draft.made_from.get("method_code", ""))
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
             result = _train(job, gpu, state.step if state else 0, Followed(job, send, ending), builder)
             (shared / _RESULT).write_text(json.dumps(result))

@@ -22,7 +22,7 @@ from raydense.training.cores import share_cores
 from raydense.training.dev import METRIC, Dev, DevSet
 from raydense.training.engine import Engine, learning_rate, make_engine
 from raydense.training.generations import Generations
-from raydense.training.inputs import refuse_replaced
+from raydense.training.inputs import refuse_edited, refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
@@ -50,7 +50,8 @@ class Job:
     """What the driver sends to each worker: the settings with absolute paths, the start model's folder, and
     the folder that driver and workers share.
 
-    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings.
+    The workers end after `until` of the `steps`. `inputs` has the fingerprints of the inputs, by the keys of the settings; `code` is that of
+    the method, as `method_code` of the settings.
     """
 
     settings: LoopSettings
@@ -61,6 +62,7 @@ class Job:
     generations: Generations
     until: int
     inputs: dict[str, str]
+    code: str = ""
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -103,6 +105,7 @@ class Loop:
         model = load_start(s, job.start, worker.device)
         with together():
             refuse_replaced(s, job.inputs)
+            refuse_edited(s, job.code)
         if s.activation_checkpointing:
             checkpoint_activations(model)
             if worker.device.type == "cpu":

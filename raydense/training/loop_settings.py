@@ -12,6 +12,7 @@ from pydantic import model_validator
 from raydense.errors import InputError
 from raydense.forecast import Forecast, Known
 from raydense.settings import BaseSettings, Folder, NumberOrAuto, Settings, artifact, group, resource, setting
+from raydense.training.method_code import code_of
 from raydense.training.registry import built_in_methods, load_method
 
 
@@ -108,6 +109,10 @@ class LoopSettings(Settings):
         if self.tf32 and self.precision != "fp32":
             raise ValueError(f"tf32 changes nothing in precision {self.precision}: leave it out, or give precision fp32")
         return self
+
+    def method_code(self) -> str:
+        """As for every stage."""
+        return code_of(self.trains) if self.trains else ""
 
     def forecast(self, known: Known) -> Forecast:
         """As for every stage."""

@@ -138,6 +138,22 @@ def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: s
         Loop(job, Worker(0, 1, 1, CPU))
 
 
+def test_a_worker_refuses_a_method_whose_code_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an editor, while the workers start again: this one would make the steps that are left by another loss."""
+    data, file = make_training_data(tmp_path / "data"), tmp_path / "edited.py"
+    code = "from raydense.training.methods.retriever import Retriever\nclass Mine(Retriever):\n    pass\n"
+    file.write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    asked = data.settings(Place.of(tmp_path / "o"), objective="edited:Mine", model=str(tmp_path / "tiny"))
+    shared = Place.of(tmp_path / "shared")
+    job = Job(asked, asked.model, shared, 1, {}, Generations(shared, steps=1, every=1), 1, {}, asked.method_code())
+    Loop(job, Worker(0, 1, 1, CPU))
+    file.write_text(f"{code}    # another loss\n")
+    with pytest.raises(InputError, match=r"^edited:Mine: its code is not that which the training began with"):
+        Loop(job, Worker(0, 1, 1, CPU))
+
+
 def test_dropout_draws_anew_at_each_step_and_on_each_worker(tmp_path: Path) -> None:
     """The seed of each forward, of two steps of two parts: the first worker alone, and the second of two, which gathers nothing here."""
     data = make_training_data(tmp_path / "data")

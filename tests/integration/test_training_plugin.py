@@ -97,3 +97,22 @@ def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path
     assert failed.returncode == 2
     assert "micro_batch: the GPU has too little free memory for the training; set a smaller one, or auto" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
+
+
+def test_an_edited_method_does_not_go_on_from_a_checkpoint(installed: dict[str, str], tmp_path: Path) -> None:
+    """It begins anew where there is none yet, as after a mistake in its first step: nothing would be lost."""
+    code = "from raydense_hinge import Hinge\nclass Mine(Hinge):\n    calls = 0\n    def loss(self, outputs, batch):\n        self.calls += 1\n"
+    code += "        if self.calls == LAST:\n            raise RuntimeError('a mistake')\n        return super().loss(outputs, batch)\n"
+    env = {**installed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{installed['PYTHONPATH']}"}
+
+    def run(last: int) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "developed.py").write_text(code.replace("LAST", str(last)))
+        return train(env, tmp_path, "developed:Mine", "--checkpoint-every", "4", "--max-failures", "0")
+
+    for last in (1, 7):
+        failed = run(last)
+        assert failed.returncode == 1, failed.stderr
+        assert "RuntimeError: a mistake" in failed.stderr
+    refused = run(99)
+    assert refused.returncode == 2
+    assert "model: was made from something else (method_code: " in refused.stderr.splitlines()[-1]
