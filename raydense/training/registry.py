@@ -6,13 +6,18 @@ neither.
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
 from typing import Any, TypeVar
 
 from raydense.errors import InputError, did_you_mean
+from raydense.models.encoder_folder import first_line
 
 GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
@@ -77,23 +82,58 @@ def _folder(package: str) -> Path:
 
 def _installed(name: str, where: str) -> type[Any] | None:
     for entry in entry_points(group=GROUP, name=name):
-        return _checked(entry.load(), name, where)
+        return _by_path(f"{entry.module}:{entry.attr}", where)
     return None
 
 
 def _by_path(name: str, where: str) -> type[Any]:
     module, _, attribute = name.partition(":")
-    try:
-        there = import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(f"no module {error.name!r}", where, _INSTALL) from None
+    if not module or module.startswith(".") or not attribute:
+        raise InputError(f"no method {name!r}", where, "give package.module:Class")
+    there = _imported(module, where)
     found = getattr(there, attribute, None)
     if found is None:
         raise InputError(f"{module} has no {attribute}", where, "give package.module:Class")
     return _checked(found, name, where)
 
 
+def _imported(module: str, where: str) -> ModuleType:
+    """The module of a user's method; InputError with file and line where it has a fault."""
+    try:
+        return import_module(module)
+    except InputError:
+        raise
+    except ModuleNotFoundError as error:
+        itself = f"{module}.".startswith(f"{error.name}.")
+        raise InputError(f"no module {error.name!r}", where if itself else _line_of(error, module), _INSTALL) from None
+    except Exception as error:
+        fix = f"correct it: python -c 'import {module}' shows the whole traceback"
+        raise InputError(first_line(error), _line_of(error, module), fix) from error
+
+
+def _line_of(error: Exception, module: str) -> str:
+    """The file and line of a fault in a user's code: not those of the libraries that it calls."""
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return f"{error.filename}:{error.lineno}"
+    libraries = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    found = module
+    for frame, line in walk_tb(error.__traceback__):
+        own = str(frame.f_globals.get("__name__")).partition(".")[0] == module.partition(".")[0]
+        if own or not frame.f_code.co_filename.startswith(libraries):
+            found = f"{frame.f_code.co_filename}:{line}"
+    return found
+
+
 def _checked(found: Any, name: str, where: str) -> type[Any]:
-    if isinstance(found, type) and getattr(getattr(found, "Settings", None), "trains", None) == found:
-        return found
-    raise InputError(f"{name} is no raydense.training.method.Method", where, "give a class that derives from one")
+    settings: Any = getattr(found, "Settings", None)
+    if not isinstance(found, type) or getattr(settings, "trains", None) != found:
+        raise InputError(f"{name} is no raydense.training.method.Method", where, "give a class that derives from one")
+    if getattr(settings, "verb", None) not in _KEYS:
+        raise InputError("its Settings are not those of a method", name, "derive them from the Settings of the class that it derives from")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise InputError(f"it has no {missing[0]}", name, "write it: docs/methods.md, A new method, has an example")
+    try:
+        settings.model_rebuild()
+    except Exception as error:  # a type that its module does not define
+        raise InputError(first_line(error), f"{name}.Settings", "define it in the module, or import it there") from error
+    return found

@@ -1,5 +1,6 @@
-"""A method given as `package.module:Class`: what is wrong with the name, and what is wrong in the module."""
+"""A method given as `package.module:Class`: what is wrong with the name, and what is wrong in the module, is one line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,24 +8,69 @@ import pytest
 from raydense.errors import InputError
 from raydense.training.registry import load_method
 
+OF = "from raydense.training.dual_encoder import DualEncoderMethod\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's modules."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("lacks_class", "x = 1", "objective: lacks_class has no Mine; give package.module:Class"),
-        ("lacks_package", "import no_such_package", "objective: no module 'no_such_package'; install its package"),
         ("other_class", "class Mine: pass", "objective: other_class:Mine is no raydense.training.method.Method"),
+        ("no_loss", f"{OF}class Mine(DualEncoderMethod): pass", "no_loss:Mine: it has no loss; write it"),
+        (
+            "no_base",
+            f"{OF}class Mine(DualEncoderMethod):\n    class Settings:\n        margin: float = 1.0\n    def loss(self, outputs, batch): ...",
+            "no_base:Mine: its Settings are not those of a method; derive them",
+        ),
+        (
+            "no_type",
+            f"from __future__ import annotations\n{OF}class Mine(DualEncoderMethod):\n    class Settings(DualEncoderMethod.Settings):\n"
+            "        margin: Unknown = 1.0\n    def loss(self, outputs, batch): ...",
+            "no_type:Mine.Settings: .*name 'Unknown' is not defined.*; define it in the module",
+        ),
     ],
 )
-def test_a_wrong_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, message: str) -> None:
-    (tmp_path / f"{name}.py").write_text(content)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_wrong_class_is_refused(folder: Path, name: str, content: str, message: str) -> None:
+    (folder / f"{name}.py").write_text(content)
     with pytest.raises(InputError, match=f"^{message}"):
         load_method("train", f"{name}:Mine")
 
 
-def test_an_error_of_the_module_shows_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "misspelt.py").write_text("import math\ntau = math.squrt(2)\nclass Mine: pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(AttributeError, match="squrt"):
-        load_method("train", "misspelt:Mine")
+@pytest.mark.parametrize("name", [":Mine", ".lacks:Mine", "raydense.training.methods.kl:", ":"])
+def test_half_a_name_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"^--objective: no method {name!r}; give package.module:Class$"):
+        load_method("train", name, "--objective")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        ("x = 1\ndef x(:\n    pass\n", 2, "SyntaxError: invalid syntax"),
+        ("import math\ntau = math.squrt(2)\n", 2, "AttributeError: module 'math' has no attribute 'squrt'"),
+        ("from raydense.training.method import nothing_here\n", 1, "ImportError: cannot import name 'nothing_here' from"),
+        ("import json\n\njson.loads('{')\n", 3, "JSONDecodeError: Expecting property name"),
+        ("import no_such_package\n", 1, "no module 'no_such_package'; install its package"),
+        ("import raydense.training.methods.nope\n", 1, "no module 'raydense.training.methods.nope'"),
+        (
+            f"{OF}class Mine(DualEncoderMethod):\n    class Settings(DualEncoderMethod.Settings):\n        alpha = 3\n",
+            3,
+            "PydanticUserError: A non-annotated attribute was detected: `alpha = 3`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("helper", [False, True])
+def test_a_fault_in_a_module_is_named_by_its_line(
+    folder: Path, request: pytest.FixtureRequest, content: str, line: int, message: str, helper: bool
+) -> None:
+    name = f"faulty_{abs(hash(request.node.name))}"
+    (folder / f"{name}.py").write_text(content)
+    (folder / f"from_{name}.py").write_text(f"import os\nimport {name}\n")
+    with pytest.raises(InputError, match=f"^{re.escape(f'{folder}/{name}.py:{line}: {message}')}"):
+        load_method("train", f"{'from_' * helper}{name}:Mine")
