@@ -41,9 +41,9 @@ class Tokens:
         return Tokens(self.ids[places], offsets, None if self.types is None else self.types[places])
 
     def pad(self, pad_id: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """A padded batch for an encoder, int64 [n, longest]: input_ids, attention_mask, and token_type_ids if there are types."""
+        """A padded batch for an encoder, int64 [n, longest, at least 1]: input_ids, attention_mask, and token_type_ids if there are types."""
         lengths = self.lengths
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        real = np.arange(lengths.max(initial=min(1, len(self)))) < lengths[:, None]  # no model takes texts of no tokens alone
         batch = {"input_ids": _fill(real, self.ids, pad_id), "attention_mask": real.astype(np.int64)}
         if self.types is not None:
             batch["token_type_ids"] = _fill(real, self.types, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import LSTM, Dense, Normalize, Pooling, Transformer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
@@ -50,6 +53,19 @@ def test_every_way_to_pool_gives_their_numbers_in_both_directions(
     DualEncoder.load(tiny_folder, pooling=name, passage_length=50).save(tmp_path / "ours")
     np.testing.assert_allclose(theirs(tmp_path / "ours", texts), wanted, atol=5e-6)
     assert DualEncoder.load(tmp_path / "ours").config.pooling == name
+
+
+@pytest.mark.parametrize("mode", [mode for mode in POOLINGS if "max" not in mode])
+def test_a_text_without_tokens_is_as_in_theirs(tiny_folder: Path, texts: list[str], tmp_path: Path, mode: str | tuple[str, ...]) -> None:
+    """As an empty one is where the tokenizer adds no special tokens; alone, which theirs does not read, it is as beside others."""
+    bare = shutil.copytree(tiny_folder, tmp_path / "bare")
+    core = Tokenizer.from_str(json.dumps(json.loads((bare / "tokenizer.json").read_text()) | {"post_processor": None}))
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(str(bare))
+    save(tmp_path / "theirs", Transformer(str(bare), max_seq_length=50), Pooling(128, pooling_mode=mode))
+    wanted = theirs(tmp_path / "theirs", [*texts[:3], ""])
+    np.testing.assert_allclose(ours(tmp_path / "theirs", [*texts[:3], ""]), wanted, atol=5e-6)
+    if "cls" not in mode:  # of which there is none: theirs takes the state of padding
+        np.testing.assert_array_equal(ours(tmp_path / "theirs", [""]), wanted[-1:])
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Tanh(), torch.nn.Identity(), torch.nn.GELU()])

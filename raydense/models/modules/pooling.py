@@ -104,8 +104,10 @@ def _max(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _last(states: Tensor, mask: Tensor) -> Tensor:
+    """Zeros for a text without tokens, as in sentence-transformers."""
     positions = torch.arange(mask.shape[1], device=mask.device)
-    return states[torch.arange(len(states), device=mask.device), (mask * positions).argmax(dim=1)].float()
+    found = states[torch.arange(len(states), device=mask.device), (mask * positions).argmax(dim=1)].float()
+    return found.masked_fill(mask.amax(dim=1, keepdim=True) == 0, 0)
 
 
 def _first(states: Tensor, mask: Tensor) -> Tensor:
