@@ -162,12 +162,12 @@ class PassageStore:
             for start, stop in self.shards:
                 writer.write_table(self.slice(start, stop, ["passage_id"]))
 
-    def rows_of(self, ids: pa.Array | pa.ChunkedArray) -> Rows:
+    def rows_of(self, ids: pa.Array | pa.ChunkedArray | Iterable[str]) -> Rows:
         """The row of each id, int64 [n]; -1 for an id that the corpus does not have."""
         if isinstance(ids, pa.ChunkedArray):
             return np.concatenate([np.empty(0, np.int64), *map(self.rows_of, joined(ids))])
         known, known_rows = self._id_hash
-        return places_of(known, known_rows, ids, self.ids)
+        return places_of(known, known_rows, ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string()), self.ids)
 
     def rows_of_texts(self, texts: pa.ChunkedArray) -> Rows:
         """The first row with each text (without a title), int64 [n]; -1 for a text that no passage has. Sorts the texts' hashes once."""

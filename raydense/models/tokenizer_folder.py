@@ -16,8 +16,11 @@ def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
         source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise InputError(f"its tokenizer cannot be read ({first_line(error)})", inner, "save a fast tokenizer there") from error
-    if not source.is_fast or source.pad_token_id is None:
-        raise InputError("its tokenizer is not a fast one with a padding token", inner, "save a tokenizer.json there")
+    if not source.is_fast:
+        raise InputError("its tokenizer is not a fast one", inner, "save a tokenizer.json there")
+    if source.pad_token_id is None:
+        fix = "set pad_token of the tokenizer (to its eos_token, for example), and save_pretrained it there"
+        raise InputError("its tokenizer has no padding token", inner, fix)
     source.backend_tokenizer.no_truncation()
     source.backend_tokenizer.no_padding()
     return source

@@ -118,6 +118,9 @@ def test_rows_of_every_id_and_of_unknown_ones(store: PassageStore) -> None:
     assert np.array_equal(store.rows_of(pa.array([PASSAGES[i][0] for i in order])), order)
     assert store.rows_of(pa.array(["p5", "", "p", "P5", "p99999999", "p0"])).tolist() == [5, -1, -1, -1, -1, 0]
     assert store.rows_of(pa.array([], pa.string())).size == 0
+    for ids in (["p3", "none", "p0"], ("p3", "none", "p0"), np.array(["p3", "none", "p0"])):
+        assert store.rows_of(ids).tolist() == [3, -1, 0]
+    assert store.rows_of([]).size == 0
 
 
 def test_ids_of_more_bytes_than_an_array_can_hold_are_found_in_parts(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:

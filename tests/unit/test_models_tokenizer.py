@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from raydense.errors import InputError
 from raydense.models.cross_encoder import load_pair_tokenizer
 from raydense.models.encoder_config import EncoderConfig
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
+from raydense.models.tokenizer_folder import read_tokenizer
 
 
 def rows(tokens):
@@ -48,6 +49,25 @@ def test_a_query_of_few_characters_and_many_tokens_is_truncated():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level, pad_token="<pad>")
     ours = TextTokenizer(tokenizer, tokenizer, EncoderConfig(query_length=16, passage_length=16))
     assert ours.truncates(["\u706f" * 10, "\u706f" * 5, "a" * 16, "a" * 17, ""]) == [True, False, False, True, False]
+
+
+def test_a_tokenizer_without_padding_is_refused_with_a_fix_that_helps(tiny_folder, tmp_path):
+    core = Tokenizer(models.BPE({char: number for number, char in enumerate(["<end>", *ByteLevel.alphabet()])}, []))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(tiny_folder / name)
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match=r"its tokenizer has no padding token; set pad_token of the tokenizer \(to its eos_token"):
+        load_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(str(tmp_path))
+    assert load_tokenizer(tmp_path).pad_id == 0
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path):
+    CanineTokenizer().save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match=r"its tokenizer is not a fast one; save a tokenizer\.json there"):
+        read_tokenizer(tmp_path)
 
 
 def test_a_pickled_tokenizer_gives_the_same_tokens(tiny_folder, texts):
