@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -30,6 +31,7 @@ from raydense.models.sharded import raise_together, shares_out
 from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.runtime.verbosity import is_verbose
 
+_HALVES = ("t5", "mt5", "umt5")  # families of encoder and decoder whose encoder is a model of its own in transformers
 _reads = ContextVar("reads", default=True)
 
 
@@ -49,16 +51,19 @@ def reads_weights() -> bool:
 
 
 def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
-    """The encoder in a folder, without its pooler, which no vector needs; InputError where weights are missing."""
+    """The encoder in a folder, without its pooler, which no vector needs, and of a T5 without its decoder; InputError where weights are missing."""
     config = _config(inner, dropout)
-    if config.is_encoder_decoder:
+    half = config.model_type in _HALVES
+    if not half and (config.is_encoder_decoder or type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
         raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
     bare = {"add_pooling_layer": False} if has_pooler(config) else {}
     if not bare and hasattr(config, "use_cache"):
         config.use_cache = False  # a decoder's cache for the next token
-    model, missing = _load(AutoModel, inner, config, **bare)
+    model, missing = _load(AutoModelForTextEncoding if half else AutoModel, inner, config, **bare)
     if missing:
         raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    if half:
+        keep_in_float32(model)
     return model
 
 

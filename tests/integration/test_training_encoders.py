@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer
 from training_data import TrainingData, make_training_data
-from transformers import AutoTokenizer, LongformerConfig, LongformerModel, Qwen3Config, Qwen3Model
+from transformers import AutoTokenizer, LongformerConfig, LongformerModel, Qwen3Config, Qwen3Model, T5Config, T5Model
 
 from raydense.data.store import PassageStore
 from raydense.models.dual_encoder import DualEncoder
@@ -89,3 +89,16 @@ def test_a_decoder_learns_by_lora(data: TrainingData, tmp_path: Path) -> None:
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "qwen", made.path))
     assert torch.equal(before["embed_tokens.weight"], after["embed_tokens.weight"])
     assert not torch.equal(before["layers.0.mlp.up_proj.weight"], after["layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
+def test_the_encoder_of_a_t5_learns(data: TrainingData, tmp_path: Path, engine: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(static(data, tmp_path).parent / "tiny"), local_files_only=True)
+    torch.manual_seed(7)
+    size = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    T5Model(T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **size)).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(str(tmp_path / "t5"))
+    asked = {"normalize": True, "engine": {"name": engine}, "dropout": None, "lr": 1e-2, "max_steps": 30, "log_every": 1}
+    made = train(data.settings(tmp_path / "made", model=str(tmp_path / "t5"), passage_length=64, query_length=64, **asked))
+    assert_learned_and_loads(made, data)
+    assert not any("decoder" in name for name in load_file(made.path / "model.safetensors"))

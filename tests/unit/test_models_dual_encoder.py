@@ -13,7 +13,29 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from torch import nn
-from transformers import AutoModel, AutoTokenizer, BloomConfig, GPT2Config, MambaConfig, MptConfig, RobertaConfig, RobertaModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BartConfig,
+    BartModel,
+    BloomConfig,
+    GPT2Config,
+    LongT5Config,
+    LongT5EncoderModel,
+    MambaConfig,
+    MptConfig,
+    MT5Config,
+    MT5EncoderModel,
+    MT5Model,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5EncoderModel,
+    T5Model,
+    UMT5Config,
+    UMT5EncoderModel,
+    UMT5Model,
+)
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder, EncoderConfig
@@ -370,6 +392,51 @@ def test_dropout_of_every_name_is_set(tiny_folder: Path, tmp_path: Path) -> None
         DualEncoder.load(tmp_path / "mpt", dropout=0.3, pooling="lasttoken")
     with pytest.raises(InputError, match="models of the family mamba have no dropout; leave dropout out"):
         DualEncoder.load(tmp_path / "mamba", dropout=0.3, pooling="lasttoken")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    "family", [(T5Config, T5EncoderModel, T5Model), (MT5Config, MT5EncoderModel, MT5Model), (UMT5Config, UMT5EncoderModel, UMT5Model)]
+)
+def test_a_t5_is_its_encoder(family: tuple[Any, Any, Any], whole: bool, tiny_folder: Path, texts: list[str], tmp_path: Path) -> None:
+    """From a folder that has it alone, and from one with the decoder; saved, it is read by transformers and sentence-transformers, too."""
+    config, encoder, both = family
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    tokenizer.save_pretrained(str(tmp_path / "start"))
+    torch.manual_seed(3)
+    small = config(vocab_size=len(tokenizer), d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    (both if whole else encoder)(small).save_pretrained(str(tmp_path / "start"))
+    read = tokenizer(texts, truncation=True, max_length=40, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = encoder.from_pretrained(str(tmp_path / "start")).eval()(read["input_ids"], read["attention_mask"]).last_hidden_state
+    mask = read["attention_mask"].unsqueeze(2)
+    wanted = ((states * mask).sum(1) / mask.sum(1)).numpy()
+    for adapter in (None, "lora:rank=2,alpha=4"):
+        model = DualEncoder.load(tmp_path / "start", passage_length=40, adapter=adapter)
+        np.testing.assert_allclose(vectors(model, texts)[1], wanted, atol=5e-6)
+        folder = tmp_path / str(adapter)
+        model.save(folder)
+        np.testing.assert_allclose(vectors(DualEncoder.load(folder), texts)[1], wanted, atol=5e-6)
+        theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        np.testing.assert_allclose(theirs.encode_document(texts), wanted, atol=5e-6)
+        again = encoder.from_pretrained(str(folder), output_loading_info=True)[1]
+        assert not again["missing_keys"]
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1, decoder_attention_heads=1), BartModel),
+        (LongT5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=1), LongT5EncoderModel),
+    ],
+)
+def test_another_encoder_with_a_decoder_is_refused_by_name(config: Any, kind: Any, tiny_folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    tokenizer.save_pretrained(str(tmp_path))
+    config.vocab_size = len(tokenizer)
+    kind(config).save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match=f"a {config.model_type} is no encoder; give an encoder such as BERT"):
+        DualEncoder.load(tmp_path)
 
 
 def test_a_length_of_before_is_no_limit(tiny_folder: Path, tmp_path: Path) -> None:
