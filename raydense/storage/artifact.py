@@ -43,6 +43,9 @@ class Artifact:
     place: Place
     manifest: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        self.__dict__["_located"] = self.place.located
+
     @classmethod
     def open(cls, path: str | os.PathLike[str], kind: str | None = None, fingerprint: str | None = None) -> Artifact:
         """The artifact at `path`; InputError if it is missing, unfinished, damaged or not of `kind` ("one or another").
@@ -79,7 +82,7 @@ class Artifact:
 
     def damaged(self) -> list[File]:
         """The files that are missing, or whose size is not that in the manifest."""
-        found = self.place.stats([file.path for file in self.files])
+        found = self._there.stats([file.path for file in self.files])
         return [file for file, there in zip(self.files, found, strict=True) if there is None or there.size != file.bytes]
 
     def __repr__(self) -> str:
@@ -110,13 +113,13 @@ class Artifact:
             raise InputError("is not among the files of its manifest", self.place / name, "make the artifact again")
         if not self.place.durable:  # of a bucket each file is checked as it is fetched
             self._refuse_replaced()
-        return self.place.fetch(name, file.bytes, file.sha256, self.fingerprint)
+        return self._there.fetch(name, file.bytes, file.sha256, self.fingerprint)
 
     def _refuse_replaced(self) -> None:
         """InputError if the folder was made again from something else: its files do not belong to those that were opened before."""
-        found = (self.place / MANIFEST).stat()
+        found = (self._there / MANIFEST).stat()
         if found is None or found.version != self.__dict__.get("_seen"):
-            now = (read_manifest(self.place) or {}).get("fingerprint", "none")
+            now = (read_manifest(self._there) or {}).get("fingerprint", "none")
             if now != self.fingerprint:
                 raise replaced(self.place, self.fingerprint, now)
             self.__dict__["_seen"] = found.version if found else None
@@ -129,7 +132,7 @@ class Artifact:
     def path(self) -> Path:
         """Its folder on this machine, with all of its files; a stage that reads only a few of them uses `file`."""
         paths = self._paths([file.path for file in self.files])
-        return paths[0].parents[self.files[0].path.count("/")] if paths else self.place.local()
+        return paths[0].parents[self.files[0].path.count("/")] if paths else self._there.local()
 
     def _paths(self, names: list[str]) -> list[Path]:
         return together(self.file, names)
@@ -141,13 +144,18 @@ class Artifact:
     @property
     def located(self) -> str:
         """Its absolute path, for a process in another working directory or on another machine."""
-        return self.place.located
+        return self.__dict__["_located"]
+
+    @property
+    def _there(self) -> Place:
+        """Its place, as it was given unless the working directory has changed since."""
+        return self.place if self.place.located == self.located else Place.of(self.located)
 
     def __reduce__(self) -> tuple[type[Artifact], tuple[Place, dict[str, Any]]]:
-        return Artifact, (self.place, self.manifest)
+        return Artifact, (self._there, self.manifest)
 
     def __fspath__(self) -> str:
-        return str(self.place)
+        return str(self._there)
 
     @property
     def kind(self) -> str:

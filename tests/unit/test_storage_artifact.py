@@ -127,6 +127,24 @@ def test_a_worker_finds_the_folder_from_anywhere(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "x" / "one.txt").is_file()
 
 
+def test_an_artifact_is_read_after_the_working_directory_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was opened by a relative path, which messages keep."""
+    make(tmp_path / "here" / "a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    artifact = Artifact.open("a")
+    assert artifact.file("one.txt") == Path("a/one.txt")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for found in (artifact, pickle.loads(pickle.dumps(artifact)), Artifact.open(artifact)):
+        assert found.file("one.txt").read_text() == "text"
+        assert found.path == tmp_path / "here" / "a"
+        assert found.located == os.fspath(found) == str(tmp_path / "here" / "a")
+        assert not found.damaged()
+    assert repr(artifact).endswith("place='a')")
+    with pytest.raises(InputError, match=r"^a/three: is not among the files"):
+        artifact.file("three")
+
+
 def test_a_stage_that_failed_may_run_again_in_the_same_process(tmp_path: Path) -> None:
     failed = Draft.open(tmp_path / "x", "run", {"a": 1})
     put(failed, "one.txt")
