@@ -140,15 +140,21 @@ def _blocks(store: PassageStore) -> Iterator[tuple[int, int]]:
 
 
 def from_index(index: Artifact, store: PassageStore) -> tuple[str, Counter]:
-    """The stemmer of a BM25 index, and the counter that reads its vocabulary; InputError on another index, or one of another corpus."""
+    """The stemmer of a BM25 index, and the counter that reads its vocabulary; InputError on another index, or one of another corpus.
+
+    Stop words count as in no passage, whatever the index has left out.
+    """
     if index.summary.get("kind") != "bm25":
         raise InputError("is no bm25 index", index.place, "give one of `raydense index --kind bm25`, or leave it out")
+    if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")):
+        raise InputError("has the words of generated queries too", index.place, "give an index of the passages alone, or leave it out")
     store.refuse_rows_of_another(index)
+    stopwords = Tokenizer(stopwords=_STOPWORDS).stopwords
     table = pa.ipc.open_file(pa.memory_map(str(index.file("vocabulary.arrow")))).read_all()
     vocabulary, idf = table["word"].combine_chunks(), table["idf"].combine_chunks()
 
     def count(wanted: list[str]) -> dict[str, int]:
-        at = positions(pa.array(wanted, pa.string()), vocabulary)
+        at = np.where([word in stopwords for word in wanted], -1, positions(pa.array(wanted, pa.string()), vocabulary))
         value = idf.take(pa.array(np.maximum(at, 0))).to_numpy().astype(np.float64)
         passages = np.where(at >= 0, np.rint((len(store) + 1) / np.exp(value) - 0.5), 0).astype(np.int64)  # the formula of `idf`, solved
         return dict(zip(wanted, passages.tolist(), strict=True))

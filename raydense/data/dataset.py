@@ -19,7 +19,8 @@ def refuse_part_name(name: str, where: Callable[[], object]) -> None:
 
     `where` gives the place in the input; it is called for the message alone.
     """
-    if not all(re.fullmatch(r"[\w.-]+", each) and each not in (".", "..") for each in name.split("/")):
+    names = name.split("/")
+    if len(names) > 2 or not all(re.fullmatch(r"[\w.-]+", each) and each not in (".", "..") for each in names):
         fix = "rename it: a name has letters, digits, _, - and . alone, and is not . or .."
         raise InputError(f"{name!r} cannot be the name of a part of a data set", where(), fix)
 

@@ -7,7 +7,10 @@ import re
 _THOUGHTS = re.compile(
     r"\A\s*<think>.*?(</think>|\Z)", re.S
 )  # what a reasoning model writes before its answer, if its server leaves it there
-_NUMBER = re.compile(r"\s*(?:[-*•]\s+|\(?\d{1,3}[.):]\s+|[（(]?\d{1,3}[、．）]\s*|(?:query|question|q)\s*\d{1,3}\s*[.):]\s*)", re.I)
+_NUMBER = re.compile(
+    r"\s*(?:[-*•]\s+|\*\*\(?\d{1,3}[.):]\*\*\s*|\(?\d{1,3}[.):](?:\s+|(?=\D))|[（(]?\d{1,3}[、．）]\s*|(?:query|question|q)\s*\d{1,3}\s*[.):]\s*)",
+    re.I,
+)
 _QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "「": "」"}
 
 

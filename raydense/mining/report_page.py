@@ -29,6 +29,7 @@ def bars(counts: Sequence[int]) -> list[str]:
 
 
 def shown(text: str) -> str:
-    """A text on one line, cut where it is long."""
+    """A text on one line, cut where it is long; what would be HTML in Markdown is escaped."""
     words = " ".join(text.split())
-    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+    cut = words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+    return cut.replace("&", "&amp;").replace("<", "&lt;")

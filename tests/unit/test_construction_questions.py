@@ -104,6 +104,7 @@ BAD = {
         GOOD | {"id": "b", "split": "../../../evil"},
         r"x\.jsonl:2: 'qrels/\.\./\.\./\.\./evil' cannot be the name of a part of a data set",
     ),
+    "a split of two names": (GOOD | {"id": "b", "split": "x/y"}, r"x\.jsonl:2: 'qrels/x/y' cannot be the name of a part of a data set"),
     "a blank split": (GOOD | {"id": "b", "split": " "}, r"x\.jsonl:2: 'qrels/ ' cannot be the name of a part of a data set"),
     "a span past the end": (
         GOOD | {"id": "b", SPAN: [{"document": 0, "start": 3, "end": 8}]},

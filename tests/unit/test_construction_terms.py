@@ -67,13 +67,13 @@ def test_passages_are_counted_as_a_slow_reading_counts(texts, block, kept):
     assert found == {word: sum(word in one for one in passages) for word in wanted}
 
 
-def index_of(folder: Path, store: PassageStore, rows: int, df: dict[str, int], kind: str = "bm25") -> Artifact:
+def index_of(folder: Path, store: PassageStore, rows: int, df: dict[str, int], kind: str = "bm25", expand: str | None = None) -> Artifact:
     """The vocabulary as `index --kind bm25` writes it."""
     words = sorted(df)
     idf = np.array([math.log(1 + (rows - df[word] + 0.5) / (df[word] + 0.5)) for word in words], dtype=np.float32)
     draft = Draft.open(folder / "index", "index", {"test": "index"})
     draft.commit("vocabulary.arrow", lambda path: write_arrow(path, pa.table({"word": words, "idf": idf})), len(words))
-    return draft.finish(rows, kind=kind, corpus=store.fingerprint, stemmer="english")
+    return draft.finish(rows, kind=kind, corpus=store.fingerprint, stemmer="english", expand=expand)
 
 
 class Sized(PassageStore):
@@ -107,6 +107,14 @@ def test_an_index_of_another_kind_or_corpus_is_refused(tmp_path):
         from_index(index_of(tmp_path / "faiss", store, 1, {}, "faiss"), store)
     with pytest.raises(InputError, match="another corpus"):
         from_index(index_of(tmp_path / "other", other, 1, {}), store)
+    with pytest.raises(InputError, match="has the words of generated queries too; give an index of the passages alone"):
+        from_index(index_of(tmp_path / "expanded", store, 1, {}, expand="of these queries"), store)
+
+
+def test_a_stop_word_that_an_index_has_counts_as_in_no_passage(tmp_path):
+    store = store_of(tmp_path, ["a"])
+    _, count = from_index(index_of(tmp_path / "index", store, 1, {"ware": 1, "were": 1}), store)
+    assert count(["ware", "were"]) == {"ware": 1, "were": 0}
 
 
 def distance(a: str, b: str) -> int:

@@ -446,6 +446,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(corpus: Path, tmp
         ("Here are three queries:\n\n1. a\n2) b\n(3) c", False, ["a", "b", "c"], (0, 0, 0)),
         ('- "what is it?"\n* “who?”\n• c', False, ["what is it?", "who?", "c"], (0, 0, 0)),
         ("Query 1: a\nQ2. b\nquestion 3) c\n4: d", False, ["a", "b", "c"], (0, 0, 1)),
+        ("1.什么是狐狸\n2.what is it\n**3.** who\n4.“哪里”", False, ["什么是狐狸", "what is it", "who"], (0, 0, 1)),
         ("3.5 mm jack\n90% of what\n1984 by whom", False, ["3.5 mm jack", "90% of what", "1984 by whom"], (0, 0, 0)),
         ("以下是三个查询：\n1、谁\n2．什么\n（3）哪里", False, ["谁", "什么", "哪里"], (0, 0, 0)),
         ("a\na\nb\na", False, ["a", "b"], (0, 2, 0)),
