@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from raydense.errors import InputError
 
 if TYPE_CHECKING:
     from raydense.forecast import Forecast, Holds
@@ -76,6 +79,7 @@ class IndexKind(ABC):
         """The shard of that number for searching in this process, its files memory-mapped where they can be."""
 
 
+@cache
 def kinds() -> list[str]:
     """The names of the kinds, from their files."""
     return sorted(file.stem for file in Path(__file__).with_name("kinds").glob("[a-z]*.py"))
@@ -88,5 +92,8 @@ def kind_named(name: str) -> type[IndexKind]:
 
 
 def kind_of(index: Artifact) -> IndexKind:
-    """The index, read as one of its kind."""
-    return kind_named(index.summary["kind"])(index)
+    """The index, read as one of its kind; InputError if this version knows no such kind."""
+    name = index.summary["kind"]
+    if name not in kinds():
+        raise InputError(f"is of kind {name}, which this raydense does not know", index.place, "use the version that made it")
+    return kind_named(name)(index)

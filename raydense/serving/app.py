@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from ray import serve
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
 
 from raydense.errors import InputError
 from raydense.runtime.ray_internals import keep_serve_port_inside, most_replicas, serve_http_config
@@ -68,6 +69,10 @@ async def _of_artifacts(answer: Awaitable[_T]) -> _T:
 
 @api.exception_handler(HTTPException)
 async def _unrouted(request: Request, error: HTTPException) -> Response:
+    if request.url.path == request.scope.get(
+        "root_path"
+    ):  # of an app under a route, its page; not by FastAPI, which sends to the Host that was given
+        return RedirectResponse(f"{request.url.path}/")
     return _response(Reply.of(error.status_code, {"error": str(error.detail).lower()}))
 
 

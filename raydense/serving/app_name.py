@@ -17,16 +17,23 @@ def take_name(name: str) -> bool:
     """
     mine = ray.get_runtime_context().get_job_id()
     new = kv_add(_key(name), mine.encode(), NAMESPACE)
-    owner = mine if new else (kv_get(_key(name), NAMESPACE) or b"").decode()
+    owner, _, deployed = (kv_get(_key(name), NAMESPACE) or b"").decode().partition(" ")
     if owner != mine and (driver := driver_of(owner)):
         raise InputError(f"{driver} serves an app of this name", f"--name {name}", "give another, or end that one")
-    there = name in serve.status().applications
-    if there and new:
-        release_name(name)
+    there = serve.status().applications.get(name)
+    if there and (new or deployed not in ("", str(there.last_deployed_time_s))):
+        if new:
+            release_name(name)
         what = "an app of this name runs, which no `raydense serve` started"
         raise InputError(what, f"--name {name}", "give another, or end that one; `serve shutdown` ends all apps")
     kv_put(_key(name), mine.encode(), NAMESPACE)
-    return there
+    return there is not None
+
+
+def keep_name(name: str) -> None:
+    """Record that the app of this name that runs now is of this process: not one that is deployed by others after the process was killed."""
+    mine, deployed = ray.get_runtime_context().get_job_id(), serve.status().applications[name].last_deployed_time_s
+    kv_put(_key(name), f"{mine} {deployed}".encode(), NAMESPACE)
 
 
 def release_name(name: str) -> None:

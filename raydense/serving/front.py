@@ -27,7 +27,7 @@ from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics, route_of
 from raydense.serving.room import Room
 from raydense.serving.sending import PART, send_reply
-from raydense.serving.token import allows, require
+from raydense.serving.token import require
 
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 _MERGED = {"/search", "/retrieve"}
@@ -36,8 +36,9 @@ _BYTES = 64 * 2**20  # of bodies in a proxy
 _REPLIES = 256 * 2**20  # bytes of replies that callers have not read yet
 _BODY_S = 10.0  # in which a body comes
 _OPEN = {"/", "/health", "/ready"}  # they need no token
+_OF_SERVE = {("/", "/-/healthz"), ("/", "/-/routes")}  # Serve's own, which probes ask at its root
 _LEARN_S = 5.0  # in which an app says its limits
-_AGAIN_S = 1.0  # after which it is asked again where a token is not the known one: the app may have another by now
+_AGAIN_S = 1.0  # after which it is asked again before a request is refused: the app may have another token by now
 _log = logging.getLogger("ray.serve")
 
 
@@ -54,7 +55,7 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an app of raydense; pass others through."""
         there = served_path(self._serve, scope, ROUTE)
-        if there is None:
+        if there is None or there in _OF_SERVE:
             return await self._serve(scope, receive, send)
         prefix, path = there
         begun = time.perf_counter()
@@ -94,12 +95,13 @@ class Front:
         merging = self._apps[prefix]
         if not merging.known:
             await self._learn(prefix, merging)
-        authorization = authorization_of(scope)
-        if not allows(merging.limits.token, authorization) and time.monotonic() - merging.learned > _AGAIN_S:
+        try:
+            _require(scope, merging.limits)
+        except Refused:
+            if time.monotonic() - merging.learned <= _AGAIN_S:
+                raise
             await self._learn(prefix, merging)
-        require(merging.limits.token, authorization)
-        if merging.limits.local:
-            require_local(headers_of(scope).get(b"host", b"").decode("latin-1"))
+            _require(scope, merging.limits)
 
     async def _learn(self, prefix: str, merging: Merging) -> None:
         """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known.
@@ -183,6 +185,12 @@ class Front:
         headers = {bytes(name).decode("latin-1").lower(): bytes(value).decode("latin-1") for name, value in sent["headers"]}
         kind = headers.pop("content-type", "")
         return _of_serve(sent["status"], b"".join(sent["body"]), headers, kind)
+
+
+def _require(scope: Scope, limits: Limits) -> None:
+    require(limits.token, authorization_of(scope))
+    if limits.local:
+        require_local(headers_of(scope).get(b"host", b"").decode("latin-1"))
 
 
 def _is_merged(scope: Scope, path: str) -> bool:

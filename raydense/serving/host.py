@@ -19,6 +19,6 @@ def is_local(host: str) -> bool:
 
 
 def require_local(host: str) -> None:
-    """`Refused` unless the header `Host` is that of the loopback interface."""
-    if not is_local(host):
+    """`Refused` unless the header `Host` is that of the loopback interface, or absent, as no browser leaves it."""
+    if host and not is_local(host):
         raise Refused(403, "this server has no token: it answers where Host is localhost, 127.0.0.1 or [::1], not at another name")

@@ -22,7 +22,7 @@ from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
 from raydense.serving.app import application
-from raydense.serving.app_name import release_name, take_name
+from raydense.serving.app_name import keep_name, release_name, take_name
 from raydense.serving.front import MIDDLEWARES
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import ROUTE
@@ -84,6 +84,7 @@ def _deployed(settings: ServeSettings, places: list[Source], name: str, route: s
         limit_logs("ray.serve")
         serve.run(app, name=name, route_prefix=route)
         stays = False
+        keep_name(name)
         yield
     except RayServeException as error:
         raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error

@@ -119,7 +119,7 @@ def locked(file: Path, shared: bool = False) -> Iterator[None]:
 
 def open_lock(file: Path) -> int:
     """The descriptor of a lock file, which is made if there is none. OSError if it is a link: in a shared folder it could be another's."""
-    return os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+    return os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
 
 
 def sha256_of(file: Path) -> str:

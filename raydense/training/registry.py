@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -91,9 +92,10 @@ def _by_path(name: str, where: str) -> type[Any]:
     if not module or module.startswith(".") or not attribute:
         raise InputError(f"no method {name!r}", where, "give package.module:Class")
     there = _imported(module, where)
-    found = getattr(there, attribute, None)
-    if found is None:
-        raise InputError(f"{module} has no {attribute}", where, "give package.module:Class")
+    try:
+        found = attrgetter(attribute)(there)
+    except AttributeError:
+        raise InputError(f"{module} has no {attribute}", where, "give package.module:Class") from None
     return _checked(found, name, where)
 
 

@@ -88,6 +88,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield World(root, held, url)
 
 
+def test_the_page_is_at_the_address_itself(world: World) -> None:
+    """Without a redirect to a `Host` of the caller's."""
+    found = requests.get(world.url, headers={"Host": "elsewhere.example"}, allow_redirects=False, timeout=120)
+    assert (found.status_code, found.headers["location"]) == (307, "/here/")
+    assert "<form" in requests.get(world.url, timeout=120).text
+
+
 def test_the_process_holds_the_index_and_answers_as_it(world: World) -> None:
     """Also where callers of one batch want other numbers of passages."""
     assert not pools(), "no pool is started for an index that the process holds"

@@ -563,6 +563,13 @@ def test_bad_trec_runs(tmp_path: Path, line: str, message: str) -> None:
         imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 0.5 tag", line), tmp_path / "out")
 
 
+@pytest.mark.parametrize("rank", ["2", "+2"])
+def test_the_largest_number_of_32_bits_is_one(tmp_path: Path, rank: str) -> None:
+    """As it is written, 3.4028235e+38, it is a little above itself; a rank of +2 is read line by line."""
+    out = imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 3.4028235e+38 tag", f"q1 Q0 d2 {rank} -3.4028235e+38 tag"), tmp_path / "out")
+    assert [row["score"] for row in table(out / "run", "run")] == [np.finfo(np.float32).max, np.finfo(np.float32).min]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_blank_beyond_ascii_is_part_of_an_id_wherever_it_stands(tmp_path: Path, first: bool) -> None:
     rows = ["q1 0 文書\u3000一 1", "q1\t0  d\u00a01 2"]

@@ -331,13 +331,24 @@ def test_a_pause_that_is_asked_for_holds_for_all(corpus: Path, tmp_path: Path) -
     assert gaps[4] >= 0.39
 
 
-def test_a_pause_holds_for_requests_that_had_their_turn_before_it(corpus: Path, tmp_path: Path) -> None:
-    with chat_server(three_lines, fault={0: (429, {"Retry-After": "1"}, b"")}.get) as server:
-        generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 8, "requests_per_minute": 1_200}))
-        times = [asked.at for asked in server.asked]
-    assert len(times) == PASSAGES + 1
-    paused = [at for at in times if times[1] < at < times[0] + 1]
-    assert not paused, "a turn of 0.05 s was taken before the reply came, and others lay in the pause"
+def test_a_pause_holds_for_requests_that_had_their_turn_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [100.0], list[float]()
+    monkeypatch.setattr(endpoint_module.time, "monotonic", lambda: now[0])
+    endpoint = endpoint_module.Endpoint(EndpointSettings(url="http://h/v1", model="m", requests_per_minute=60), "generate")
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+        if len(waits) == 2:  # while the second request waits for its turn, the first one is refused for 5 s
+            endpoint._pace.pause(5)
+
+    async def turns() -> None:
+        await endpoint._turn()
+        await endpoint._turn()
+
+    monkeypatch.setattr(endpoint, "_sleep", sleep)
+    asyncio.run(turns())
+    assert waits == [0, 1, 5]
 
 
 def test_a_budget_stops_and_goes_on_with_a_greater_one(run: Command, tmp_path: Path) -> None:

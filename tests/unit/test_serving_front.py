@@ -399,6 +399,23 @@ def test_the_token_of_an_app_may_change(monkeypatch: pytest.MonkeyPatch) -> None
     assert asyncio.run(asyncio.wait_for(ask(), 60)) == [200, 200, 401, 200, 200]
 
 
+def test_an_app_at_the_loopback_may_get_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has it is then answered at any name."""
+    monkeypatch.setattr("raydense.serving.front._AGAIN_S", 0.0)
+
+    async def ask() -> list[int]:
+        app = _App(local=True)
+        app.go.set()
+        found = [(await app.ask(_caller(b"{}"), host="search.example")).status]
+        app.limits |= {"token": hashed("new"), "local": False}
+        return [
+            *found,
+            *[(await app.ask(_caller(b"{}"), host="search.example", **sent)).status for sent in ({"authorization": "Bearer new"}, {})],
+        ]
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == [403, 200, 401]
+
+
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000", "127.0.1.1:1", "[::1]", "[::1]:8000", "::1"]
 )
@@ -430,9 +447,10 @@ def test_an_app_at_the_loopback_is_asked_by_its_name() -> None:
         app = _App(local=True)
         app.go.set()
         refused = [(await app.ask(_silent, path, host="evil.example:8000")).status for path in ("/search", "/metrics")]
-        return [*refused, (await app.ask(_caller(b"a"), host="localhost:8000")).status], app.bodies
+        local = (await app.ask(_caller(b"a"), host="localhost:8000")).status
+        return [*refused, local, (await app.ask(_caller(b"of HTTP/1.0"))).status], app.bodies
 
-    assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([403, 403, 200], [b"a"])
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([403, 403, 200, 200], [b"a", b"of HTTP/1.0"])
 
 
 def test_who_has_gone_leaves_nothing_in_the_queue() -> None:

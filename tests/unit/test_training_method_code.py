@@ -30,7 +30,9 @@ def test_an_edited_method_is_another_one_and_so_is_one_with_an_edited_base(
 ) -> None:
     base, own = tmp_path / "code_base.py", tmp_path / "code_own.py"
     base.write_text(BASE)
-    own.write_text("from code_base import Base\n\nclass Own(Base):\n    pass\n")
+    mixin = tmp_path / "code_mixin.py"
+    mixin.write_text("class Mixin:\n    weight = 1\n")
+    own.write_text("from code_base import Base\nfrom code_mixin import Mixin\n\nclass Own(Mixin, Base):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def made_from(objective: str) -> dict:
@@ -42,8 +44,10 @@ def test_an_edited_method_is_another_one_and_so_is_one_with_an_edited_base(
     second = made_from("code_own:Own")
     base.write_text(BASE.replace(".mean()", ".sum()"))
     third = made_from("code_own:Own")
-    assert len({one["method_code"] for one in (first, second, third)}) == 3
-    assert {**first, "method_code": ""} == {**third, "method_code": ""}
+    mixin.write_text("class Mixin:\n    weight = 2\n")
+    fourth = made_from("code_own:Own")
+    assert len({one["method_code"] for one in (first, second, third, fourth)}) == 4
+    assert {**first, "method_code": ""} == {**fourth, "method_code": ""}
 
 
 def test_the_code_of_raydense_is_no_part(data: TrainingData, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import codecs
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -38,7 +38,7 @@ _EXPECTED = {
     "int": "a whole number of 32 bits",
     "float": "a finite number",
 }
-LARGEST = {"int": 2**31 - 1, "float": float(np.finfo(np.float32).max)}
+LARGEST = {"int": 2**31 - 1, "float": math.nextafter(2.0**128 - 2.0**103, 0)}  # what is not rounded beyond 32 bits
 _FIX = "correct the line"
 _BETWEEN = re.compile(r"[ \t]+")
 _UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
