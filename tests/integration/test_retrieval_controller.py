@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,35 +201,50 @@ def test_a_pool_that_is_to_end_with_its_job_ends_when_that_is_killed(versions: V
 
 
 def test_a_pool_that_is_being_switched_is_not_idle(versions: Versions) -> None:
-    """The new actors take longer to load than the pool may be idle: one of them stands still for so long."""
-    old, new = versions.indexes
-    switched: list[str] = []
-
-    def switch() -> None:
-        pool.swap(new)
-        switched.append(new.fingerprint)
-
-    pool = SearchPool.start(old, name="slow", idle_timeout=6.0)
-    before, found = set(_shard_processes()), list[psutil.Process]()
-    switching = threading.Thread(target=switch)
-    switching.start()
-    until(lambda: bool(found.extend(set(_shard_processes()) - before) or found), "no new actor")
-    found[0].suspend()
-    until(lambda: min(actor["idle_s"] for actor in pool.status()["actors"]) > 8, "the actors that serve are not idle")
-    assert pool.status()["swapping"]
-    found[0].resume()
-    switching.join()
-    assert switched == [new.fingerprint]
+    """The new actors take longer to load than the pool may be idle: one of them stands still for so long, if it was caught before it had loaded."""
+    pool = SearchPool.start(versions.indexes[0], name="slow", idle_timeout=6.0)
+    for number in range(1, 20):
+        new, before = versions.indexes[number % 2], set(_shard_processes())
+        switching = threading.Thread(target=pool.swap, args=(new,))
+        switching.start()
+        with _standing_still(before):
+            until(lambda: _served_idle(pool) > 8 or pool.status()["version"] > number, "the actors that serve are not idle")  # noqa: B023
+            caught = pool.status()["swapping"]
+        switching.join()
+        assert pool.plan.fingerprint == new.fingerprint
+        if caught:
+            break
+    assert caught
     until(lambda: "slow" not in pools() and not shard_actors("slow"), "the pool has not ended")
+
+
+def _served_idle(pool: SearchPool) -> float:
+    return min(actor["idle_s"] for actor in pool.status()["actors"])
+
+
+@contextmanager
+def _standing_still(before: set[psutil.Process]) -> Iterator[None]:
+    """The first process that holds a shard and is not of those `before` is suspended in the block."""
+    end = time.monotonic() + 120
+    while not (new := set(_shard_processes()) - before):  # without a pause: it loads in a tenth of a second
+        assert time.monotonic() < end, "no new actor"
+    one = new.pop()
+    one.suspend()
+    try:
+        yield
+    finally:
+        one.resume()
 
 
 def _shard_processes() -> list[psutil.Process]:
     """The processes of this Ray that hold shards, or are about to."""
     found = []
-    for one in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it ends while it is looked at
-            if "ShardActor" in "".join(one.cmdline()[:1]):
-                found.append(one)
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.NoSuchProcess, psutil.ZombieProcess):  # it ends while it is looked at
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ShardActor"):
+                one = psutil.Process(pid)
+                if os.getpid() in (parent.pid for parent in one.parents()):
+                    found.append(one)
     return found
 
 
