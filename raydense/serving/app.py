@@ -69,9 +69,8 @@ async def _of_artifacts(answer: Awaitable[_T]) -> _T:
 
 @api.exception_handler(HTTPException)
 async def _unrouted(request: Request, error: HTTPException) -> Response:
-    if request.url.path == request.scope.get(
-        "root_path"
-    ):  # of an app under a route, its page; not by FastAPI, which sends to the Host that was given
+    # the page of an app under a route; FastAPI itself would send the caller to the Host that it named
+    if request.url.path == request.scope.get("root_path"):
         return RedirectResponse(f"{request.url.path}/")
     return _response(Reply.of(error.status_code, {"error": str(error.detail).lower()}))
 

@@ -46,6 +46,14 @@ sweep:
     shallow: {}
     deep: {reranked.depth: 10}
 """
+SMALL = """
+stages:
+  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
+  words: {do: index, kind: bm25, corpus: $data/corpus}
+  bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
+  report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10]}
+sweep:
+"""
 
 
 def manifests(folder: Path) -> dict[str, tuple[int, int]]:
@@ -141,16 +149,7 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
 
 
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):
-    (tmp_path / "recipe.yaml").write_text("""
-given: {answers: null}
-stages:
-  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
-  words: {do: index, kind: bm25, corpus: $data/corpus}
-  bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
-  report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10], answers: $answers}
-sweep:
-  variants: {fails: {answers: {match: token}}, works: {}}
-""")
+    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{fails: {{report.answers.match: token}}, works: {{}}}}\n")
     sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
     assert sweep is not None
     failed = run_sweep(sweep)
@@ -158,17 +157,6 @@ sweep:
     summary, _ = write_tables(sweep, failed)
     assert summary["failed"] == {"fails": f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"}
     assert list(summary["runs"]["bm25"]) == ["works"]
-
-
-SMALL = """
-stages:
-  data: {do: sample, passages: 200, train_queries: 10, dev_queries: 5, test_queries: 10}
-  words: {do: index, kind: bm25, corpus: $data/corpus}
-  bm25: {do: search, index: $words, queries: $data/queries, qrels: $data/qrels/test, k: 10}
-  report: {do: evaluate, run: [$bm25], qrels: $data/qrels/test, metrics: [RR@10]}
-sweep:
-  variants: {short: {bm25.k: 5}, long: {}}
-"""
 
 
 def ended_by_ray(fit: Callable[[Tuner], Any], folder: Path, times: list[str], after: bool) -> Callable[[Tuner], Any]:
@@ -190,7 +178,7 @@ def ended_by_ray(fit: Callable[[Tuner], Any], folder: Path, times: list[str], af
 def test_a_sweep_goes_on_after_ray_ended_it_for_want_of_memory(
     some_done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "recipe.yaml").write_text(SMALL)
+    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{short: {{bm25.k: 5}}, long: {{}}}}\n")
     sweep, times = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out"), list[str]()
     assert sweep is not None
     monkeypatch.setattr(Tuner, "fit", ended_by_ray(Tuner.fit, tmp_path / "out", times, some_done))

@@ -13,7 +13,7 @@ _FIX = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's\n"
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}])
 def test_without_the_token_of_the_cluster_the_line_names_it(joining: dict[str, str], tmp_path: Path, mode: dict[str, str]) -> None:
-    """Whether the command was not told of tokens, or was, and has none."""
+    """With RAY_AUTH_MODE unset, and with a mode that requires a token which is not set."""
     assert joining["RAY_AUTH_MODE"] == "token"
     kept = {name: value for name, value in joining.items() if not name.startswith("RAY_AUTH")}
     command = [sys.executable, "-m", "raydense", "pool", "status"]

@@ -13,14 +13,14 @@ from typing import BinaryIO
 from raydense.errors import InputError
 
 _GZIP = b"\x1f\x8b"
+# by the first bytes of a file: the packer, what unpacks it, and how it ends the name
 _PACKERS = {
-    _GZIP: ("gzip", "gunzip"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
-    b"BZh": ("bzip2", "bunzip2"),
-    b"\xfd7zXZ\x00": ("xz", "unxz"),
-    b"PK\x03\x04": ("zip", "unzip"),
+    _GZIP: ("gzip", "gunzip", "gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd", "zst"),
+    b"BZh": ("bzip2", "bunzip2", "bz2"),
+    b"\xfd7zXZ\x00": ("xz", "unxz", "xz"),
+    b"PK\x03\x04": ("zip", "unzip", "zip"),
 }
-_PACKED = [("zstd", "unzstd", "zst"), ("bzip2", "bunzip2", "bz2"), ("xz", "unxz", "xz")]
 
 
 def plain(path: Path) -> Path:
@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     if not path.is_file():
         if os.path.lexists(path):
             raise InputError("is no file", path, "give a file")
-        for packer, tool, ending in _PACKED:
+        for packer, tool, ending in _PACKERS.values():
             if (there := path.with_name(f"{path.name}.{ending}")).is_file():
                 raise InputError(f"packed with {packer}", there, f"{tool} {there}")
         raise InputError("no such file", path, "check the path")
@@ -75,7 +75,7 @@ def not_text(path: Path, line: int, byte: int) -> InputError:
     """The InputError for a file that is not UTF-8 at `byte` of `line`: it is compressed, or has another encoding."""
     with open(path, "rb") as stream:
         start = stream.read(6)
-    for magic, (packer, tool) in _PACKERS.items():
+    for magic, (packer, tool, _) in _PACKERS.items():
         if plain(path) == path and start.startswith(magic):
             archive = path.suffix == ".tgz" or ".tar" in path.suffixes
             fix = f"name it {path.name}.gz, and it is decompressed while it is read" if magic == _GZIP else f"{tool} {path}"
