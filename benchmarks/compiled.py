@@ -1,10 +1,12 @@
-"""What torch.compile is worth in a training step on CPUs: forward and backward of an encoder, eager and compiled, fp32 and bf16 by autocast.
+"""What torch.compile is worth in a training step: forward and backward of an encoder, eager and compiled, fp32 and bf16 by autocast.
 
-    python benchmarks/compiled.py [--model FOLDER] [--texts 32] [--tokens 128] [--rounds 3] [--buckets 32]
+    python benchmarks/compiled.py [--model FOLDER] [--texts 32] [--tokens 128] [--rounds 3] [--buckets 32] [--ways dynamic buckets]
+        [--precisions fp32 bf16] [--device cuda]
 
 Batches of texts whose longest has up to --tokens tokens, each time another number. `eager` and `dynamic` (compiled once for any length) take them as
 they are, `buckets` pads them to a multiple of --buckets tokens and is compiled for each such length. In turns, in one process. Printed: CPU seconds and
 seconds of the best round, the largest difference of the loss to eager's, and the seconds that compiling took; it needs a C++ compiler.
+Without --model the weights are random, of MiniLM's shape, with --device cuda of BERT-base's.
 """
 
 from __future__ import annotations
@@ -24,55 +26,60 @@ Step = Callable[[Batch], float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="by default MiniLM's shape with random weights")
+    parser.add_argument("--model")
+    parser.add_argument("--ways", nargs="+", choices=["dynamic", "buckets"], default=["dynamic", "buckets"], help="beside eager")
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     for name, default in (("texts", 32), ("tokens", 128), ("rounds", 3), ("buckets", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     torch.manual_seed(1)
-    batches = [batch(given.texts, given.tokens * (4 - number) // 4 - number, 1) for number in range(3)]
-    padded = [batch(given.texts, one["input_ids"].shape[1], given.buckets) for one in batches]
+    device = torch.device(given.device)
+    batches = [batch(given.texts, given.tokens * (4 - number) // 4 - number, 1, device) for number in range(3)]
+    padded = [batch(given.texts, one["input_ids"].shape[1], given.buckets, device) for one in batches]
     print("| way | CPU seconds of three steps | seconds | loss differs by | seconds of compiling |\n| --- | --- | --- | --- | --- |")
-    for mixed in (False, True):
-        model = encoder(given.model)
+    for precision in given.precisions:
+        model, mixed = encoder(given.model, device).to(device), precision == "bf16"
         ways: dict[str, tuple[Step, list[Batch]]] = {
             "eager": (step_of(model, model, mixed), batches),
             "dynamic": (step_of(torch.compile(model, dynamic=True), model, mixed), batches),
             "buckets": (step_of(torch.compile(model, dynamic=False), model, mixed), padded),
         }
-        measure(ways, given.rounds, "bf16" if mixed else "fp32")
+        measure({way: ways[way] for way in ("eager", *given.ways)}, given.rounds, precision)
 
 
-def encoder(folder: str | None) -> Any:
+def encoder(folder: str | None, device: torch.device) -> Any:
     """The model, without dropout."""
     if folder:
         return AutoModel.from_pretrained(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, add_pooling_layer=False).train()
-    shape: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    small: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    shape = small if device.type == "cpu" else {}
     config = BertConfig(**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return BertModel(config, add_pooling_layer=False).train()
 
 
-def batch(texts: int, longest: int, multiple: int) -> Batch:
+def batch(texts: int, longest: int, multiple: int, device: torch.device) -> Batch:
     """Texts of half of `longest` tokens and more, padded to a multiple; the same tokens for any."""
     random = torch.Generator().manual_seed(longest)
     ids = torch.randint(1000, 30_000, (texts, longest), generator=random)
     lengths = torch.linspace(longest / 2, longest, texts).long()
     real = torch.arange(longest) < lengths[:, None]
     more = (0, -longest % multiple)
-    return {
-        "input_ids": torch.nn.functional.pad(ids * real, more),
-        "attention_mask": torch.nn.functional.pad(real.long(), more),
-    }
+    made = {"input_ids": ids * real, "attention_mask": real.long()}
+    return {key: torch.nn.functional.pad(value, more).to(device) for key, value in made.items()}
 
 
 def step_of(run: Any, model: Any, mixed: bool) -> Step:
     """Forward and backward of a loss of the mean states."""
 
     def step(batch: Batch) -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
             states = run(**batch).last_hidden_state
         mask = batch["attention_mask"].unsqueeze(2)
         vectors = torch.nn.functional.normalize((states.float() * mask).sum(1) / mask.sum(1), dim=1)
-        loss = torch.nn.functional.cross_entropy(20 * vectors[::2] @ vectors[1::2].T, torch.arange(len(vectors) // 2))
+        loss = torch.nn.functional.cross_entropy(
+            20 * vectors[::2] @ vectors[1::2].T, torch.arange(len(vectors) // 2, device=vectors.device)
+        )
         loss.backward()
         model.zero_grad()
         return loss.item()

@@ -96,7 +96,7 @@ def main() -> None:
     model = MODELS[job.method](job).to(job.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     scaler = torch.amp.GradScaler(job.device, enabled=job.precision == "fp16")
-    for texts, begun in zip(job.steps(), job.asked(), strict=True):
+    for texts, begun in zip(job.steps()[:-1], job.asked(), strict=True):
         with torch.autocast(job.device, HALF.get(job.precision), enabled=job.precision in HALF):
             loss = model(texts)
         scaler.scale(loss).backward()

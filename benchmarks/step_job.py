@@ -22,7 +22,7 @@ Clocks = tuple[float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """The same for all ways. `texts` is the file with the texts of each step, for those that are not ours.
+    """The same for all ways. `texts` is the file with the texts of each step and of one more, for those that are not ours.
 
     `sampled` are the steps of our sampler. `threads` 0: as many as a way takes by itself.
     `device` is cpu or cuda.
@@ -55,7 +55,7 @@ class Job:
         path.write_text(json.dumps(asdict(self)))
 
     def steps(self) -> list[dict[str, Any]]:
-        """The texts of each step."""
+        """The texts of each step, and of one more."""
         found: list[dict[str, Any]] = json.loads(Path(self.texts).read_text())
         return found
 

@@ -69,7 +69,10 @@ def write_models(model: str, method: str, folder: Path) -> dict[str, str]:
 
 
 def choose_steps(job: Job, count: int) -> tuple[list[int], list[dict[str, Any]]]:
-    """The first steps without a passage that is a known positive of a query besides its own, which the others cannot leave out; their texts."""
+    """The first steps without a passage that is a known positive of a query besides its own, which the others cannot leave out; their texts.
+
+    Of texts there is one step more, since a trainer tokenises those of the next step in each.
+    """
     method, sampler = method_and_sampler(job)
     steps, texts = [], []
     for step in range(sampler.steps_per_epoch):
@@ -79,8 +82,8 @@ def choose_steps(job: Job, count: int) -> tuple[list[int], list[dict[str, Any]]]
         if marks is None or int(marks.sum()) == len(part):
             steps.append(step)
             texts.append(_texts(method, part, batch))
-        if len(steps) == count:
-            return steps, texts
+        if len(steps) > count:
+            return steps[:count], texts
     raise SystemExit("too few batches without a known positive of another query: lower --batch-size or --steps")
 
 

@@ -111,8 +111,8 @@ def main() -> None:
     if job.threads:
         torch.set_num_threads(job.threads)
     with tempfile.TemporaryDirectory() as aside:
-        arguments = {"output_dir": aside, "per_device_train_batch_size": job.batch_size, "num_train_epochs": 1, "learning_rate": LR}
-        arguments |= {"save_strategy": "no", "report_to": [], "logging_strategy": "no", "disable_tqdm": True}
+        arguments = {"output_dir": aside, "per_device_train_batch_size": job.batch_size, "learning_rate": LR}
+        arguments |= {"max_steps": len(job.sampled), "save_strategy": "no", "report_to": [], "logging_strategy": "no", "disable_tqdm": True}
         arguments |= {"use_cpu": job.device == "cpu", "bf16": job.precision == "bf16", "fp16": job.precision == "fp16"}
         asked = Asked(job)
         trainer = {"retriever": retriever, "reranker": reranker, "mlm": mlm}[job.method](job, arguments)

@@ -31,6 +31,7 @@ class Followed:
         self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
         self._measures_dev = bool(job.dev)
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._began = False  # whether the workers have, and cut the history off at the checkpoint
         self._dev: str | None = None  # what was said of the dev metric
         self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
         self._output = job.generations.output
@@ -66,7 +67,7 @@ class Followed:
         (self._shared / FOUND).delete()
         forget(self._shared)
         withdraw(self._shared)
-        self._at = 0
+        self._at, self._began = 0, False
         fix_registered(self._shared)
         workers.start()
         job = ray.get_runtime_context().get_job_id()
@@ -78,16 +79,26 @@ class Followed:
                     builder.check()
                     keep_registered(self._shared)
                     with suppress(StorageError):  # the workers may still reach the store
-                        self._report(progress)
+                        self.report(progress)
         finally:
             leave(workers, self._output)
-        return workers.outcome()
+        outcome = workers.outcome()
+        if not self._began:  # no step was left
+            self._began = True
+            self.report(progress)
+        return outcome
 
-    def _report(self, progress: Progress) -> None:
-        """Show and send what is new."""
+    def report(self, progress: Progress) -> None:
+        """Show and send what is new.
+
+        Nothing of the history before the workers have begun: until then it may have steps after the checkpoint, which are made again.
+        """
         self._say_news(progress)
         self._at = max(self._at, steps_done(self._shared) or 0)
         progress.set(self._at or progress.done)  # even if nothing is new: a line is printed at intervals
+        self._began = self._began or start_line(self._shared) is not None
+        if not self._began:
+            return
         lines, used = self._follower.new_lines(), self._usage.new_lines()
         if used:
             self._used = {name: value for name, value in used[-1].items() if name != "step"}
