@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout,
 from dataclasses import dataclass
 from typing import Any
 
-from raydense.errors import Faults, InputError, StorageError, faults_of
+from raydense.errors import Faults, InputError, StorageError, faults_of, why
 from raydense.recipes.recipe import open_stages, refuse_wrong, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
-from raydense.runtime.progress import duration, say
+from raydense.runtime.progress import duration, say, say_error
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.runtime.verbosity import limit_logs
 from raydense.storage import Place
@@ -125,7 +125,7 @@ def _listener(names: list[str]) -> Any:
             say(f"{names[trial.config['trial']]}: begins")
 
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: {result['stage']}")
+            say(f"{names[trial.config['trial']]}: {result['said']}")
 
     return Listener()
 
@@ -159,8 +159,12 @@ def _trainable(trial: Trial, here: _Here) -> None:
     shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
     task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
     finished: Any
-    for finished in task.remote(trial, here):  # type: ignore[attr-defined]
-        tune.report({"stage": ray.get(finished)})
+    try:
+        for finished in task.remote(trial, here):  # type: ignore[attr-defined]
+            tune.report({"said": ray.get(finished)})
+    except Exception as error:
+        tune.report({"said": f"failed: {why(error)}"})
+        raise
 
 
 def _stages(trial: Trial, here: _Here) -> Iterator[str]:
@@ -182,6 +186,9 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
                 if state(stage)[0] != "done":
                     try:
                         _, seconds = run_stage(stage, trial.recipe.output, label)
+                    except Exception as error:
+                        say_error(f"failed: {why(error)}")
+                        raise
                     finally:
                         with suppress(StorageError):
                             log_file.send()

@@ -119,8 +119,10 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
         process.wait()
     printed = Path("log-2").read_text()
     assert process.returncode == 0, printed
-    assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
-    assert (printed.count("reranker: done in"), printed.count("reranked: done in")) == (1, 4)
+    trained = sum(Path(file).parent.name == "reranker" for file in before)
+    if trained == 1:  # on a busy machine both may be
+        assert any(of.get(SHARERS) == "2" for of in seen), "two trainings share the cores"
+    assert (printed.count("reranker: done in"), printed.count("reranked: done in")) == (2 - trained, 4)
     assert "negatives: done in" not in printed, "made before the kill"
     after = manifests(tmp_path / "out")
     assert before.items() <= after.items(), "what was done is not made again"
@@ -148,14 +150,18 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     assert "| deep | 2 |" in (tmp_path / "out" / "sweep.md").read_text()
 
 
-def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path):
+def test_a_trial_that_fails_says_so_at_once_and_does_not_stop_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{fails: {{report.answers.match: token}}, works: {{}}}}\n")
     sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
     assert sweep is not None
     failed = run_sweep(sweep)
     assert list(failed) == ["fails"]
     summary, _ = write_tables(sweep, failed)
-    assert summary["failed"] == {"fails": f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"}
+    why = f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"
+    assert summary["failed"] == {"fails": why}
+    said = capfd.readouterr().err.splitlines()
+    assert said.index(f"fails: failed: {why}") < said.index("works: begins")
+    assert (tmp_path / "out" / "trials" / "fails" / "log").read_text().splitlines()[-1] == f"failed: {why}"
     assert list(summary["runs"]["bm25"]) == ["works"]
 
 
