@@ -193,6 +193,21 @@ def _query_counts(labelled: Flags, some: Flags, short: Flags, kept: Flags) -> di
     return {name: int(flags.sum()) for name, flags in counts.items()}
 
 
+def _nothing_left(settings: LabelSettings, queries: dict[str, int], other_bins: NDArray[np.int64]) -> InputError:
+    """The error that says why, of the queries of all blocks and the histogram of all candidates but the gold positives."""
+    found, fixes = [], []
+    if queries.get("without"):
+        highest = (max(np.flatnonzero(other_bins), default=-1) + 1) / BINS
+        least = f"s_pos is {settings.s_pos:g}, the highest probability of all at most {highest:.2f}"
+        found.append(f"{queries['without']:,} queries have no positive ({least})")
+        fixes.append("qrels, a lower s_pos, or a more confident teacher")
+    if queries.get("short"):
+        found.append(f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives")
+        fixes.append("a greater depth, a higher s_neg, fewer negatives, or shortage keep")
+    what = f"no example is left: {'; '.join(found)}" if found else "no example is left: the run has no candidates"
+    return InputError(what, settings.run, f"give {'; or '.join(fixes)}" if fixes else "give another run")
+
+
 def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]]) -> dict[str, Any]:
     """The summary from the notes of the files; InputError on a shortage that must fail, or if nothing is left."""
     queries = added(block["queries"] for block in blocks)
@@ -203,7 +218,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
         what = f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives, the first is {first!r}"
         raise InputError(what, settings.run, "give a greater depth, fewer negatives, or shortage keep or drop")
     if not queries.get("kept"):
-        raise InputError("no example is left", settings.run, "give qrels, a lower s_pos, or a more confident teacher")
+        raise _nothing_left(settings, queries, np.sum([block["other_bins"] for block in blocks], axis=0))
     dropped = {
         "no positive": queries["without"],
         "not in the run": unmet,

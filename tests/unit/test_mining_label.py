@@ -188,6 +188,17 @@ def test_shortage(tmp_path: Path) -> None:
     assert label_world(tmp_path, "failed", negatives=2, shortage="drop").rows == 1, "the fix can have the same output"
 
 
+def test_where_nothing_is_left_it_is_said_why(tmp_path: Path) -> None:
+    run = {"q": [("p1", 1.2), ("p2", -3.0)], "free": [("p3", 0.5), ("p4", -3.0)]}
+    write_world(tmp_path, TEXTS, QRELS, run, stage="rerank", model="m")
+    unsure = r"no example is left: 2 queries have no positive \(s_pos is 0.9, the highest probability of all at most 0.80\); give qrels, a lower s_pos, "
+    with pytest.raises(InputError, match=unsure):
+        label_world(tmp_path, qrels=False)
+    few = r"no example is left: 2 queries have fewer than 3 confident negatives; give a greater depth, a higher s_neg, fewer negatives, or shortage keep"
+    with pytest.raises(InputError, match=few):
+        label_world(tmp_path, qrels=False, s_pos=0.6, negatives=3, shortage="drop")
+
+
 def test_the_report_can_be_read(tmp_path: Path) -> None:
     write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
     page = (label_world(tmp_path).path / "report.md").read_text()
