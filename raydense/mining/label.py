@@ -133,7 +133,7 @@ class _Labeller:
         chosen = negatives.at(first_of_each(negatives.query, order, self.settings.negatives))
         drawn = Listed.of(chosen.query, chosen.row, chosen.score, "denoised")
         some = positives.counts(len(ids)) > 0
-        short = some & (drawn.counts(len(ids)) < self.settings.negatives)
+        short = some & (drawn.counts(len(ids)) < self.settings.enough)
         kept = some & ~short if self.settings.shortage == "drop" else some
         counts["queries"] = _query_counts(self.judged.positives.counts_of(numbers) > 0, some, short, kept)
         counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None
@@ -202,8 +202,8 @@ def _nothing_left(settings: LabelSettings, queries: dict[str, int], other_bins: 
         found.append(f"{queries['without']:,} queries have no positive ({least})")
         fixes.append("qrels, a lower s_pos, or a more confident teacher")
     if queries.get("short"):
-        found.append(f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives")
-        fixes.append("a greater depth, a higher s_neg, fewer negatives, or shortage keep")
+        found.append(f"{queries['short']:,} queries have fewer than {settings.enough} confident negatives")
+        fixes.append("a greater depth, a higher s_neg, a lower min_negatives, or shortage keep")
     what = f"no example is left: {'; '.join(found)}" if found else "no example is left: the run has no candidates"
     return InputError(what, settings.run, f"give {'; or '.join(fixes)}" if fixes else "give another run")
 
@@ -215,8 +215,8 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
     unmet = int(judged.unmet.sum())
     if settings.shortage == "fail" and queries.get("short"):
         first = next(block["first_short"] for block in blocks if block["first_short"] is not None)
-        what = f"{queries['short']:,} queries have fewer than {settings.negatives} confident negatives, the first is {first!r}"
-        raise InputError(what, settings.run, "give a greater depth, fewer negatives, or shortage keep or drop")
+        what = f"{queries['short']:,} queries have fewer than {settings.enough} confident negatives, the first is {first!r}"
+        raise InputError(what, settings.run, "give a greater depth, a lower min_negatives, or shortage keep or drop")
     if not queries.get("kept"):
         raise _nothing_left(settings, queries, np.sum([block["other_bins"] for block in blocks], axis=0))
     dropped = {
@@ -251,4 +251,4 @@ def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
         share = 100 * summary["gold_below_s_neg"] / seen
         say(f"label: the teacher scores {summary['gold_below_s_neg']:,} of {seen:,} gold positives below s_neg ({share:.0f}%); they stay")
     if summary["short"]:
-        say(f"label: {summary['short']:,} queries have fewer than {settings.negatives} confident negatives; nothing was filled in")
+        say(f"label: {summary['short']:,} queries have fewer than {settings.enough} confident negatives; nothing was filled in")

@@ -31,7 +31,7 @@ def _counts(settings: LabelSettings, summary: dict[str, Any]) -> Iterator[str]:
     yield f"{thresholds}, of the first {summary['depth']} candidates.\n"
     rows = [(name.replace("_", " "), summary[name]) for name in ("queries", "labelled", "unlabelled", "kept", "kept_labelled")]
     rows += [(f"dropped: {cause}", count) for cause, count in summary["dropped"].items()]
-    rows += [(f"fewer than {settings.negatives} negatives", summary["short"])]
+    rows += [(f"fewer than {settings.enough} negatives", summary["short"])]
     rows += [(f"candidates: {what}", count) for what, count in summary["candidates"].items()]
     rows += [(f"gold positives that the teacher puts below {settings.s_neg}", summary["gold_below_s_neg"])]
     rows += [(f"kept: {part} of source {source}", n) for part, found in summary["sources"].items() for source, n in found.items()]

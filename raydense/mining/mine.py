@@ -93,8 +93,8 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
     if settings.shortage == "fail" and short:
         first = next((b["first_short"] for b in blocks if b["first_short"] is not None), None)
         first = first if first is not None else positives.query_ids[int(np.argmax(unmet))].as_py()
-        what = f"{short:,} queries have fewer than {settings.negatives} negatives, the first is {first!r}"
-        raise InputError(what, settings.run, "give a deeper run, fewer negatives, or shortage keep or drop")
+        what = f"{short:,} queries have fewer than {settings.enough} negatives, the first is {first!r}"
+        raise InputError(what, settings.run, "give a deeper run, a lower min_negatives, or shortage keep or drop")
     if not total("kept"):
         fix = "give a run of the queries that the qrels judge, a greater depth, smaller margins, or shortage keep"
         raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
@@ -132,6 +132,7 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
     elif settings.random:
         say(f"mine: negatives by source: {listed(summary['sources']['negatives'])}")
     if summary["short"]:
-        say(f"mine: {summary['short']:,} queries have fewer than {settings.negatives} negatives; nothing was filled in")
+        say(f"mine: {summary['short']:,} queries have fewer than {settings.enough} negatives; nothing was filled in")
     if none := summary["negatives"][0]:
-        say(f"mine: {none:,} of them have no negative, which a training with negatives refuses: --shortage drop leaves them out")
+        fix = "--shortage drop" if settings.hybrid else "--min-negatives 1 --shortage drop"
+        say(f"mine: {none:,} of them have no negative, which a training with negatives refuses: {fix} leaves them out")

@@ -88,12 +88,12 @@ class Miner:
         return Candidates(query[chosen], row, block["rank"].to_numpy()[chosen], block["score"].to_numpy()[chosen])
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
-        """Positives and negatives of each query, and whether it has fewer negatives than asked."""
+        """Positives and negatives of each query, and whether it has too few negatives."""
         chosen = found.at(self.pick(found, ids, self.settings.negatives - self.settings.random))
         negatives = Listed.of(chosen.query, chosen.row, chosen.score, self.source)
         if self.settings.random:
             negatives = negatives.then(self.random(chosen, ids, wanted))
-        return self.gold(wanted), negatives, negatives.counts(len(wanted)) < self.settings.negatives
+        return self.gold(wanted), negatives, negatives.counts(len(wanted)) < self.settings.enough
 
     def random(self, chosen: Candidates, ids: pa.Array, wanted: Rows) -> Listed:
         """Random passages of the corpus for each query: no positive, and no text of a positive, of a chosen one, or twice."""

@@ -39,6 +39,29 @@ class FilterSettings(Settings, Pool):
         return Forecast(needs, makes, kind.replace("search", "filter"), work, PROCESS_BYTES + index.bytes / max(1, index.files))
 
 
+class Shortage(BaseSettings):
+    """When a query has too few negatives, and what becomes of it."""
+
+    negatives: int
+    min_negatives: int | None = setting(
+        None, "the fewest negatives that a query is to have, what the training takes of each; by default as many as asked", ge=1
+    )
+    shortage: Literal["keep", "drop", "fail"] = setting(
+        "keep", "what to do with a query that has fewer: keep what was found, drop the query, or stop"
+    )
+
+    @property
+    def enough(self) -> int:
+        """The fewest negatives of a query that is not short."""
+        return self.min_negatives or self.negatives
+
+    @model_validator(mode="after")
+    def _enough_of_all(self) -> Self:
+        if self.enough > self.negatives:
+            raise ValueError(f"min_negatives {self.min_negatives} is more than the {self.negatives} negatives: give more negatives")
+        return self
+
+
 class HybridSettings(BaseSettings):
     """Hybrid augmentation (RocketQAv2, section 3.3)."""
 
@@ -46,10 +69,10 @@ class HybridSettings(BaseSettings):
     denoised: int | None = setting(None, "the number of negatives taken from the labels' confident negatives; by default half", ge=0)
 
 
-class MineSettings(Settings, Margins):
+class MineSettings(Settings, Margins, Shortage):
     """Make examples from a run: positives and hard negatives; a positive of the query, or a passage of its text, is never a negative."""
 
-    newer = ("teacher", "random", *MARGINS)
+    newer = ("teacher", "random", "min_negatives", *MARGINS)
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: Folder = artifact("run", "the run to take negatives from")
@@ -62,9 +85,6 @@ class MineSettings(Settings, Margins):
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
     skip: int = setting(0, "first ranks to skip", ge=0)
     pick: Literal["random", "top"] = setting("random", "random: draw from the ranks at random; top: take the highest")
-    shortage: Literal["keep", "drop", "fail"] = setting(
-        "keep", "what to do with a query that has fewer negatives than asked: keep what was found, drop the query, or stop"
-    )
     teacher: bool = setting(
         False,
         "the run's scores are a teacher's, such as those of `rerank`: keep the positives' scores too, for objectives that learn from them",
@@ -79,6 +99,8 @@ class MineSettings(Settings, Margins):
             raise ValueError("random passages have no score of a teacher: leave out random, or teacher and hybrid")
         if self.hybrid is None:
             return self
+        if self.min_negatives:
+            raise ValueError("hybrid has a number of negatives for each of its parts: leave out min_negatives")
         if self.teacher:
             raise ValueError("teacher keeps the scores of the run, but with hybrid all scores are those of the labels: leave one out")
         if self.hybrid.denoised is None:
@@ -98,8 +120,10 @@ class MineSettings(Settings, Margins):
         return Forecast(f"{queries} queries x {self.negatives} negatives", {self.output: made}, "mine", work, 2 * PROCESS_BYTES)
 
 
-class LabelSettings(Settings, Spread):
+class LabelSettings(Settings, Spread, Shortage):
     """Label candidates with a re-ranker as the teacher: pseudo-positives and confident negatives, of judged and of other queries."""
+
+    newer = ("min_negatives",)
 
     run: Folder = artifact("run", "the candidates")
     model: FolderOrNone = artifact(
@@ -112,9 +136,6 @@ class LabelSettings(Settings, Spread):
     s_pos: float = setting(0.9, "a probability above it makes a pseudo-positive", ge=0, le=1)
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; candidates in between are left out", ge=0, le=1)
     negatives: int = setting(8, "most confident negatives of each query, drawn at random", ge=1)
-    shortage: Literal["keep", "drop", "fail"] = setting(
-        "keep", "what to do with a query that has fewer negatives than asked: keep what was found, drop the query, or stop"
-    )
     seed: int = setting(42, "random seed of the draw, and of the sample to read", ge=0, lt=2**63)
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)

@@ -146,7 +146,11 @@ def read_examples(path: str | os.PathLike[str], queries: pa.Table, store: Passag
     _refuse_short(table, "positives", 1, path, "no positive", "remove them, or give qrels with relevance of at least 1")
     if negatives:
         stage = artifact.manifest["made_from"].get("stage")
-        again = f"{stage} again with --shortage drop" if stage in ("mine", "label") else "leave these queries out of what it was made from"
+        again = (
+            f"{stage} again with --min-negatives {negatives} --shortage drop"
+            if stage in ("mine", "label")
+            else "leave these queries out of what it was made from"
+        )
         fix = f"lower --negatives (now {negatives}), or {again}"
         _refuse_short(table, "negatives", negatives, path, f"fewer than {negatives} negatives", fix)
     for name, lists in (("positives", examples.positives), ("negatives", examples.negatives)):

@@ -164,6 +164,8 @@ def test_a_part_that_is_short_is_reported_and_not_filled_from_the_other(world: P
     assert artifact.summary["sources"]["negatives"] == {"bm25": 72, "denoised": 60}
     with pytest.raises(InputError, match="6 queries have fewer than 24 negatives"):
         hybrid(world, "failed", negatives=24, denoised=12, shortage="fail")
+    with pytest.raises(InputError, match="hybrid has a number of negatives for each of its parts: leave out min_negatives"):
+        hybrid(world, "least", negatives=24, denoised=12, min_negatives=1)
 
 
 def test_each_part_is_drawn_by_its_own_random_numbers(world: Path) -> None:

@@ -61,13 +61,16 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Lab
     shortage=st.sampled_from(["keep", "drop"]),
     judged=st.booleans(),
     cuts=st.tuples(st.integers(1, 4), st.integers(1, 30)),
+    least=st.none() | st.integers(1, 3),
 )
 @settings(max_examples=20, deadline=None)
-def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shortage, judged, cuts):
+def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shortage, judged, cuts, least):
+    least = least and min(least, negatives)
     texts, qrels, run = world
     drawn = {q: sorted((data.draw(st.sampled_from(LOGITS)) for _ in hits), reverse=True) for q, hits in run.items()}
     run = {q: [(p, score) for (p, _), score in zip(hits, drawn[q], strict=True)] for q, hits in run.items()}
     asked = {"s_pos": thresholds[0], "s_neg": thresholds[1], "negatives": negatives, "depth": depth, "shortage": shortage}
+    asked |= {"min_negatives": least} if least else {}
     s = LabelSettings(output="x", run="x", corpus="x", queries="x", **asked)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(labelling, "BLOCK_ROWS", cuts[1])
@@ -75,7 +78,7 @@ def test_equals_the_slow_reading(world, data, thresholds, negatives, depth, shor
         write_world(root, texts, qrels, run, cuts[0], stage="rerank", model="m")
         expected = slowly(texts, qrels if judged else [], run, s)
         some = {q: e for q, e in expected.items() if e["gold"] or e["pseudo"]}
-        short = [q for q, e in some.items() if len(e["negatives"]) < negatives]
+        short = [q for q, e in some.items() if len(e["negatives"]) < (least or negatives)]
         kept = {q: e for q, e in some.items() if shortage == "keep" or q not in short}
         if not kept:
             with pytest.raises(InputError, match="no example is left"):
@@ -183,6 +186,9 @@ def test_shortage(tmp_path: Path) -> None:
     write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
     assert label_world(tmp_path, negatives=2).summary["short"] == 1
     assert list(examples_of(label_world(tmp_path, "dropped", negatives=2, shortage="drop"))) == ["q"]
+    assert list(examples_of(label_world(tmp_path, "some", negatives=2, min_negatives=1, shortage="drop"))) == ["q", "free"]
+    with pytest.raises(InputError, match="min_negatives 3 is more than the 2 negatives"):
+        label_world(tmp_path, "more", negatives=2, min_negatives=3)
     with pytest.raises(InputError, match="1 queries have fewer than 2 confident negatives, the first is 'free'"):
         label_world(tmp_path, "failed", negatives=2, shortage="fail")
     assert label_world(tmp_path, "failed", negatives=2, shortage="drop").rows == 1, "the fix can have the same output"
@@ -194,7 +200,7 @@ def test_where_nothing_is_left_it_is_said_why(tmp_path: Path) -> None:
     unsure = r"no example is left: 2 queries have no positive \(s_pos is 0.9, the highest probability of all at most 0.80\); give qrels, a lower s_pos, "
     with pytest.raises(InputError, match=unsure):
         label_world(tmp_path, qrels=False)
-    few = r"no example is left: 2 queries have fewer than 3 confident negatives; give a greater depth, a higher s_neg, fewer negatives, or shortage keep"
+    few = r"no example is left: 2 queries have fewer than 3 confident negatives; give a greater depth, a higher s_neg, a lower min_negatives, or shortage keep"
     with pytest.raises(InputError, match=few):
         label_world(tmp_path, qrels=False, s_pos=0.6, negatives=3, shortage="drop")
 

@@ -47,7 +47,7 @@ def slowly(texts: list[str], qrels: list[tuple[str, str, int]], run: Run, s: Min
         scores = {int(p[1:]): score for p, score in hits}
         allowed = [row for row in allowed if not near(scores[row], min(scores.get(row, float("-inf")) for _, row in relevant), s)]
         count = min(len(allowed), s.negatives)
-        if count == s.negatives or s.shortage == "keep":
+        if count >= (s.min_negatives or s.negatives) or s.shortage == "keep":
             found[query] = ([row for _, row in relevant], allowed, count)
     return found
 
@@ -74,17 +74,19 @@ MARGINS = st.fixed_dictionaries(
     window=st.tuples(st.integers(0, 3), st.integers(1, 20)),
     pick=st.sampled_from(["random", "top"]),
     shortage=st.sampled_from(["keep", "drop"]),
+    least=st.none() | st.just(1),
     cuts=st.integers(1, 4),
     block=st.integers(1, 30),
 )
 @settings(max_examples=25, deadline=None)
-def test_equals_the_slow_reading(world, margins, negatives, window, pick, shortage, cuts, block):
+def test_equals_the_slow_reading(world, margins, negatives, window, pick, shortage, cuts, block, least):
     texts, qrels, run = world
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(mining, "BLOCK_ROWS", block)
         root = Path(folder)
         write_world(root, texts, qrels, run, cuts)
         asked = {"negatives": negatives, "skip": window[0], "depth": sum(window), "pick": pick, "shortage": shortage, **margins}
+        asked |= {"min_negatives": least} if least else {}
         s = MineSettings(output="x", run="x", corpus="x", queries="x", qrels="x", **asked)
         expected = slowly(texts, qrels, run, s)
         if not expected:

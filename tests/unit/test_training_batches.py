@@ -206,8 +206,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 @pytest.mark.parametrize(
     ("stage", "advice"),
     [
-        ("mine", "or mine again with --shortage drop"),
-        ("label", "or label again with --shortage drop"),
+        ("mine", "or mine again with --min-negatives 1 --shortage drop"),
+        ("label", "or label again with --min-negatives 1 --shortage drop"),
         ("import", "or leave these queries out of what it was made from"),
     ],
 )
