@@ -152,9 +152,6 @@ def _release_later(held: _Held) -> None:
     for thread in held.left:
         thread.join()
     with _OPENING:
-        own = _HELD.get(held.writer.place.located) is held
-        if own:
-            del _HELD[held.writer.place.located]
-    if own:
-        with suppress(InputError, OSError, StorageError):  # nobody is there to report it to
-            held.hold.release()
+        if _HELD.get(held.writer.place.located) is held:
+            with suppress(InputError, OSError, StorageError):  # nobody is there to report it to
+                release(held.writer.place)

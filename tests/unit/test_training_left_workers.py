@@ -10,6 +10,7 @@ import pytest
 
 from raydense.errors import LostOutput
 from raydense.storage import Draft, Place, releases_outputs
+from raydense.storage.local_place import FileLock
 from raydense.training.workers import Workers, leave, wait_for_left
 
 
@@ -25,7 +26,7 @@ class _Busy(Workers):
         self.over.wait(60)
 
 
-def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_path: Path) -> None:
+def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = _Busy()
 
     @releases_outputs
@@ -41,6 +42,17 @@ def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_p
         interrupted()
     with pytest.raises(LostOutput):
         Place.of(tmp_path / "x/.work").hold()
+    releasing, opened, release = threading.Event(), threading.Event(), FileLock.release
+
+    def slowly(lock: FileLock) -> None:
+        releasing.set()
+        opened.wait(0.2)
+        release(lock)
+
+    monkeypatch.setattr(FileLock, "release", slowly)
     workers.over.set()
     wait_for_left(Place.of(tmp_path / "x"))
-    assert Draft.open(tmp_path / "x", "model", {}).finish(0).rows == 0
+    assert releasing.wait(60)
+    draft = Draft.open(tmp_path / "x", "model", {})
+    opened.set()
+    assert draft.finish(0).rows == 0
