@@ -39,7 +39,7 @@ class HybridMiner(Miner):
         self.labels, self.denoised = Labels(settings.hybrid.labels, self.store), settings.hybrid.denoised
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
-        """As `Miner.lists`; a query is short if either part has too few negatives."""
+        """As `Miner.lists`; a query is short if either part has too few negatives, with `min_negatives` if both together have."""
         positives, negatives, labelled = self.labels.of(ids)
         denoised = self._denoised(positives, negatives, ids, wanted)
         text = self.store.text_hash
@@ -58,7 +58,8 @@ class HybridMiner(Miner):
         }
         undenoised = Listed.of(drawn.query, drawn.row, unscored, self.source)
         together = undenoised.then(Listed.of(denoised.query, denoised.row, denoised.score, "denoised"))
-        return self._positives(positives, wanted), together, few_drawn | few_denoised
+        short = together.counts(len(ids)) < self.settings.enough if self.settings.min_negatives else few_drawn | few_denoised
+        return self._positives(positives, wanted), together, short
 
     def _positives(self, labelled: Candidates, wanted: Rows) -> Listed:
         """The positives of the qrels, with their scores in the labels, and then those that only the labels have."""

@@ -134,5 +134,6 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
     if summary["short"]:
         say(f"mine: {summary['short']:,} queries have fewer than {settings.enough} negatives; nothing was filled in")
     if none := summary["negatives"][0]:
-        fix = "--shortage drop" if settings.hybrid else "--min-negatives 1 --shortage drop"
-        say(f"mine: {none:,} of them have no negative, which a training with negatives refuses: {fix} leaves them out")
+        say(
+            f"mine: {none:,} of them have no negative, which a training with negatives refuses: --min-negatives 1 --shortage drop leaves them out"
+        )

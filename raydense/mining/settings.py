@@ -99,8 +99,6 @@ class MineSettings(Settings, Margins, Shortage):
             raise ValueError("random passages have no score of a teacher: leave out random, or teacher and hybrid")
         if self.hybrid is None:
             return self
-        if self.min_negatives:
-            raise ValueError("hybrid has a number of negatives for each of its parts: leave out min_negatives")
         if self.teacher:
             raise ValueError("teacher keeps the scores of the run, but with hybrid all scores are those of the labels: leave one out")
         if self.hybrid.denoised is None:

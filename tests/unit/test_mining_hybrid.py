@@ -54,9 +54,10 @@ def hybrid(root: Path, output: str = "examples", **more: object) -> Artifact:
     pick=st.sampled_from(["random", "top"]),
     shortage=st.sampled_from(["keep", "drop"]),
     cuts=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 30)),
+    least=st.none() | st.integers(1, 6),
 )
 @settings(max_examples=20, deadline=None)
-def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
+def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts, least):
     texts, qrels, run = world
     rows = st.lists(st.integers(0, len(texts) - 1), max_size=8, unique=True)
     labelled = data.draw(st.permutations(sorted(run)))[: data.draw(st.integers(0, len(run)))]
@@ -68,6 +69,8 @@ def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
         write_world(root, texts, qrels, run, cuts[0], kind="faiss")
         write_labels(root, labels, cuts[1])
         asked = {"negatives": negatives, "denoised": denoised, "pick": pick, "shortage": shortage}
+        least = least and min(least, negatives)
+        asked |= {"min_negatives": least} if least else {}
         try:
             artifact = hybrid(root, **asked)
         except InputError as error:
@@ -93,7 +96,10 @@ def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
             if query not in found:
                 fewest = len(free - confident) + max(0, len(free & confident) - min(denoised, len(confident)))
                 assert shortage == "drop"
-                assert len(confident) < denoised or fewest < negatives - denoised
+                if least:
+                    assert min(denoised, len(confident)) + min(negatives - denoised, fewest) < least
+                else:
+                    assert len(confident) < denoised or fewest < negatives - denoised
                 continue
             kept.append(query)
             example = found[query]
@@ -124,7 +130,8 @@ def test_equals_the_slow_reading(world, data, sizes, pick, shortage, cuts):
             of_source = zip(example["negatives"], example["negative_sources"], strict=True)
             assert example["negative_scores"] == [pytest.approx(scores[r]) if s == "denoised" else None for r, s in of_source]
             if shortage == "drop":
-                assert len(example["negatives"]) == negatives
+                assert least or len(example["negatives"]) == negatives
+                assert len(example["negatives"]) >= (least or 0)
         assert list(found) == kept
         if summary:
             assert summary["removed"]["positive by the labels"] == removed["positive by the labels"]
@@ -164,8 +171,6 @@ def test_a_part_that_is_short_is_reported_and_not_filled_from_the_other(world: P
     assert artifact.summary["sources"]["negatives"] == {"bm25": 72, "denoised": 60}
     with pytest.raises(InputError, match="6 queries have fewer than 24 negatives"):
         hybrid(world, "failed", negatives=24, denoised=12, shortage="fail")
-    with pytest.raises(InputError, match="hybrid has a number of negatives for each of its parts: leave out min_negatives"):
-        hybrid(world, "least", negatives=24, denoised=12, min_negatives=1)
 
 
 def test_each_part_is_drawn_by_its_own_random_numbers(world: Path) -> None:
