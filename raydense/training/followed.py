@@ -85,7 +85,8 @@ class Followed:
         outcome = workers.outcome()
         if not self._began:  # no step was left
             self._began = True
-            self.report(progress)
+            with suppress(StorageError):  # the training is done
+                self.report(progress)
         return outcome
 
     def report(self, progress: Progress) -> None:
