@@ -31,9 +31,14 @@ SomeMethod = TypeVar("SomeMethod", bound=type[Any])
 
 
 def method(name: str) -> Callable[[SomeMethod], SomeMethod]:
-    """Register the name of a method, for `--objective NAME` (pre-training: `--method NAME`) and `TrainSettings(objective=NAME)`."""
+    """Register the name of a method, for `--objective NAME` (pre-training: `--method NAME`) and `TrainSettings(objective=NAME)`.
+
+    InputError if a method that comes with raydense has that name.
+    """
 
     def named(cls: SomeMethod) -> SomeMethod:
+        if not cls.__module__.startswith(tuple(_PACKAGES.values())) and any(name in built_in(verb) for verb in _PACKAGES):
+            raise InputError(f"{name} is a method of raydense", f"{cls.__module__}.{cls.__qualname__}", "give it another name")
         cls.name = name
         _NAMED[name] = cls
         return cls

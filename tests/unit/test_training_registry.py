@@ -35,6 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "        margin: Unknown = 1.0\n    def loss(self, outputs, batch): ...",
             "no_type:Mine.Settings: .*name 'Unknown' is not defined.*; define it in the module",
         ),
+        (
+            "taken",
+            f"from raydense.training.method import method\n{OF}@method('retriever')\nclass Mine(DualEncoderMethod):\n"
+            "    def loss(self, outputs, batch): ...",
+            "taken.Mine: retriever is a method of raydense; give it another name",
+        ),
     ],
 )
 def test_a_wrong_class_is_refused(folder: Path, name: str, content: str, message: str) -> None:
