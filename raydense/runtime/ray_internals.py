@@ -186,6 +186,25 @@ def only_what_works() -> Iterator[None]:
 
 
 @contextmanager
+def in_groups_of_their_own() -> Iterator[None]:
+    """In the block, the processes of a Ray that starts are in process groups of their own: a signal to the driver's group does not end them.
+
+    `timeout`, a closed terminal and schedulers signal the group. Only where the kernel ends Ray's processes with the driver: elsewhere Ray ends the group.
+    """
+    from ray._private import services
+    from ray._private.utils import detect_fate_sharing_support
+
+    module: Any = services
+    popen = module.ConsolePopen
+    if detect_fate_sharing_support():
+        module.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        module.ConsolePopen = popen
+
+
+@contextmanager
 def quiet_driver() -> Iterator[None]:
     """In the block, a driver that `ray.init` connects does not print Ray's lines that need no action.
 

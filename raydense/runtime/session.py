@@ -13,7 +13,15 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.runtime.progress import duration, say
-from raydense.runtime.ray_internals import autoscaler_state, end_half_started, on_loopback, only_on_loopback, only_what_works, quiet_driver
+from raydense.runtime.ray_internals import (
+    autoscaler_state,
+    end_half_started,
+    in_groups_of_their_own,
+    on_loopback,
+    only_on_loopback,
+    only_what_works,
+    quiet_driver,
+)
 from raydense.runtime.verbosity import is_verbose, limit_logs
 
 _LOGICAL_CPUS = 4
@@ -110,7 +118,7 @@ def _start(**common: Any) -> None:
     for attempt in range(1, _STARTS + 1):
         begun = time.monotonic()
         try:
-            with on_loopback(), only_what_works():
+            with on_loopback(), only_what_works(), in_groups_of_their_own():
                 ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
             return
         except Exception as error:  # Ray raises no class of its own

@@ -102,6 +102,11 @@ def test_what_starting_and_serving_need() -> None:
     assert services.start_api_server.__name__ == "start_api_server"
     assert "ray._private.parameter.RayParams(" in inspect.getsource(worker.init)
     assert "self._webui_url, process_info = ray._private.services.start_api_server(" in inspect.getsource(Node.start_api_server)
+    with ray_internals.in_groups_of_their_own(), services.ConsolePopen(["sleep", "60"]) as process:
+        assert os.getpgid(process.pid) == process.pid
+        process.kill()
+    assert inspect.isclass(services.ConsolePopen)
+    assert "process = ConsolePopen(" in inspect.getsource(services.start_ray_process)
     assert not ray_internals.only_on_loopback("10.0.0.1:6379")
     assert ray_internals.serve_http_config() is None
     assert {"data", "ignore_prefix"} == inspect.signature(worker.print_to_stdstream).parameters.keys()

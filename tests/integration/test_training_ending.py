@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 from training_data import TrainingData, make_training_data
+from warm_worker import cold_environment
 
 from raydense.cli.work import verb_work
 from raydense.forecast import Forecast
@@ -48,10 +50,10 @@ def digests(artifact: Artifact) -> list[tuple[str, str]]:
     return [(f.path, f.sha256) for f in artifact.files]
 
 
-def begin(settings: TrainSettings, environment: dict[str, str]) -> subprocess.Popen[str]:
+def begin(settings: TrainSettings, environment: dict[str, str], **more: Any) -> subprocess.Popen[str]:
     """The command line of the training."""
     command = [sys.executable, "-m", "raydense", *verb_work("train", settings).words]
-    return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, **more)
 
 
 def until_step(process: subprocess.Popen[str], output: Path, least: int) -> None:
@@ -100,6 +102,16 @@ def test_no_step_is_lost(
     if workers == 1:  # two draw another dropout
         assert digests(again) == digests(whole)
         assert again.fingerprint == whole.fingerprint
+
+
+def test_no_step_is_lost_where_the_signal_goes_to_the_process_group(data: TrainingData, tmp_path: Path) -> None:
+    """As that of `timeout`: the Ray that the command has started does not hear it."""
+    with begin(settings_of(data, tmp_path / "ended"), cold_environment(), start_new_session=True) as process:
+        until_step(process, tmp_path / "ended", 10)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == 143, printed
+    assert re.search(rf"train: ended by SIGTERM; the same command continues from step \d+ of {STEPS}\n", printed)
 
 
 def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: TrainingData, whole: Artifact, tmp_path: Path) -> None:
