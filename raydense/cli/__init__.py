@@ -33,7 +33,6 @@ from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress, say, say_error
-from raydense.runtime.session import after_start
 from raydense.storage import Place, verify_all
 
 
@@ -176,20 +175,18 @@ app.add_command(submissions_of(app))
 add_verbosity(app)
 
 
-def _hear_sigterm() -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _ended)
+class _Ended(SystemExit):
+    """SIGTERM, with its exit code."""
 
 
-def _ended(number: int, frame: FrameType | None) -> NoReturn:
-    say_error("raydense: ended by SIGTERM; the same command continues from here")
-    sys.exit(128 + number)
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Ended(128 + number)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that the user can fix is one line, each fault of a recipe too."""
-    _hear_sigterm()
-    after_start(_hear_sigterm)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -205,6 +202,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         say_error("raydense: interrupted; the same command continues from here")
         sys.exit(130)
+    except _Ended:
+        say_error("raydense: ended by SIGTERM; the same command continues from here")
+        raise
     except JobError as error:
         say_error(f"raydense: {error}")
         sys.exit(1)

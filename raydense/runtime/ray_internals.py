@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -202,6 +204,27 @@ def in_groups_of_their_own() -> Iterator[None]:
         yield
     finally:
         module.ConsolePopen = popen
+
+
+@contextmanager
+def own_sigterm() -> Iterator[None]:
+    """In the block and after it, `ray.init` leaves a program's handler of SIGTERM; where there is none, Ray sets its own, which exits.
+
+    Ray's C++ part sets another below Python, which prints a stack trace: the program's is set again.
+    """
+    from ray._private import utils
+
+    module: Any = utils
+    replace, handler = module.set_sigterm_handler, signal.getsignal(signal.SIGTERM)
+    kept = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
+    if kept:
+        module.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        module.set_sigterm_handler = replace
+        if kept:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

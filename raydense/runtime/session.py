@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +19,7 @@ from raydense.runtime.ray_internals import (
     on_loopback,
     only_on_loopback,
     only_what_works,
+    own_sigterm,
     quiet_driver,
 )
 from raydense.runtime.verbosity import is_verbose, limit_logs
@@ -31,15 +31,6 @@ _STARTS = 3  # of a Ray that gives up
 _SMALLEST_STORE = 80 << 20
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's"
 SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine; set by what starts several
-
-
-_after_start: Callable[[], None] | None = None
-
-
-def after_start(call: Callable[[], None]) -> None:
-    """Have `call` called when Ray has started in this process: it takes signals over."""
-    global _after_start
-    _after_start = call
 
 
 def physical_cpus() -> int:
@@ -70,10 +61,8 @@ def ensure_ray() -> None:
 
     if ray.is_initialized():
         return
-    with nullcontext() if is_verbose() else quiet_driver():
+    with nullcontext() if is_verbose() else quiet_driver(), own_sigterm():
         _connect()
-    if _after_start:
-        _after_start()
     quiet_data()
 
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import forked
+import psutil
+from warm_worker import cold_environment
 
 
 def test_help_imports_nothing_heavy():
@@ -46,3 +48,15 @@ def test_sigterm_between_trainings_is_one_line_and_the_command_continues(tmp_pat
     again = forked.run(command, env=joining, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "words: done before" in again.stderr
+
+
+def test_sigterm_while_ray_starts_is_the_same_line(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "raydense", "run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
+    with forked.Popen(command, env=cold_environment(), stderr=subprocess.PIPE, text=True) as process:
+        while not any("gcs_server" in one.name() for one in psutil.Process(process.pid).children()):
+            assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == 143, printed
+    assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
