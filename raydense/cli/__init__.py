@@ -175,18 +175,16 @@ app.add_command(submissions_of(app))
 add_verbosity(app)
 
 
-class _Ended(SystemExit):
-    """SIGTERM, with its exit code."""
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Ended(128 + number)
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that the user can fix is one line, each fault of a recipe too."""
+    heard: list[int] = []  # an exit code is lost where Ray waits: it exits with 1 there
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        heard.append(number)
+        sys.exit(128 + number)
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, end)
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -202,9 +200,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         say_error("raydense: interrupted; the same command continues from here")
         sys.exit(130)
-    except _Ended:
+    except SystemExit:
+        if not heard:
+            raise
         say_error("raydense: ended by SIGTERM; the same command continues from here")
-        raise
+        sys.exit(128 + heard[0])
     except JobError as error:
         say_error(f"raydense: {error}")
         sys.exit(1)

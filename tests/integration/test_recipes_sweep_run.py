@@ -82,6 +82,18 @@ def kill_once_trained(folder: Path) -> None:
             process.wait()
 
 
+def test_sigterm_ends_a_sweep_by_one_line(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  bm25.k: [5, 10]\n")
+    with start_sweep(tmp_path, "log") as process:
+        while not list(tmp_path.glob("out/stages/*/data/manifest.json")):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+    printed = (tmp_path / "log").read_text()
+    assert process.returncode == 143, printed
+    assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
+
+
 @contextmanager
 def environments_of(name: str) -> Iterator[list[dict[str, str]]]:
     """The environments of processes of a name that live while the block runs."""
