@@ -13,6 +13,7 @@ from raydense.errors import Faults, InputError, StorageError, faults_of, why
 from raydense.recipes.recipe import open_stages, refuse_wrong, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
+from raydense.recipes.sweep_ending import saving
 from raydense.runtime.progress import duration, say, say_error
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.runtime.verbosity import limit_logs
@@ -98,6 +99,7 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
     here = _Here(
         ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
     )
+    running: dict[str, Trial] = {}
     tuner = tune.Tuner(
         # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
         # ends with the command alone; Tune does not take a trial that needs nothing.
@@ -107,25 +109,35 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(Place.of(sweep.output.located).working(_TUNE)),
-            callbacks=[_listener([trial.name for trial in left])],
+            callbacks=[_listener(left, running)],
             verbose=0,
         ),
     )
-    results = tuner.fit()
+    with saving(running):
+        results = tuner.fit()
     sweep.output.forget(_TUNE)
     return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
 
 
-def _listener(names: list[str]) -> Any:
-    """Tune's callback that logs each stage that a trial has finished."""
+def _listener(trials: list[Trial], running: dict[str, Trial]) -> Any:
+    """Tune's callback that logs each stage that a trial has finished, and keeps the trials that are `running`, by name."""
     from ray import tune
+
+    def of(trial: Any) -> Trial:
+        return trials[trial.config["trial"]]
 
     class Listener(tune.Callback):
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: begins")
+            running[of(trial).name] = of(trial)
+            say(f"{of(trial).name}: begins")
 
         def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-            say(f"{names[trial.config['trial']]}: {result['said']}")
+            say(f"{of(trial).name}: {result['said']}")
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            running.pop(of(trial).name, None)
+
+        on_trial_error = on_trial_complete
 
     return Listener()
 

@@ -10,13 +10,14 @@ import threading
 import time
 from contextlib import suppress
 from enum import IntEnum
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from raydense.errors import InputError, StorageError
 from raydense.runtime.ray_internals import node_leaves
 from raydense.storage import Place
+
+if TYPE_CHECKING:
+    import torch
 
 _STOP = "stop.txt"
 
@@ -51,6 +52,9 @@ class Notice:
         """What is to be done after this step, the same on all workers, which all ask."""
         if self._workers == 1:
             return self._word()
+        import torch
+        import torch.distributed as dist
+
         word = torch.tensor([self._word()], dtype=torch.int32, device=self._device)
         dist.broadcast(word, src=0)
         return Asked(int(word.item()))
@@ -77,6 +81,11 @@ class Notice:
 def ask_to_end(shared: Place) -> None:
     """Ask the workers to save after the step that they are in, and to end."""
     (shared / _STOP).write_text("")
+
+
+def is_asked(shared: Place) -> bool:
+    """Whether workers have been asked to end, and no others have started since."""
+    return (shared / _STOP).stat() is not None
 
 
 def withdraw(shared: Place) -> None:

@@ -27,6 +27,9 @@ from raydense.recipes.recipe import state
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
 from raydense.runtime.session import SHARERS
+from raydense.storage import Place
+from raydense.training.history import Follower
+from raydense.training.registered import newest_state
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -82,16 +85,24 @@ def kill_once_trained(folder: Path) -> None:
             process.wait()
 
 
-def test_sigterm_ends_a_sweep_by_one_line(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  bm25.k: [5, 10]\n")
+def test_the_trainings_of_a_sweep_save_before_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("max_steps: 3,", "max_steps: 5000, checkpoint_every: 5000,"))
+
+    def steps() -> list[int]:
+        files = sorted(tmp_path.glob("out/stages/*/reranker/.work/history.jsonl"))
+        return [max([line["step"] for line in Follower(Place.of(file)).new_lines()], default=0) for file in files]
+
     with start_sweep(tmp_path, "log") as process:
-        while not list(tmp_path.glob("out/stages/*/data/manifest.json")):
+        while len(done := steps()) < 2 or min(done) < 10:
             assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.01)
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGTERM)
     printed = (tmp_path / "log").read_text()
     assert process.returncode == 143, printed
+    assert "sweep: 2 trainings save after the step under way, then it ends" in printed
     assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
+    saved = [newest_state(Place.of(work)) for work in sorted(tmp_path.glob("out/stages/*/reranker/.work"))]
+    assert all(state is not None and state.step >= least for state, least in zip(saved, done, strict=True))
 
 
 @contextmanager

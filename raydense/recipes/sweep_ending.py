@@ -1,0 +1,78 @@
+"""SIGTERM and Ctrl-C while a sweep runs: the trainings of its trials save after the step that they are in, so that the next run repeats none."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from raydense.errors import StorageError
+from raydense.recipes.recipe import open_stages
+from raydense.recipes.sweep import Trial
+from raydense.runtime.progress import say
+from raydense.storage import WORK, Place
+from raydense.training.loop_settings import LoopSettings
+from raydense.training.notice import ask_to_end, is_asked
+from raydense.training.registered import newest_state
+from raydense.training.status import start_line
+
+_WAITS_S = 300.0
+_LOOKS_S = 0.2
+
+
+@contextmanager
+def saving(running: dict[str, Trial]) -> Iterator[None]:
+    """In the block, the first signal waits until the trainings of the trials that are `running` then are saved, for at most five minutes.
+
+    It then does what it did before the block; a second one does so at once. In a thread other than the main one it leaves signals alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard = [number for number, handler in before.items() if callable(handler)]
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        restore()
+        _save(running)
+        before[number](number, frame)
+
+    def restore() -> None:
+        for number in heard:
+            signal.signal(number, before[number])
+
+    for number in heard:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _save(running: dict[str, Trial]) -> None:
+    with suppress(StorageError):  # in an outage the newest checkpoints have to do
+        asked = {work: _step(work) for work in _trainings(list(running.values()))}
+        for work in asked:
+            ask_to_end(Place.of(work))
+        if asked:
+            what = "1 training saves" if len(asked) == 1 else f"{len(asked)} trainings save"
+            say(f"sweep: {what} after the step under way, then it ends; a second signal ends it at once")
+        end = time.monotonic() + _WAITS_S
+        while asked and time.monotonic() < end:
+            time.sleep(_LOOKS_S)
+            asked = {work: step for work, step in asked.items() if is_asked(Place.of(work)) and _step(work) == step}
+
+
+def _trainings(trials: list[Trial]) -> set[str]:
+    """The work of the trainings under way that are at a step."""
+    stages = [left[0] for trial in trials if (left := open_stages(trial.recipe))]
+    works = {str(Place.of(stage.settings.output) / WORK) for stage in stages if isinstance(stage.settings, LoopSettings)}
+    return {work for work in works if start_line(Place.of(work)) is not None}
+
+
+def _step(work: str) -> int:
+    return state.step if (state := newest_state(Place.of(work))) else 0
