@@ -15,6 +15,7 @@ from raydense.recipes.recipe import open_stages
 from raydense.recipes.sweep import Trial
 from raydense.runtime.progress import say
 from raydense.storage import WORK, Place
+from raydense.training.ending import SAME_S
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.notice import ask_to_end, is_asked
 from raydense.training.registered import newest_state
@@ -36,9 +37,16 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     heard = [number for number, handler in before.items() if callable(handler)]
 
+    first: float | None = None
+
     def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            _save(running)
+        elif time.monotonic() - first < SAME_S:
+            return
         restore()
-        _save(running)
         before[number](number, frame)
 
     def restore() -> None:

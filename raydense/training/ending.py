@@ -18,7 +18,7 @@ from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
 _WAITS_S = 300.0
-_SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then to its group: it is one
+SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then to its group: it is one
 
 
 class Ending:
@@ -80,7 +80,7 @@ class Ending:
             self._given, self._first = signal.Signals(number), now
             if not self._following:
                 self._end()
-        elif now - self._first > _SAME_S:
+        elif now - self._first > SAME_S:
             self._end()
 
     def _end(self, step: int | None = None) -> NoReturn:

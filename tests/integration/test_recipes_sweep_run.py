@@ -96,6 +96,7 @@ def test_the_trainings_of_a_sweep_save_before_it_ends(tmp_path: Path) -> None:
         while len(done := steps()) < 2 or min(done) < 10:
             assert process.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)  # as `timeout`: to the process, and then to its group
         os.killpg(process.pid, signal.SIGTERM)
     printed = (tmp_path / "log").read_text()
     assert process.returncode == 143, printed
