@@ -10,19 +10,16 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from raydense.errors import StorageError
+from raydense.errors import InputError, StorageError
 from raydense.recipes.recipe import open_stages
 from raydense.recipes.sweep import Trial
 from raydense.runtime.progress import say
 from raydense.storage import WORK, Place
-from raydense.training.ending import SAME_S
+from raydense.training.ending import SAME_S, WAITS_S
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.notice import ask_to_end, is_asked
 from raydense.training.registered import newest_state
 from raydense.training.status import start_line
-
-_WAITS_S = 300.0
-_LOOKS_S = 0.2
 
 
 @contextmanager
@@ -36,7 +33,6 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     heard = [number for number, handler in before.items() if callable(handler)]
-
     first: float | None = None
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -62,16 +58,16 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
 
 
 def _save(running: dict[str, Trial]) -> None:
-    with suppress(StorageError):  # in an outage the newest checkpoints have to do
+    with suppress(StorageError, InputError):  # in an outage the newest checkpoints have to do
         asked = {work: _step(work) for work in _trainings(list(running.values()))}
         for work in asked:
             ask_to_end(Place.of(work))
         if asked:
             what = "1 training saves" if len(asked) == 1 else f"{len(asked)} trainings save"
             say(f"sweep: {what} after the step under way, then it ends; a second signal ends it at once")
-        end = time.monotonic() + _WAITS_S
+        end = time.monotonic() + WAITS_S
         while asked and time.monotonic() < end:
-            time.sleep(_LOOKS_S)
+            time.sleep(max(Place.of(work).look_every_s for work in asked))
             asked = {work: step for work, step in asked.items() if is_asked(Place.of(work)) and _step(work) == step}
 
 

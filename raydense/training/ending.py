@@ -17,7 +17,7 @@ from raydense.training.notice import ask_to_end
 from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
-_WAITS_S = 300.0
+WAITS_S = 300.0
 SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then to its group: it is one
 
 
@@ -66,7 +66,7 @@ class Ending:
                 ask_to_end(self._shared)
                 self._asked = True
                 say("train: saves after this step, and ends; a second signal ends it at once")
-        if time.monotonic() - self._first > _WAITS_S:
+        if time.monotonic() - self._first > WAITS_S:
             self._end()
 
     def check(self, step: int | None = None) -> None:
