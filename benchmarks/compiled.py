@@ -1,10 +1,11 @@
 """What torch.compile is worth in a training step: forward and backward of an encoder, eager and compiled, fp32 and bf16 by autocast.
 
-    python benchmarks/compiled.py [--model FOLDER] [--texts 32] [--tokens 128] [--rounds 3] [--buckets 32] [--ways dynamic buckets]
+    python benchmarks/compiled.py [--model FOLDER] [--texts 32] [--tokens 128] [--rounds 3] [--buckets 32] [--ways dynamic buckets layers]
         [--precisions fp32 bf16] [--device cuda]
 
 Batches of texts whose longest has up to --tokens tokens, each time another number. `eager` and `dynamic` (compiled once for any length) take them as
-they are, `buckets` pads them to a multiple of --buckets tokens and is compiled for each such length. In turns, in one process. Printed: CPU seconds and
+they are, `layers` too, of which each layer is compiled, all the same way, and what is around them is not; `buckets` pads them to a
+multiple of --buckets tokens and is compiled for each such length. In turns, in one process. Printed: CPU seconds and
 seconds of the best round, the largest difference of the loss to eager's, and the seconds that compiling took; it needs a C++ compiler.
 Without --model the weights are random, of MiniLM's shape, with --device cuda of BERT-base's.
 """
@@ -12,6 +13,7 @@ Without --model the weights are random, of MiniLM's shape, with --device cuda of
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +29,7 @@ Step = Callable[[Batch], float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--ways", nargs="+", choices=["dynamic", "buckets"], default=["dynamic", "buckets"], help="beside eager")
+    parser.add_argument("--ways", nargs="+", choices=["dynamic", "buckets", "layers"], default=["dynamic", "buckets"], help="beside eager")
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     for name, default in (("texts", 32), ("tokens", 128), ("rounds", 3), ("buckets", 32)):
@@ -40,10 +42,14 @@ def main() -> None:
     print("| way | CPU seconds of three steps | seconds | loss differs by | seconds of compiling |\n| --- | --- | --- | --- | --- |")
     for precision in given.precisions:
         model, mixed = encoder(given.model, device).to(device), precision == "bf16"
+        layers = copy.deepcopy(model)
+        for layer in layers.encoder.layer:
+            layer.compile(dynamic=True)
         ways: dict[str, tuple[Step, list[Batch]]] = {
             "eager": (step_of(model, model, mixed), batches),
             "dynamic": (step_of(torch.compile(model, dynamic=True), model, mixed), batches),
             "buckets": (step_of(torch.compile(model, dynamic=False), model, mixed), padded),
+            "layers": (step_of(layers, layers, mixed), batches),
         }
         measure({way: ways[way] for way in ("eager", *given.ways)}, given.rounds, precision)
 

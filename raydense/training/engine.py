@@ -245,6 +245,9 @@ class DeepSpeedEngine(Engine):
             self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=config, dist_init_required=False)
         self.module = self._engine.module
         self._outlast_lowest_scale()
+        if self.precision == "fp16" and self.zero < 3 and not offloads(settings, device.type == "cuda"):
+            # its norm tells overflow, too; to look at each gradient before takes a dozen kernels a weight
+            self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
 
     def forward(self, **batch: Any) -> Any:
         with torch.autocast(self.device.type, self._mixed, enabled=self._mixed is not None):
@@ -336,9 +339,10 @@ def deepspeed_config(
     """The configuration of a DeepSpeed engine: nothing that shapes the result is left to DeepSpeed's defaults.
 
     Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
-    2 GB, whatever the model. On GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn, and the
-    optimizer's state, with ZeRO 3 the weights too, may be in the machine's memory: there is no other on a CPU.
-    Gradients of parts and pieces are summed in float32, since half precision would lose small ones.
+    2 GB, whatever the model. On several GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn:
+    one GPU would wait for the end of each backward for it. On GPUs the optimizer's state, with ZeRO 3 the weights too, may be in the
+    machine's memory: there is no other on a CPU. Gradients of parts and pieces are summed in float32, since half precision would lose
+    small ones. DeepSpeed's timer of throughput is off: it waits for the GPU at the beginning and end of each piece.
     """
     bucket = bucket_of(weights or _BUCKET)
     return {
@@ -352,13 +356,14 @@ def deepspeed_config(
             "allgather_bucket_size": _BUCKET,
             "stage3_max_live_parameters": WHOLE_AT_ONCE,
             "stage3_max_reuse_distance": WHOLE_AT_ONCE,
-            "overlap_comm": gpu and settings.engine.zero > 0,
+            "overlap_comm": gpu and workers > 1 and settings.engine.zero > 0,
             **(offloading(settings.engine.zero) if offloads(settings, gpu) else {}),
         },
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16", "initial_scale_power": 14, "loss_scale_window": 1000, "hysteresis": 2},
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},
     }
 
 

@@ -184,11 +184,13 @@ class Outline:
     def _buckets(self) -> int:
         """Bytes of the buckets of ZeRO 1 and 2 that the multiples of the weights leave out.
 
-        They were measured where one bucket holds all gradients. A smaller one comes on top of them, and on a GPU another, with ZeRO 1 and 2.
+        They were measured where one bucket holds all gradients. A smaller one comes on top of them, on several GPUs another, and on one GPU
+        what that other one held in half precision: docs/benchmarks/memory.md, On a GPU.
         """
         zero, trained = self.settings.engine.zero, _count(self._trained)
         size = 4 if zero == 1 else self._weights.itemsize
-        return size * bucket_of(trained) * ((bucket_of(trained) < trained) + self._gpu)
+        another = self._gpu and (self.settings.workers > 1 or self._weights.itemsize < 4)
+        return size * bucket_of(trained) * ((bucket_of(trained) < trained) + another)
 
     def _outputs(self) -> int:
         """Vectors and scores of all texts of a part, in float32, with their gradients."""

@@ -213,13 +213,18 @@ def test_deepspeeds_buckets_are_no_larger_than_the_model() -> None:
     assert sizes == [4_160, 50_000_000]
 
 
-def test_gradients_are_reduced_while_others_are_computed_on_gpus() -> None:
-    def overlaps(zero: int, gpu: bool) -> bool:
+def test_gradients_are_reduced_while_others_are_computed_on_several_gpus() -> None:
+    def overlaps(zero: int, gpu: bool, workers: int = 2) -> bool:
         asked = settings(engine={"name": "deepspeed", "zero": zero})
-        return deepspeed_config(asked, "fp32", 2, gpu=gpu)["zero_optimization"]["overlap_comm"]
+        return deepspeed_config(asked, "fp32", workers, gpu=gpu)["zero_optimization"]["overlap_comm"]
 
     assert [overlaps(zero, gpu=True) for zero in range(4)] == [False, True, True, True]
     assert not any(overlaps(zero, gpu=False) for zero in range(4))
+    assert not any(overlaps(zero, gpu=True, workers=1) for zero in range(4))
+
+
+def test_no_timer_of_deepspeeds_waits_for_the_gpu_in_a_step() -> None:
+    assert not deepspeed_config(settings(), "fp32", 2)["timers"]["throughput"]["enabled"]
 
 
 def test_offload_changes_nothing_on_a_cpu_and_keeps_a_gpus_share_in_the_machines_memory() -> None:
