@@ -76,6 +76,8 @@ def warm_workers(folder: Path) -> Iterator[None]:
         listening.close()
         ray_constants.SETUP_WORKER_FILENAME = _SETUP  # joined to the folder of Ray's own, which an absolute path replaces
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "warm"), *([path] if path else [])])
+        # a Ray whose first workers are not there in time never answers its driver; the imports can take more than its minute where a machine is busy
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
         try:
             yield
         finally:

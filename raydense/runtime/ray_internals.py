@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from traceback import walk_tb
 from typing import Any
@@ -32,6 +32,21 @@ def actors_of(job: str | None = None) -> list[dict[str, Any]]:
     from ray._private.state import actors
 
     return list(actors(job_id=None if job is None else ray.JobID.from_hex(job)).values())
+
+
+def kill_actors() -> None:
+    """Kill the actors that this process has started, except detached ones, also those whose handle others keep, as the controller of Ray Train."""
+    import ray
+    from ray._private.worker import global_worker
+    from ray.exceptions import RayError
+
+    worker: Any = global_worker
+    if not ray.is_initialized():
+        return
+    for actor in actors_of(ray.get_runtime_context().get_job_id()):
+        if actor["State"] != "DEAD" and not actor["IsDetached"]:
+            with suppress(RayError):  # of this job, but started by another of its processes
+                worker.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
 
 
 def driver_of(job: str) -> str:

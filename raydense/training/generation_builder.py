@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from raydense.errors import StorageError
+from raydense.runtime.exiting import ends_before_ray
 from raydense.runtime.progress import muted, say
 from raydense.storage import Place, stays_held
 from raydense.training.generations import Generations
@@ -49,6 +50,7 @@ class GenerationBuilder:
         if self._thread.is_alive():
             _LEFT[self._generations.output.located] = self._thread
             stays_held(self._generations.output, self._thread)
+            ends_before_ray(self._thread)
             with suppress(StorageError):
                 self._generations.give_up("the training has ended" if error is None else "the training was stopped")
             if error is None:  # what it went on to write would stand in the finished model's folder

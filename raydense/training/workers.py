@@ -9,6 +9,7 @@ from typing import Any
 
 from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
+from raydense.runtime.exiting import ends_before_ray
 from raydense.runtime.progress import say
 from raydense.runtime.session import joins_cluster
 from raydense.storage import WORK, Place, stays_held
@@ -53,6 +54,7 @@ def leave(workers: Workers, output: Place) -> None:
     if workers.is_alive():
         _LEFT[output.located] = workers
         stays_held(output, workers)
+        ends_before_ray(workers)
         with suppress(StorageError):
             ask_to_end(output / WORK)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import faiss
 import forked
@@ -221,7 +222,7 @@ def another_holds_the_memory() -> ActorHandle:
 
 
 def test_a_pool_without_memory_next_to_another_is_refused_and_one_that_waits_reports_so(
-    make_index: MakeIndex, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors, _ = duplicated_vectors(37)
     artifact = make_index(vectors, "Flat", 2)
@@ -232,17 +233,15 @@ def test_a_pool_without_memory_next_to_another_is_refused_and_one_that_waits_rep
     monkeypatch.setattr("raydense.retrieval.asking._REPORT_AFTER_S", 0.2)
     plan = PoolPlan(artifact.located, artifact.fingerprint, 1, 1, False, "", 1)
     actors = [[start_actor(plan, shard, size)] for shard, size in enumerate(plan_memory(artifact, 1).actor_bytes)]
-    capsys.readouterr()
+    said: Queue[str] = Queue()
+    monkeypatch.setattr("raydense.retrieval.asking.say", said.put)  # capsys loses what another thread prints while it is read
     with SearchPool(Versions(Version(Table(1, plan, actors)))) as waiting, ThreadPoolExecutor(1) as other:
         found = other.submit(waiting.search, queries_of(37), K)
-        printed = ""
-        while "waits" not in printed:
-            assert not found.done()
-            printed += capsys.readouterr().err
+        assert "search: waits for the actors of" in said.get(timeout=60)
+        assert not found.done()
         ray.kill(holder)
         _, rows = found.result()
-        printed += capsys.readouterr().err
-    assert printed.count("search: waits for the actors of") == 1, printed
+    assert not any("for the actors of" in said.get() for _ in range(said.qsize()))
     assert (rows >= 0).all()
     monkeypatch.setattr("raydense.retrieval.pool._RELEASE_S", 10.0)  # what the one before held is free a moment later
     holder = another_holds_the_memory()

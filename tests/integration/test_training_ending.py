@@ -23,6 +23,7 @@ from raydense.forecast import Forecast
 from raydense.recipes.stage import Stage
 from raydense.recipes.unfinished import left, progress
 from raydense.refresh.train import train
+from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact, Place
 from raydense.training.history import Follower, read_history
 from raydense.training.settings import TrainSettings
@@ -50,9 +51,11 @@ def digests(artifact: Artifact) -> list[tuple[str, str]]:
     return [(f.path, f.sha256) for f in artifact.files]
 
 
-def begin(settings: TrainSettings, environment: dict[str, str], **more: Any) -> subprocess.Popen[str]:
+def begin(
+    settings: TrainSettings, environment: dict[str, str], program: tuple[str, str] = ("-m", "raydense"), **more: Any
+) -> subprocess.Popen[str]:
     """The command line of the training."""
-    command = [sys.executable, "-m", "raydense", *verb_work("train", settings).words]
+    command = [sys.executable, *program, *verb_work("train", settings).words]
     return forked.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, **more)
 
 
@@ -140,3 +143,37 @@ def test_before_the_first_step_it_ends_at_once(data: TrainingData, tmp_path: Pat
         _, printed = process.communicate()
     assert process.returncode == 143, printed
     assert f"train: ended by SIGTERM; the same command continues from step 0 of {STEPS}\n" in printed
+
+
+# Names the threads that there are once Ray has freed what its calls read.
+_NAMES_THREADS = """
+import sys, threading
+import ray._private.state as ray_state
+from raydense.cli import main
+
+disconnect = ray_state.state.disconnect
+
+def names_threads():
+    print("threads:", *sorted(thread.name for thread in threading.enumerate()), file=sys.stderr)
+    disconnect()
+
+ray_state.state.disconnect = names_threads
+main(sys.argv[1:])
+"""
+
+
+def test_no_thread_reads_what_ray_has_freed(data: TrainingData, tmp_path: Path, joining: dict[str, str]) -> None:
+    """The thread that waits for the workers reads it once a second, which crashed a process that took longer to end."""
+    before = {actor["ActorID"] for actor in actors_of()}
+    with begin(settings_of(data, tmp_path / "ended"), joining, ("-c", _NAMES_THREADS)) as process:
+        while not any(
+            "TrainWorker" in one["ActorClassName"] and one["State"] == "ALIVE" for one in actors_of() if one["ActorID"] not in before
+        ):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == 143, printed
+    (threads,) = re.findall("threads: (.*)\n", printed)
+    assert "MainThread" in threads
+    assert "fit" not in threads.split()
