@@ -1,6 +1,7 @@
 """The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, with flags made from its settings.
 
-Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM.
+Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM, 129 by a
+closed terminal.
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(128 + number)
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
+                signal.signal(number, end)
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)
@@ -203,7 +206,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except SystemExit:
         if not heard:
             raise
-        say_error("raydense: ended by SIGTERM; the same command continues from here")
+        say_error(f"raydense: ended by {signal.Signals(heard[0]).name}; the same command continues from here")
         sys.exit(128 + heard[0])
     except JobError as error:
         say_error(f"raydense: {error}")

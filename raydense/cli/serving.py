@@ -38,7 +38,9 @@ def _serve(name: str, route: str, host: str, port: int, address: str | None, **f
 
     gone = False
     with running(settings, name, route, host, port) as url, suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a server that ends is no command to continue
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler)  # a server that ends is no command to continue
         print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
         token = f' -H "Authorization: Bearer ${VARIABLE}"' if expected() else ""
         print(f"curl {url}/search{token} -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)

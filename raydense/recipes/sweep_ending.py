@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a sweep runs: the trainings of its trials save after the step that they are in, so that the next run repeats none."""
+"""SIGTERM, Ctrl-C and a closed terminal while a sweep runs: the trainings of its trials save after the step that they are in, so that the next run repeats none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydense.recipes.recipe import open_stages
 from raydense.recipes.sweep import Trial
 from raydense.runtime.progress import say
 from raydense.storage import WORK, Place
-from raydense.training.ending import SAME_S, WAITS_S
+from raydense.training.ending import HEARD, SAME_S, WAITS_S
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.notice import ask_to_end, is_asked
 from raydense.training.registered import newest_state
@@ -31,7 +31,7 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in HEARD}
     heard = [number for number, handler in before.items() if callable(handler)]
     first: float | None = None
 

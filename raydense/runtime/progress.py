@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
@@ -22,12 +23,24 @@ _MUTED = ContextVar("muted", default=False)
 def say(line: str) -> None:
     """Print a line about the work to standard error, unless quiet; results go to standard output."""
     if not _silent():
-        print(line, file=sys.stderr, flush=True)
+        _write(f"{line}\n")
 
 
 def say_error(line: str) -> None:
     """Print an error to standard error, also when quiet."""
-    print(line, file=sys.stderr, flush=True)
+    _write(f"{line}\n")
+
+
+def _write(text: str) -> None:
+    """Write to standard error; once its terminal is closed, or nobody reads it, the work goes on without, and so does what else writes to it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stderr.fileno())
+            os.close(nowhere)
 
 
 def _silent() -> bool:
@@ -128,16 +141,14 @@ class Progress:
 
     def _show(self, line: str) -> None:
         if self._live:
-            sys.stderr.write(f"\r\x1b[2K{line}")
-            sys.stderr.flush()
+            _write(f"\r\x1b[2K{line}")
         elif not self._silent:
             say(line)
 
     def clear(self) -> None:
         """Take the line off the terminal, before something else is printed; it is shown again when it is due."""
         if self._live:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            _write("\r\x1b[2K")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.clear()

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a training runs: its workers save after the step that they are in, so that the next run repeats none."""
+"""SIGTERM, Ctrl-C and a closed terminal while a training runs: its workers save after the step that they are in, so that the next run repeats none."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from raydense.training.notice import ask_to_end
 from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WAITS_S = 300.0
 SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then to its group: it is one
 
 
 class Ending:
-    """`with Ending(shared, steps) as ending:` handles both signals in the driver; in a thread other than the main one it leaves them alone.
+    """`with Ending(shared, steps) as ending:` handles these signals in the driver; in a thread other than the main one it leaves them alone.
 
-    SIGTERM ends with exit code 143, Ctrl-C with a KeyboardInterrupt. A second signal ends at once, and so does the first one while no worker
+    SIGTERM ends with exit code 143, a closed terminal (SIGHUP, unless `nohup` ignores it) with 129, Ctrl-C with a KeyboardInterrupt. A second signal ends at once, and so does the first one while no worker
     is at a step.
     """
 
@@ -36,7 +37,7 @@ class Ending:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._hear) for number in heard}
         return self
 

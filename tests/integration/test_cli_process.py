@@ -60,3 +60,12 @@ def test_sigterm_while_ray_starts_is_the_same_line(tmp_path: Path) -> None:
         _, printed = process.communicate()
     assert process.returncode == 143, printed
     assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
+
+
+def test_work_goes_on_where_nobody_reads_its_progress() -> None:
+    code = (
+        "import os; from raydense.runtime.progress import Progress, say; reads, writes = os.pipe(); os.dup2(writes, 2); os.close(reads);"
+        "say('one'); say('two'); Progress('encode', 2, 'passages').clear(); os.write(2, b'what a library prints'); print('done')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
