@@ -182,6 +182,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         heard.append(number)
+        if number == signal.SIGHUP:  # the shell and the kernel send one each
+            signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + number)
 
     if threading.current_thread() is threading.main_thread():

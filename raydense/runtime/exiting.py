@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import atexit
 import threading
+from contextlib import suppress
 
 from raydense.runtime.ray_internals import kill_actors
 
-_ENDS_S = 3.0
+_ENDS_S, _AGAIN_S = 3.0, 0.2
 
 
 def ends_before_ray(thread: threading.Thread) -> None:
-    """At the end of the process end this job's actors, for whose answers `thread` waits, and wait a moment for it.
+    """At the end of the process kill the actors for whose answers `thread` waits, and wait a moment until it has ended.
 
-    Ray's call looks for signals once a second, also after Ray's own work at exit, which is done later than this and frees the object that
-    does so. The actors end with the process anyway.
+    `ray.get` reads Ray's objects once a second. Ray frees them in its own atexit function, which was registered earlier and so runs after
+    this one. The actors would end with the process anyway.
     """
     atexit.register(_end, thread)
 
 
 def _end(thread: threading.Thread) -> None:
+    def kill() -> None:
+        with suppress(Exception):  # of any class, where the cluster is away
+            while thread.is_alive():  # it may start an actor still
+                kill_actors()
+                thread.join(_AGAIN_S)
+
     if thread.is_alive():
-        kill_actors()
-        thread.join(_ENDS_S)
+        killing = threading.Thread(target=kill, name="exit", daemon=True)  # a call to a cluster that is away takes a minute
+        killing.start()
+        killing.join(_ENDS_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -33,10 +34,14 @@ def say_error(line: str) -> None:
 
 def _write(text: str) -> None:
     """Write to standard error; once its terminal is closed, or nobody reads it, the work goes on without, and so does what else writes to it."""
+    if sys.stderr is None:  # closed before the start
+        return
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            return
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stderr.fileno())

@@ -55,8 +55,8 @@ def ensure_ray() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # of calls whose result nobody reads, as those for Ray Data's statistics; a stage reads the result of every call that it makes
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # a Ray whose first workers do not register in this time, a minute by default, never lets its driver in: on a busy machine, or from a slow disk
-    os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
+    # Ray never lets its driver in if the first workers take longer than this to start, as they may on a busy machine; its default is a minute
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "180")
     if os.nice(0) > 0:  # Ray raises the niceness of workers by 15: under `nice` that ends at 19, the last to get a CPU
         os.environ.setdefault("RAY_worker_niceness", "0")
     import ray

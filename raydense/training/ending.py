@@ -79,6 +79,9 @@ class Ending:
         now = time.monotonic()
         if self._given is None:
             self._given, self._first = signal.Signals(number), now
+            if number == signal.SIGHUP:  # the shell and the kernel send one each
+                signal.signal(number, signal.SIG_IGN)
+                self._before.pop(self._given)
             if not self._following:
                 self._end()
         elif now - self._first > SAME_S:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import psutil
+import pytest
 from warm_worker import cold_environment
 
 
@@ -33,17 +34,22 @@ stages:
 """
 
 
-def test_sigterm_between_trainings_is_one_line_and_the_command_continues(tmp_path: Path, joining: dict[str, str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "terminal"])
+def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
+    tmp_path: Path, joining: dict[str, str], number: signal.Signals
+) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     command = [sys.executable, "-m", "raydense", "run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
     with forked.Popen(command, env=joining, stderr=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "out/found/.work/commits").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.001)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
+        if number == signal.SIGHUP:  # as the shell and the kernel do
+            process.send_signal(number)
         _, printed = process.communicate()
-    assert process.returncode == 143, printed
-    assert printed.splitlines()[-1] == "raydense: ended by SIGTERM; the same command continues from here"
+    assert process.returncode == 128 + number, printed
+    assert printed.splitlines()[-1] == f"raydense: ended by {number.name}; the same command continues from here"
     assert "SIGTERM received" not in printed
     again = forked.run(command, env=joining, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
@@ -69,3 +75,20 @@ def test_work_goes_on_where_nobody_reads_its_progress() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_command_without_standard_error_works() -> None:
+    code = (
+        "import sys; sys.stderr = None; from raydense.runtime.progress import say, say_error; say('one'); say_error('two'); print('done')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "done\n"
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    """What `raydense doctor` does is of no matter: it goes on after the signal that it is to ignore."""
+    code = (
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import raydense.cli as cli;"
+        "cli.app.main = lambda *_, **__: (os.kill(os.getpid(), signal.SIGHUP), print('went on')); cli.main(['doctor'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "went on\n")

@@ -176,4 +176,4 @@ def test_ray_fits_a_limit_of_address_space_and_waits_for_its_workers() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     memory, _, of_raylet = done.stdout.partition("\n")
     assert float(memory) <= 1.5
-    assert "RAY_worker_register_timeout_seconds=600" in of_raylet.split("\0")
+    assert "RAY_worker_register_timeout_seconds=180" in of_raylet.split("\0")

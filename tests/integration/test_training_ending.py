@@ -6,12 +6,12 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,26 +125,22 @@ def test_no_step_is_lost_where_the_terminal_is_closed(data: TrainingData, tmp_pa
     command = [sys.executable, "-m", "raydense", *verb_work("train", wanted).words]
     process, terminal = pty.fork()
     if process == 0:
-        os.chdir(ROOT)
-        os.execve(sys.executable, command, cold_environment())
-    read = threading.Thread(target=read_all, args=[terminal], daemon=True)
-    read.start()
+        try:
+            os.chdir(ROOT)
+            os.execve(sys.executable, command, cold_environment())
+        finally:
+            os._exit(127)
     follower, step = Follower(Place.of(tmp_path / "ended/.work/history.jsonl")), 0
     while step < 10:
         assert os.waitpid(process, os.WNOHANG) == (0, 0)
+        if select.select([terminal], [], [], 0.001)[0]:
+            os.read(terminal, 1 << 16)
         step = max([step, *(line["step"] for line in follower.new_lines())])
-        time.sleep(0.001)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
     done = [json.loads(line)["step"] for line in (tmp_path / "ended/.work/history.jsonl").read_text().splitlines()]
     assert progress(Stage("retriever", "train", wanted, ())) == f"step {done[-1]} is saved"
     assert 10 <= done[-1] < STEPS
-
-
-def read_all(terminal: int) -> None:
-    with suppress(OSError):  # until it is closed
-        while os.read(terminal, 1 << 16):
-            pass
 
 
 def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: TrainingData, whole: Artifact, tmp_path: Path) -> None:
