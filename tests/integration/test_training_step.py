@@ -535,21 +535,21 @@ def test_a_gradient_that_is_not_finite_changes_nothing_with_any_engine(data: Tra
 
 
 def bad_steps_in_fp16(rank: int, asked: list[dict[str, Any]], folder: str) -> None:
-    """For each engine the norms of 20 steps without a finite gradient, and of 5 more after a checkpoint; then that of a good one."""
+    """For each engine the norms of 20 steps in which rank 1 has no finite gradient, and of 5 more after a checkpoint; then that of a good one."""
     import raydense.training.engine as engine_module
 
     engine_module.casts = lambda settings, device: True  # as on a GPU
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     engine_module.import_deepspeed(CPU)
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda self: True
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 
     def norms(engine: Any, factors: list[float]) -> list[float]:
         found = []
         for factor in factors:
-            engine.backward(engine.forward(input=torch.ones(3, 4, dtype=torch.float16)).float().square().mean() * factor)
+            engine.backward(engine.forward(input=torch.ones(3, 4, dtype=torch.float16)).float().square().mean() * (factor if rank else 1.0))
             found.append(engine.step(0.01))
         return found
 
@@ -558,23 +558,25 @@ def bad_steps_in_fp16(rank: int, asked: list[dict[str, Any]], folder: str) -> No
         first, second = (make_engine(torch.nn.Linear(4, 2, bias=False), TrainSettings(**given), CPU, "fp16") for _ in range(2))
         norms_of_first = norms(first, [math.nan, math.inf] * 10)
         there = Path(folder, str(number))
-        there.mkdir()
+        there.mkdir(exist_ok=True)
         first.save(there)
-        second.load(there, 1)
+        dist.barrier()
+        second.load(there, 2)
         found.append([*norms_of_first, *norms(second, [math.nan] * 5 + [1.0])])
-    torch.save(found, f"{folder}/found.pt")
+    torch.save(found, f"{folder}/found-{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_deepspeed_skips_as_many_steps_of_fp16_as_the_loop_allows(data: TrainingData, tmp_path: Path) -> None:
     """From its first loss scale, 2^14, DeepSpeed's scaler is at 1 after 15 of them, and would end the training at the next."""
     asked = [
-        settings(data, "retriever", engine={"name": "deepspeed", "zero": zero}, precision="fp16", batch_size=3, accumulation=1)
+        settings(data, "retriever", engine={"name": "deepspeed", "zero": zero}, precision="fp16", batch_size=6, accumulation=1)
         for zero in (1, 2, 3)
     ]
-    run_ranks(bad_steps_in_fp16, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 1)
-    for norms in torch.load(tmp_path / "found.pt"):
-        assert [math.isfinite(norm) for norm in norms] == [False] * 25 + [True]
+    run_ranks(bad_steps_in_fp16, ([s.model_dump(exclude_unset=True) for s in asked], str(tmp_path)), 2)
+    for rank in range(2):
+        for norms in torch.load(tmp_path / f"found-{rank}.pt"):
+            assert [math.isfinite(norm) for norm in norms] == [False] * 25 + [True]
 
 
 def test_a_family_without_activation_checkpointing_is_refused() -> None:
