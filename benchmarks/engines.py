@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,11 +30,10 @@ import gpu_world
 import torch
 import torch.distributed as dist
 from gpu_rows import Place
+from torch import nn
 
-from raydense.data.store import PassageStore
-from raydense.training.batches import Sampler
 from raydense.training.loop_settings import EngineSettings
-from raydense.training.method import Batch, Method, load_model, method_of
+from raydense.training.method import load_model
 from raydense.training.step import forward_and_backward
 
 GIB = 2**30
@@ -56,7 +54,9 @@ def main() -> None:
     print("| engine | best, ms | median, ms | best of ddp / its own | GiB |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         place = Place(torch.device(given.device), given.tiny, Path(folder))
-        start = Start.made(place, given)
+        rows = place.many(given.queries, 4)
+        more = {"batch_size": rows, "negatives": 1, "query_length": 32, "micro_batch": rows // given.pieces}
+        start = gpu_world.training(place, "train", "retriever", **more)
         for precision in given.precisions:
             report(precision, measured(place, start, precision, given))
             gc.collect()
@@ -72,38 +72,17 @@ def engines(device: str, only: list[str] | None) -> dict[str, dict[str, Any]]:
     return {name: engine for name, engine in found.items() if name in ("ddp", *(only or found))}
 
 
-@dataclass(frozen=True)
-class Start:
-    """What all engines begin with: the model, and the batches of two steps."""
-
-    method: type[Method]
-    settings: Any
-    texts: Any
-    model: torch.nn.Module
-    batches: list[Batch]
-
-    @classmethod
-    def made(cls, place: Place, given: argparse.Namespace) -> Start:
-        rows = place.many(given.queries, 4)
-        more = {"batch_size": rows, "negatives": 1, "query_length": 32, "micro_batch": rows // given.pieces}
-        settings = gpu_world.training_settings(place, "train", "retriever", **more)
-        kind = method_of(settings)
-        examples, texts = kind.read(settings, PassageStore(settings.corpus))
-        model, sampler = load_model(settings, settings.model), Sampler(examples, settings)
-        method = kind(settings, model, texts, 0, 1)
-        return cls(kind, settings, texts, model, [method.prepare(sampler.step(step)[0]) for step in range(2)])
-
-
-def measured(place: Place, start: Start, precision: Any, given: argparse.Namespace) -> dict[str, tuple[list[float], float]]:
+def measured(place: Place, start: gpu_world.Training, precision: Any, given: argparse.Namespace) -> dict[str, tuple[list[float], float]]:
     """Seconds of every step of each engine, and the GiB that it takes; the first two steps, in which it allocates, are left out."""
     from raydense.training import engine as own
 
     modules = {"": own} | ({"other ": _module(given.other)} if given.other else {})
+    model = load_model(start.settings, start.settings.model)
     steps: dict[str, Callable[[], None]] = {}
     found: dict[str, tuple[list[float], float]] = {}
     for name, engine in engines(given.device, given.only).items():
         for prefix, module in modules.items():
-            steps[prefix + name], memory = _started(place, start, module, precision, engine, given.pieces)
+            steps[prefix + name], memory = _started(place, start, model, module, precision, engine, given.pieces)
             found[prefix + name] = [], memory
     for _ in range(given.rounds):
         for name, step in steps.items():
@@ -116,18 +95,18 @@ def measured(place: Place, start: Start, precision: Any, given: argparse.Namespa
 
 
 def _started(
-    place: Place, start: Start, module: Any, precision: Any, engine: dict[str, Any], pieces: int
+    place: Place, start: gpu_world.Training, model: nn.Module, module: Any, precision: Any, engine: dict[str, Any], pieces: int
 ) -> tuple[Callable[[], None], float]:
     """A function that makes a step of a new training, and the GiB that two of them took."""
     cuda = place.device.type == "cuda"
     before = torch.cuda.memory_allocated() if cuda else 0
     settings = start.settings.model_copy(update={"engine": EngineSettings(**engine), "precision": precision})
-    running = module.make_engine(copy.deepcopy(start.model), settings, place.device, precision, pieces)
+    running = module.make_engine(copy.deepcopy(model), settings, place.device, precision, pieces)
     running.module.train()
-    method, numbers = start.method(settings, running.module, start.texts, 0, 1), itertools.count()
+    method, batches = start.method_for(running.module), itertools.cycle(start.batches)
 
     def step() -> None:
-        forward_and_backward(running, method, start.batches[next(numbers) % 2], pieces, [0] * pieces)
+        forward_and_backward(running, method, next(batches), pieces, [0] * pieces)
         running.step(1e-5)
 
     if cuda:

@@ -116,12 +116,12 @@ class Training:
         return self.kind(self.settings, model, self.texts, 0, 1)
 
 
-def training(place: Place, verb: str, name: str) -> Training:
-    """A training by the method of this name, with its defaults: 128 queries (or passages) a step, of 128 tokens a passage."""
+def training(place: Place, verb: str, name: str, **more: Any) -> Training:
+    """A training by the method of this name, with `more` settings or its defaults: 128 queries (or passages) a step, of 128 tokens a passage."""
     from raydense.training.batches import Sampler
     from raydense.training.method import load_model, method_of
 
-    settings = training_settings(place, verb, name, engine={"name": "ddp"})
+    settings = training_settings(place, verb, name, **{"engine": {"name": "ddp"}, **more})
     kind = method_of(settings)
     examples, texts = kind.read(settings, PassageStore(settings.corpus))
     sampler, method = Sampler(examples, settings), kind(settings, load_model(settings, settings.model), texts, 0, 1)

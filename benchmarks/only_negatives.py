@@ -63,8 +63,9 @@ def lists_of(run: str, depth: int) -> dict[str, list[str]]:
 def show(name: str, lists: dict[str, list[str]], relevant: dict[str, set[str]], train: set[str], test: set[str]) -> None:
     above = []
     for query, passages in lists.items():
+        not_relevant = test - relevant.get(query, set())
         of_train = [rank for rank, passage in enumerate(passages) if passage in train]
-        others = [rank for rank, passage in enumerate(passages) if passage in test - relevant.get(query, set())]
+        others = [rank for rank, passage in enumerate(passages) if passage in not_relevant]
         if of_train and others:
             above.append(np.mean(np.array(of_train)[:, None] < np.array(others)))
     without = {query: [passage for passage in passages if passage not in train] for query, passages in lists.items()}

@@ -1,7 +1,7 @@
 """The command line: `raydense VERB [--config file.yaml] [--key value ...]`, one verb per stage, with flags made from its settings.
 
-Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM, 129 by a
-closed terminal.
+Exit code 0 done, 2 bad input or settings (one line: what, where, the fix), 1 anything else, 130 interrupted, 143 ended by SIGTERM,
+129 by a closed terminal.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import Progress, say, say_error
+from raydense.runtime.signals import handle
 from raydense.storage import Place, verify_all
 
 
@@ -182,14 +183,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         heard.append(number)
-        if number == signal.SIGHUP:  # the shell and the kernel send one each
-            signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + number)
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
-                signal.signal(number, end)
+        handle((signal.SIGTERM, signal.SIGHUP), end)
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)

@@ -7,13 +7,13 @@ import shlex
 import signal
 import sys
 from contextlib import suppress
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from raydense.cli.flags import Command, Flag, join, read
 from raydense.runtime.progress import say
+from raydense.runtime.signals import handle
 from raydense.serving.settings import ServeSettings
 from raydense.serving.token import VARIABLE, expected
 
@@ -32,13 +32,6 @@ def serve_command() -> click.Command:
     return Command("serve", settings=ServeSettings, params=where, callback=_serve, help=ServeSettings.__doc__)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """As Ctrl-C: a server that ends is no command to continue."""
-    if number == signal.SIGHUP:  # the shell and the kernel send one each
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def _serve(name: str, route: str, host: str, port: int, address: str | None, **flags: Any) -> None:
     settings = read(ServeSettings, None, flags)
     join(address)
@@ -46,9 +39,7 @@ def _serve(name: str, route: str, host: str, port: int, address: str | None, **f
 
     gone = False
     with running(settings, name, route, host, port) as url, suppress(KeyboardInterrupt):
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _interrupt)
+        handle((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)  # a server that ends is no command to continue
         print(f"serve: {url}/search  (Ctrl-C ends it)", flush=True)
         token = f' -H "Authorization: Bearer ${VARIABLE}"' if expected() else ""
         print(f"curl {url}/search{token} -d {shlex.quote(json.dumps({'queries': ['...'], 'k': 10}))}", flush=True)

@@ -1,4 +1,7 @@
-"""SIGTERM, Ctrl-C and a closed terminal while a sweep runs: the trainings of its trials save after the step that they are in, so that the next run repeats none."""
+"""SIGTERM, Ctrl-C and a closed terminal while a sweep runs: the trainings of its trials save after the step that they are in.
+
+So the next run repeats no step.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 from raydense.errors import InputError, StorageError
 from raydense.recipes.recipe import open_stages
 from raydense.recipes.sweep import Trial
 from raydense.runtime.progress import say
+from raydense.runtime.signals import HEARD, handle, restore
 from raydense.storage import WORK, Place
-from raydense.training.ending import HEARD, SAME_S, WAITS_S
+from raydense.training.ending import SAME_S, WAITS_S
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.notice import ask_to_end, is_asked
 from raydense.training.registered import newest_state
@@ -31,8 +34,6 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in HEARD}
-    heard = [number for number, handler in before.items() if callable(handler)]
     first: float | None = None
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -42,19 +43,14 @@ def saving(running: dict[str, Trial]) -> Iterator[None]:
             _save(running)
         elif time.monotonic() - first < SAME_S:
             return
-        restore()
-        before[number](number, frame)
+        restore(before)
+        before[signal.Signals(number)](number, frame)
 
-    def restore() -> None:
-        for number in heard:
-            signal.signal(number, before[number])
-
-    for number in heard:
-        signal.signal(number, hear)
+    before = handle([number for number in HEARD if callable(signal.getsignal(number))], hear)
     try:
         yield
     finally:
-        restore()
+        restore(before)
 
 
 def _save(running: dict[str, Trial]) -> None:

@@ -35,7 +35,7 @@ def actors_of(job: str | None = None) -> list[dict[str, Any]]:
 
 
 def kill_actors() -> None:
-    """Kill the actors of this job that this process has started, except detached ones: also the controller of Ray Train, whose handle Ray Train keeps."""
+    """Kill the actors that this process has started, except detached ones; the controller of Ray Train, too, of which it has no handle."""
     import ray
     from ray._private.worker import global_worker
     from ray.exceptions import RayError

@@ -1,4 +1,7 @@
-"""SIGTERM, Ctrl-C and a closed terminal while a training runs: its workers save after the step that they are in, so that the next run repeats none."""
+"""SIGTERM, Ctrl-C and a closed terminal while a training runs: its workers save after the step that they are in.
+
+So the next run repeats no step.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import Any, NoReturn, Self
 
 from raydense.errors import StorageError
 from raydense.runtime.progress import say
+from raydense.runtime.signals import HEARD, handle, restore
 from raydense.storage import Place
 from raydense.training.notice import ask_to_end
 from raydense.training.registered import newest_state
 from raydense.training.status import start_line
 
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WAITS_S = 300.0
 SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then to its group: it is one
 
@@ -25,8 +28,8 @@ SAME_S = 1.0  # `timeout`, and schedulers, send a signal to a process and then t
 class Ending:
     """`with Ending(shared, steps) as ending:` handles these signals in the driver; in a thread other than the main one it leaves them alone.
 
-    SIGTERM ends with exit code 143, a closed terminal (SIGHUP, unless `nohup` ignores it) with 129, Ctrl-C with a KeyboardInterrupt. A second signal ends at once, and so does the first one while no worker
-    is at a step.
+    SIGTERM ends with exit code 143, a closed terminal (SIGHUP, unless `nohup` ignores it) with 129, Ctrl-C with a KeyboardInterrupt.
+    A second signal ends at once, and so does the first one while no worker is at a step.
     """
 
     def __init__(self, shared: Place, steps: int) -> None:
@@ -37,13 +40,11 @@ class Ending:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._hear) for number in heard}
+            self._before = handle(HEARD, self._hear)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore(self._before)
         if kind is None:
             self.check(self._steps)
 
@@ -79,9 +80,6 @@ class Ending:
         now = time.monotonic()
         if self._given is None:
             self._given, self._first = signal.Signals(number), now
-            if number == signal.SIGHUP:  # the shell and the kernel send one each
-                signal.signal(number, signal.SIG_IGN)
-                self._before.pop(self._given)
             if not self._following:
                 self._end()
         elif now - self._first > SAME_S:

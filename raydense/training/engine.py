@@ -340,9 +340,10 @@ def deepspeed_config(
 
     Its buckets hold no more than the `weights` that are trained, if these are given, and at most 50 million: DeepSpeed's hold 500 million,
     2 GB, whatever the model. On several GPUs gradients are reduced while others are computed, with ZeRO 1 and 2 from two buckets in turn;
-    on one that gains nothing, and DeepSpeed would wait at the end of each backward. On GPUs the optimizer's state, with ZeRO 3 the weights too, may be in the
-    machine's memory: there is no other on a CPU. Gradients of parts and pieces are summed in float32, since half precision would lose
-    small ones. DeepSpeed's timer of throughput is off: it waits for the GPU at the beginning and end of each piece.
+    on one that gains nothing, and DeepSpeed would wait at the end of each backward. On GPUs the optimizer's state, with ZeRO 3 the
+    weights too, may be in the machine's memory: there is no other on a CPU. Gradients of parts and pieces are summed in float32, since
+    half precision would lose small ones. DeepSpeed's timer of throughput is off: it waits for the GPU at the beginning and end of each
+    piece.
     """
     bucket = bucket_of(weights or _BUCKET)
     return {
