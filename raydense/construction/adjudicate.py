@@ -27,7 +27,7 @@ from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.evaluation.runs import Asked, Places
 from raydense.evaluation.truncation import cut_to, deeper_than
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named_folders, provenance, releases_outputs
+from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
 
 METRICS = ["RR@10", "R@1", "R@50"]
 """Figure 2 of Qiu et al. 2022: MRR@10, Recall@1, Recall@50."""
@@ -48,9 +48,7 @@ def adjudicate(settings: AdjudicateSettings) -> Artifact:
     belong to this annotation; on qrels that `annotate` was not given; on a threshold for pairs that no re-ranker scored; where nobody
     judged or `final` decides nothing.
     """
-    runs = dict(named_folders(settings.run))
-    if len(runs) < len(settings.run):
-        raise InputError("two runs have the same name", "run", "write NAME=folder, each with another name")
+    runs = folders_by_name(settings.run, "run")
     draft = Draft.open(settings.output, "qrels", provenance("adjudicate", settings))
     if draft.done:
         return draft.done

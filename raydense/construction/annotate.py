@@ -32,7 +32,7 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import Progress, say
-from raydense.storage import WORK, Artifact, Draft, check_made_with, named_folders, provenance, releases_outputs
+from raydense.storage import WORK, Artifact, Draft, check_made_with, folders_by_name, provenance, releases_outputs
 
 SCHEMA = pa.schema(
     [
@@ -67,17 +67,14 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     query.
     """
     made_from = provenance("annotate", settings)
-    models = dict(named_folders(settings.model))
-    for name, given in (("run", settings.run), ("model", settings.model)):
-        if len({called for called, _ in named_folders(given)}) < len(given):
-            raise InputError(f"two of {name} have the same name", name, "write NAME=folder, each with another name")
+    runs, models = folders_by_name(settings.run, "run"), folders_by_name(settings.model, "model")
     for name, folder in models.items():
         refuse_untrained(folder)
         warn_of_loss("annotate", f"re-ranker {name}", loss_of(folder))
     draft = Draft.open(settings.output, "annotation", made_from)
     if draft.done:
         return draft.done
-    judged = _Judged(settings)
+    judged = _Judged(settings, runs)
     pool = _pool(draft, made_from, judged)
     scored = [_scored(settings, draft, pool, number, folder) for number, folder in enumerate(models.values())]
     _commit_pairs(settings, draft, judged, [Places(judged.lookup, one) for one in scored])
@@ -105,7 +102,7 @@ def _say_next(settings: AnnotateSettings) -> None:
 class _Judged:
     """The judged queries, in the order of the qrels, with what is known of them, and the runs to pool."""
 
-    def __init__(self, settings: AnnotateSettings) -> None:
+    def __init__(self, settings: AnnotateSettings, runs: dict[str, str]) -> None:
         qrels = read_table(settings.qrels, "qrels")
         queries = read_table(settings.queries, "queries", ["query_id", "text"])
         self.store = PassageStore(settings.corpus)
@@ -113,7 +110,7 @@ class _Judged:
         self.query_ids: pa.Array = self.positives.query_ids
         self.texts = queries["text"].take(pa.array(query_positions(self.query_ids, queries, settings.qrels))).combine_chunks()
         self.lookup = IdLookup(self.query_ids)
-        self.pool = Pool(dict(named_folders(settings.run)), self.query_ids, self.store, settings.depth, settings.qrels)
+        self.pool = Pool(runs, self.query_ids, self.store, settings.depth, settings.qrels)
         row = self.store.known_rows(qrels["passage_id"], settings.qrels)
         pairs = self.lookup.positions_of_rows(qrels["query_id"]) * len(self.store) + row
         order = np.argsort(pairs, kind="stable")

@@ -22,7 +22,7 @@ from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named, named_folders, provenance, releases_outputs
+from raydense.storage import Artifact, Draft, folders_by_name, named, named_folders, provenance, releases_outputs
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
 _DEPTH = 100  # hits of a query in a run: more than a dev metric looks at
@@ -85,21 +85,19 @@ def mix(settings: MixSettings) -> Artifact:
 
 def _refuse_names(settings: MixSettings) -> None:
     """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
-    names = [name for name, _ in named_folders(settings.examples)]
+    names = list(folders_by_name(settings.examples, "examples"))
     if with_colon := [name for name in names if ":" in name]:
         raise InputError(f"the source {with_colon[0]!r} has a colon, which ends its name in the ids", "examples", "write it as NAME=folder")
-    if len(set(names)) < len(names):
-        raise InputError(f"two sources are called {max(names, key=names.count)!r}", "examples", "write them as NAME=folder")
     for key in ("queries", "corpus", "qrels", "run"):
-        given, some = [name for name, _ in named_folders(getattr(settings, key))], key in ("qrels", "run")
+        given, some = list(folders_by_name(getattr(settings, key), key)), key in ("qrels", "run")
         if not some and _shared(getattr(settings, key)):
             continue
         missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
         if unknown or (missing and not some):
             what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
             raise InputError(what, key, "name each as in examples, NAME=folder; one folder without a name is for all")
-    judged = [name for name, _ in named_folders(settings.qrels)]
-    if without := [name for name, _ in named_folders(settings.run) if name not in judged]:
+    judged = folders_by_name(settings.qrels, "qrels")
+    if without := [name for name in folders_by_name(settings.run, "run") if name not in judged]:
         raise InputError(f"{without[0]!r} has a run, and no qrels", "run", "give the judgements of its queries, too")
 
 

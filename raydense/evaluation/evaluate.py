@@ -23,7 +23,7 @@ from raydense.evaluation.significance import SAMPLES, compare_all
 from raydense.evaluation.similarity import similarities
 from raydense.evaluation.truncation import cut_deeper_than, cut_to, deeper_than, most_held
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, Place, named_folders, provenance, releases_outputs
+from raydense.storage import Artifact, Draft, Place, folders_by_name, provenance, releases_outputs
 
 
 @releases_outputs
@@ -37,8 +37,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
     InputError on an unknown metric, a name used twice, or what answers need and is missing.
     """
-    folders = _by_name(settings.run, "run")
-    named_models = _by_name(settings.models, "models")
+    folders = folders_by_name(settings.run, "run")
+    named_models = folders_by_name(settings.models, "models")
     for needed in ("queries", "corpus") if settings.answers else ():
         if getattr(settings, needed) is None:
             raise InputError("missing", needed, "answers.match needs it")
@@ -58,16 +58,6 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     )
     draft.commit("report.html", lambda path: write_report(path, settings, runs, asked, queries, models, result), 0)
     return draft.finish(len(asked.query_ids), result=result)
-
-
-def _by_name(items: list[str], key: str) -> dict[str, str]:
-    """The folders of a list of `folder` or `NAME=folder`, by name; InputError where two have the same name."""
-    named: dict[str, str] = {}
-    for name, folder in named_folders(items):
-        if name in named:
-            raise InputError(f"the name {name!r} is repeated", key, "write NAME=folder, each with another name")
-        named[name] = folder
-    return named
 
 
 def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:

@@ -21,7 +21,7 @@ from raydense.evaluation.tuning import combinations, lambdas, tuned
 from raydense.retrieval.fusion import Hits, spread
 from raydense.retrieval.fusion_rule import Rule, in_order
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, named_folders, provenance, releases_outputs
+from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
 
 
 class Block:
@@ -67,9 +67,7 @@ def fuse(settings: FuseSettings) -> Artifact:
     draft = Draft.open(settings.output, "run", provenance("fuse", settings))
     if draft.done:
         return draft.done
-    runs = {name: Artifact.open(folder, "run") for name, folder in named_folders(settings.run)}
-    if len(runs) < len(settings.run):
-        raise InputError("two runs have the same name", "run", "write NAME=folder, each with another name")
+    runs = {name: Artifact.open(folder, "run") for name, folder in folders_by_name(settings.run, "run").items()}
     corpus = _corpus_of(runs)
     query_ids = _query_ids(list(runs.values()))
     places = [Places(IdLookup(query_ids), run) for run in runs.values()]

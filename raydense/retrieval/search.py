@@ -22,7 +22,7 @@ from raydense.retrieval.query_vectors import check_model, check_vectors, encoded
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage import Artifact, Draft, named, named_folders, provenance, provenance_of, read_manifest, releases_outputs
+from raydense.storage import Artifact, Draft, folders_by_name, named, provenance, provenance_of, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
@@ -49,11 +49,9 @@ def search(settings: SearchSettings) -> Artifact:
                 raise
             return done
     made_from = provenance("search", settings)
-    names, folders = zip(*named_folders(settings.indexes), strict=True)
-    indexes = [Artifact.open(folder, "index") for folder in folders]
+    by_name = folders_by_name(settings.indexes, "index")
+    names, indexes = tuple(by_name), [Artifact.open(folder, "index") for folder in by_name.values()]
     fusion = fusion_of_indexes(indexes, names, settings.fuse, settings.model, settings.search_params)
-    if len(set(names)) < len(names):
-        raise InputError("two indexes have the same name", "index", "write NAME=folder, each with another name")
     if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
         for index in indexes:
             kind_of(index).check_params(_params(settings, index))

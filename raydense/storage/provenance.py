@@ -187,6 +187,16 @@ def named_folders(items: list[str]) -> list[tuple[str, str]]:
     return [(name or _end_that_differs(folder, paths[Place.of(folder).name]), folder) for name, folder in pairs]
 
 
+def folders_by_name(items: list[str], key: str) -> dict[str, str]:
+    """The folder of each name of `named_folders`; InputError where two of `key` have the same name."""
+    pairs = named_folders(items)
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        what = f"two of {key} have the same name, {max(names, key=names.count)!r}"
+        raise InputError(what, key, "write NAME=folder, each with another name")
+    return dict(pairs)
+
+
 def _end_that_differs(folder: str, paths: set[str]) -> str:
     path = os.path.normpath(folder)
     if len(paths) == 1:

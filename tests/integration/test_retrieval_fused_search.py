@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(world: World) -> None:
     for given, message in (
         ({"index": world.both}, "model: missing"),
         ({"index": [world.both[0], str(other.path)]}, "the indexes are of different corpora"),
-        ({"index": [f"a={world.both[0]}", f"a={world.both[1]}"], "model": model}, "two indexes have the same name"),
+        ({"index": [f"a={world.both[0]}", f"a={world.both[1]}"], "model": model}, "two of index have the same name, 'a'"),
         ({"index": world.both, "model": model, "drop_identical": True}, "a search of several indexes does not use drop_identical"),
         ({"index": world.both[0], "fuse": weighted}, "a search of one index does not use fuse"),
         ({"index": [*world.both, f"c={world.both[0]}"], "model": model, "fuse": weighted}, "fuses 2 runs, not 3"),

@@ -90,7 +90,7 @@ def test_runs_in_folders_of_the_same_name_are_named_by_what_differs(world: Path)
     moved = [path.replace("/imported/", "/moved/imported/") for path in runs]
     assert [name for name, _ in named_folders(["imported/good/run", "good/run"])] == ["imported/good/run", "good/run"]
     assert [name for name, _ in named_folders(moved)] == ["bad/run", "good/run"], "a report goes on where its folders have moved together"
-    with pytest.raises(InputError, match="'run' is repeated"):
+    with pytest.raises(InputError, match="two of run have the same name, 'run'"):
         evaluate_world(world, "twice", [runs[0], runs[0]])
 
 
@@ -286,7 +286,7 @@ def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
 def test_what_cannot_be_measured_is_refused(world: Path):
     with pytest.raises(InputError, match="did you mean 'nDCG@10'"):
         evaluate_world(world, "a", [str(world / "good")], metrics="ndcg@10")
-    with pytest.raises(InputError, match="'good' is repeated"):
+    with pytest.raises(InputError, match="two of run have the same name, 'good'"):
         evaluate_world(world, "b", [str(world / "good"), f"good={world / 'bad'}"])
     with pytest.raises(InputError, match="holds qrels, not run"):
         evaluate_world(world, "c", [str(world / "qrels")])
