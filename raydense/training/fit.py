@@ -38,6 +38,7 @@ from raydense.training.memory import many_words
 from raydense.training.method import load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.registered import newest_state
+from raydense.training.settings import MeasuredSettings
 from raydense.training.tracking import tracking
 from raydense.training.weights import load_weights
 from raydense.training.workers import wait_for_left
@@ -94,6 +95,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     refuse_replaced(settings, inputs)
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
+    _say_of_patience(settings, method.dev_every(settings, steps), steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
     _check_model(settings)
     gpu = require_capacity(settings)
@@ -165,6 +167,14 @@ def _say_gain(result: dict[str, Any]) -> None:
         say(
             f"train: {result['by']} was never above the {start:.4f} before the first step, so the model is what it was: lower --lr, or give other negatives"
         )
+
+
+def _say_of_patience(settings: LoopSettings, every: int, steps: int) -> None:
+    """A line where the training is over before as many dev measurements as `dev.patience` have followed the best one."""
+    patience = settings.dev.patience if isinstance(settings, MeasuredSettings) and settings.dev else 0
+    if patience * every >= steps:
+        measured = f"the dev metric is measured every {every:,} of {steps:,} steps"
+        say(f"train: dev.patience {patience} cannot end this training early: {measured}; lower dev.patience or dev.every")
 
 
 def _tiny(settings: LoopSettings, store: PassageStore, shared: Place) -> str:

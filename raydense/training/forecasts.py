@@ -17,7 +17,6 @@ from raydense.training.settings import MeasuredSettings, TrainSettings, refresh_
 
 _ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
 _BACKWARD = 3.0  # forward and backward, in forward passes
-_DEV_TIMES = 10  # where `dev.every` is 0
 
 
 def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
@@ -65,8 +64,7 @@ def _measured(settings: LoopSettings, steps: Holds, passage: float) -> float:
     dev = settings.dev if isinstance(settings, MeasuredSettings) else None
     if not dev:
         return 0.0
-    every = method_of(settings).dev_every(settings)
-    times = steps.rows // every if every else _DEV_TIMES
+    times = steps.rows // method_of(settings).dev_every(settings, int(steps.rows))
     return times * dev.passages * passage
 
 

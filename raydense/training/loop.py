@@ -122,7 +122,7 @@ class Loop:
         self.engine.module.train()
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
-        self.dev_every = method.dev_every(s) or math.ceil(job.steps / 10)
+        self.dev_every = method.dev_every(s, job.steps)
         dev: DevSettings | None = getattr(s, "dev", None)
         self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
         self.status = Status(job.shared) if worker.rank == 0 else None

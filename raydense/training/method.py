@@ -5,6 +5,7 @@ The loop, the memory estimate and `plan` use this interface, and have no branch 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -132,9 +133,10 @@ class Method(ABC):
             require_scores(settings)
 
     @classmethod
-    def dev_every(cls, settings: Any) -> int:
-        """Steps between dev measurements; 0 means ten over the whole run."""
-        return settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
+    def dev_every(cls, settings: Any, steps: int) -> int:
+        """Steps between dev measurements in a training of `steps`; by default there are ten."""
+        given = settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
+        return given or max(1, math.ceil(steps / 10))
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:

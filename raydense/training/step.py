@@ -99,14 +99,16 @@ def run(engine: Engine, texts: Texts) -> Outputs:
 def checkpoint_activations(model: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
     """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass.
 
-    That happens within `recomputing()`, for callers whose forward is within a mode of torch. InputError if an encoder's family does not support it.
+    That happens within `recomputing()`, for callers whose forward is within a mode of torch. InputError if an encoder's family does not support it,
+    or the model has no layers at all.
     """
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            if not part.supports_gradient_checkpointing:
-                fix = "leave it out; micro_batch saves memory too"
-                raise InputError(f"{type(part).__name__} has none", "activation_checkpointing", fix)
-            part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recomputing())})
+    encoders = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    if lacks := next(
+        (type(part).__name__ for part in encoders if not part.supports_gradient_checkpointing), None if encoders else "the model"
+    ):
+        raise InputError(f"{lacks} has none", "activation_checkpointing", "leave it out; micro_batch saves memory too")
+    for part in encoders:
+        part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recomputing())})
 
 
 def give_memory_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.model_kind import multiplies
 from raydense.models.modules.static_embedding import distilled
 from raydense.training.memory import Outline
+from raydense.training.step import checkpoint_activations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,3 +137,22 @@ def test_memory_of_a_training_is_estimated_without_its_weights(static: Path, tmp
 
 def test_only_a_transformer_multiplies(static: Path, tiny_folder: Path) -> None:
     assert [multiplies(str(static)), multiplies(str(tiny_folder))] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dropout": 0.1}, "a static embedding has no dropout; leave dropout out"),
+        ({"pooling": "cls"}, "its StaticEmbedding gives vectors, which nothing pools; leave pooling out"),
+        ({"adapter": "lora:rank=4"}, "a static embedding has no layer for an adapter"),
+    ],
+)
+def test_what_has_no_effect_on_it_is_refused(given: dict[str, Any], message: str, static: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        DualEncoder.load(static, **given)
+    DualEncoder.load(static, dropout=0.0)
+
+
+def test_it_has_no_activations_to_compute_again(static: Path) -> None:
+    with pytest.raises(InputError, match="activation_checkpointing: the model has none"):
+        checkpoint_activations(DualEncoder.load(static))

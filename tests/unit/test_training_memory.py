@@ -93,6 +93,8 @@ def settings(data: TrainingData, method: str = "retriever", **changes: Any) -> L
         own["pair_length"] = 64
     if own["objective"] == "joint":
         own["reranker"] = str(data.root / "start-scorer")
+    if own.get("teacher") == "static":
+        changes["dropout"] = 0.0  # a frozen re-ranker has none
     return data.settings(data.root / "o", **{**own, **changes})
 
 

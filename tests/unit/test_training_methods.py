@@ -423,3 +423,16 @@ def test_a_static_teacher_must_be_trained(tiny_folder: Path, tmp_path: Path) -> 
         Joint.check(static, str(tiny_folder))
     CrossEncoder.load(tiny_folder).save(tmp_path)
     Joint.check(static.model_copy(update={"reranker": str(tmp_path)}), str(tiny_folder))
+
+
+def test_dropout_of_a_static_teacher_is_refused(tiny_folder: Path) -> None:
+    """It is never in training mode, and its folder would be saved with the new dropout."""
+    with pytest.raises(InputError, match="a static teacher does not use dropout"):
+        settings(objective="joint", reranker=str(tiny_folder), teacher="static", dropout=0.1)
+
+
+@pytest.mark.parametrize(("teacher", "measured"), [("dynamic", {METRIC, OF_RERANKER}), ("static", {METRIC})])
+def test_a_reranker_is_measured_where_it_learns(teacher: str, measured: set[str], data: TrainingData, tmp_path: Path) -> None:
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "run": write_dev_run(data, tmp_path / "run", 5), "passages": 60}
+    asked = data.settings(tmp_path / "o", objective="joint", reranker="r", teacher=teacher, dev=dev)
+    assert method_of(asked).dev_sets(asked, PassageStore(data.root / "sample/corpus")).keys() == measured

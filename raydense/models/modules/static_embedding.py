@@ -45,6 +45,8 @@ class StaticEmbedding(InputModule):
     def load(cls, folder: Path, width: int, options: Options) -> StaticEmbedding:
         if options.adapter:
             raise InputError("a static embedding has no layer for an adapter", folder, "leave adapter out")
+        if options.dropout:
+            raise InputError("a static embedding has no dropout", folder, "leave dropout out")
         file = folder / _WEIGHTS
         try:
             if not reads_weights():

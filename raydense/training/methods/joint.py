@@ -60,7 +60,7 @@ class Joint(Method):
             if not self.in_batch and self.negatives == 0:
                 raise ValueError("a joint without in_batch needs negatives of at least 1")
             if self.teacher == "static":
-                self._refuse_given(["loss"], "a static teacher")
+                self._refuse_given(["loss", "dropout"] if self.dropout else ["loss"], "a static teacher")
                 if self.dev and self.dev.by == "reranker":
                     raise ValueError("dev.by reranker measures the same at each step with a static teacher: leave it out")
             return self
@@ -92,11 +92,11 @@ class Joint(Method):
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
-        """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, the re-ranker's; first the one that decides."""
+        """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, that of a re-ranker which learns; first the one that decides."""
         from raydense.training.dev import METRIC, OF_RERANKER, MakeDevSet, read_dev_sets, reranker_set, retriever_set
 
         made: dict[str, MakeDevSet] = {METRIC: retriever_set}
-        if settings.dev and settings.dev.run:
+        if settings.dev and settings.dev.run and settings.teacher == "dynamic":
             made[OF_RERANKER] = reranker_set
         decides = OF_RERANKER if settings.dev and settings.dev.by == "reranker" else METRIC
         return read_dev_sets(settings, store, {decides: made[decides]} | made)
