@@ -124,8 +124,9 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Plac
     if draft.done:
         return draft.done
     store, table = PassageStore(settings.corpus), read_table(examples, "examples", ["query_id", "positives"])
-    drawn = np.random.default_rng([settings.seed, number]).random(table.num_rows)
-    table = table.take(np.flatnonzero(drawn <= np.quantile(drawn, refresh.fraction)))
+    queries = pc.unique(table["query_id"])  # with all examples of each, whose positives are none of its negatives
+    drawn = np.random.default_rng([settings.seed, number]).random(len(queries))
+    table = table.filter(pc.is_in(table["query_id"], value_set=queries.filter(pa.array(drawn <= np.quantile(drawn, refresh.fraction)))))
     lists = Ragged.of_column(table["positives"])
     ids = table["query_id"].take(pa.array(lists.owner))
     known = pa.table({"query_id": ids, "passage_id": store.ids(lists.values)})

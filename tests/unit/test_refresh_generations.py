@@ -105,6 +105,17 @@ def test_a_fraction_of_the_queries_is_drawn_again_each_time(data: TrainingData, 
     assert drawn[0] != drawn[1]
 
 
+def test_a_query_is_drawn_with_the_positives_of_all_its_examples(data: TrainingData, tmp_path: Path) -> None:
+    ids = read_table(data.root / "examples", "examples")["query_id"].to_pylist()[:20]
+    write_examples(tmp_path / "examples", [*ids, *ids], [[row] for row in range(40)], [[50]] * 40)
+    known = _positives(settings_of(data, fraction=0.5), str(tmp_path / "examples"), 1, tmp_path / "known")
+    found = read_table(known.path, "qrels").to_pydict()
+    rows = PassageStore(data.root / "sample/corpus").rows_of(pa.array(found["passage_id"]))
+    drawn = set(found["query_id"])
+    assert len(drawn) == 10
+    assert set(zip(found["query_id"], rows, strict=True)) == {(ids[row % 20], row) for row in range(40) if ids[row % 20] in drawn}
+
+
 def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path) -> None:
     examples = read_table(data.root / "examples", "examples").to_pydict()
     more = Draft.open(tmp_path / "more", "qrels", {})
