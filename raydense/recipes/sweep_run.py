@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from raydense.recipes.recipe import open_stages, refuse_wrong, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, Trial
 from raydense.recipes.sweep_ending import saving
+from raydense.recipes.sweep_progress import SweepProgress
 from raydense.runtime.progress import duration, say, say_error
 from raydense.runtime.session import SHARERS, ensure_ray, quiet_data
 from raydense.runtime.verbosity import limit_logs
@@ -113,15 +115,17 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
             verbose=0,
         ),
     )
-    with saving(running):
+    with saving(running), SweepProgress(running):
         results = tuner.fit()
     sweep.output.forget(_TUNE)
     return {trial.name: result.error for number, trial in enumerate(left) if (result := results[number]).error}
 
 
 def _listener(trials: list[Trial], running: dict[str, Trial]) -> Any:
-    """Tune's callback that logs each stage that a trial has finished, and keeps the trials that are `running`, by name."""
+    """Tune's callback that logs each stage and trial that is finished, and keeps the trials that are `running`, by name."""
     from ray import tune
+
+    begun, ended, in_all = time.monotonic(), list[str](), len(trials)
 
     def of(trial: Any) -> Trial:
         return trials[trial.config["trial"]]
@@ -136,6 +140,12 @@ def _listener(trials: list[Trial], running: dict[str, Trial]) -> Any:
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             running.pop(of(trial).name, None)
+            ended.append(of(trial).name)
+            if left := in_all - len(ended):
+                so_far = time.monotonic() - begun
+                say(
+                    f"sweep: {len(ended)} of {in_all} trials ended in {duration(so_far)}, about {duration(so_far / len(ended) * left)} left"
+                )
 
         on_trial_error = on_trial_complete
 

@@ -185,6 +185,7 @@ def test_a_trial_that_fails_says_so_at_once_and_does_not_stop_the_others(tmp_pat
     assert summary["failed"] == {"fails": why}
     said = capfd.readouterr().err.splitlines()
     assert said.index(f"fails: failed: {why}") < said.index("works: begins")
+    assert any(line.startswith("sweep: 1 of 2 trials ended in ") for line in said)
     assert (tmp_path / "out" / "trials" / "fails" / "log").read_text().splitlines()[-1] == f"failed: {why}"
     assert list(summary["runs"]["bm25"]) == ["works"]
 
