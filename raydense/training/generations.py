@@ -7,7 +7,6 @@ given examples. All of this follows from the number of a step, so it is the same
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +139,14 @@ class Generations:
         for place in (before,) if kept else (before, work):
             place.delete()
 
-    def await_(self, number: int) -> float:
-        """Wait until a generation is made; returns the seconds. InputError if the driver could not make it."""
-        begun = time.monotonic()
-        while not self.made(number):
+    def is_decided(self, number: int) -> bool:
+        """Whether workers no longer need to wait for a generation: it is made, or the driver could not make it."""
+        return self.made(number) or (self._shared / _FAULT).exists()
+
+    def refuse_unmade(self, number: int) -> None:
+        """InputError if the driver could not make a generation."""
+        if not self.made(number):
             self.refuse_given_up()
-            time.sleep(self.look_every_s)
-        return time.monotonic() - begun
 
     def give_up(self, why: str) -> None:
         """Notify waiting workers that no further generation will come, and what makes one that nobody waits for it."""

@@ -171,6 +171,8 @@ class Loop:
         self.notice.watch()
         while state.step < self.job.until and not (self.ends or self._stalled(state)):
             self._take_generation(self.job.generations.at(state.step))
+            if self.ends:
+                break
             for step, sent in self.batches.range(state.step, self.job.generations.end(state.step)):
                 parts = self.transfer.receive(sent)
                 if status and step == first:
@@ -226,14 +228,20 @@ class Loop:
         return f"{what}, {on}, about {sum(part.tokens for part in parts) * worker.workers:,} tokens a step"
 
     def _take_generation(self, number: int) -> None:
-        """Use generation `number` of the hard negatives from now on; waits until it is made."""
-        if number != self.generation:
-            with together():  # the driver may have given up
-                self.waited += self.job.generations.await_(number)
-                newer = {"examples": str(self.job.generations.examples(number))}
-                examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
-                refuse_replaced(self.settings, self.job.inputs)
-            self.sampler, self.generation = Sampler(examples, self.settings), number
+        """Use generation `number` of the hard negatives from now on; waits until it is made, or the workers are to end: a checkpoint is there."""
+        if number == self.generation:
+            return
+        generations, begun = self.job.generations, time.monotonic()
+        self.ends = not self.notice.wait(lambda: generations.is_decided(number))
+        self.waited += time.monotonic() - begun
+        if self.ends:
+            return
+        with together():  # the driver may have given up
+            generations.refuse_unmade(number)
+            newer = {"examples": str(generations.examples(number))}
+            examples, _ = self.method.read(self.settings.model_copy(update=newer), PassageStore(self.settings.corpus))
+            refuse_replaced(self.settings, self.job.inputs)
+        self.sampler, self.generation = Sampler(examples, self.settings), number
 
     def _batches(self, step: int) -> Sent:
         kind = self.worker.device.type

@@ -1,13 +1,15 @@
 """The notice that a training is to end: the driver gives it on a signal, Ray before it takes a node away. After which step the workers save.
 
 All workers make a checkpoint together. So worker 0 sends its word to the others after each step, a few bytes, when the gradients have just
-brought the workers to the same point: about a millisecond between two busy CPU workers, less on GPUs.
+brought the workers to the same point: about a millisecond between two busy CPU workers, less on GPUs. Where they wait for new hard negatives
+instead, it sends it after each look.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -31,7 +33,7 @@ class Asked(IntEnum):
 
 
 class Notice:
-    """Asked after each step by every worker. On worker 0 a thread looks for the driver's file: in a bucket each look is a request."""
+    """Asked after each step, and in waits, by every worker. On worker 0 a thread looks for the driver's file: in a bucket each look is a request."""
 
     def __init__(self, shared: Place, minutes: float, rank: int, workers: int, device: torch.device) -> None:
         """`minutes` after a checkpoint the next one is due, by the clock of worker 0; 0: never."""
@@ -58,6 +60,27 @@ class Notice:
         word = torch.tensor([self._word()], dtype=torch.int32, device=self._device)
         dist.broadcast(word, src=0)
         return Asked(int(word.item()))
+
+    def wait(self, ready: Callable[[], bool]) -> bool:
+        """Wait until all workers are `ready`; False, on all of them, where they are to end before that.
+
+        They agree after each look: one that left the wait alone would wait for the others in the next step, and those here for it.
+        """
+        while not self._on_all(ready()):
+            if self.asked() == Asked.END:
+                return False
+            time.sleep(self._shared.look_every_s)
+        return True
+
+    def _on_all(self, mine: bool) -> bool:
+        if self._workers == 1:
+            return mine
+        import torch
+        import torch.distributed as dist
+
+        lacking = torch.tensor([not mine], dtype=torch.int32, device=self._device)
+        dist.all_reduce(lacking)
+        return not lacking.item()
 
     def close(self) -> None:
         """No longer look."""

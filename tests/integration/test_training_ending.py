@@ -27,7 +27,9 @@ from raydense.recipes.unfinished import left, progress
 from raydense.refresh.train import train
 from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact, Place
+from raydense.training.fit import fit
 from raydense.training.history import Follower, read_history
+from raydense.training.registered import newest_state
 from raydense.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
@@ -158,6 +160,31 @@ def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: Training
     assert [thread for thread in threading.enumerate() if thread.name == "fit"] == []
     assert [line["step"] for line in read_history(again.path / "history.jsonl")] == list(range(1, STEPS + 1))
     assert digests(again) == digests(whole)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_wait_for_new_negatives_end_at_once(
+    data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int, ray_cluster: None
+) -> None:
+    """They have saved the step before. The new negatives take as long as the test, which is longer than the command waits for its workers."""
+    every, output, ended = 4, tmp_path / "ended", threading.Event()
+    changes = {"max_steps": 3 * every, "refresh": {"every": every, "mode": "async", "depth": 20, "negatives": 3}}
+    wanted = data.settings(output, checkpoint_every=10_000, log_every=1, workers=workers, **changes)
+
+    def interrupt() -> None:
+        while (state := newest_state(Place.of(output) / ".work")) is None or state.step < 2 * every:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(wanted, lambda *_: ended.wait())
+        assert [thread for thread in threading.enumerate() if thread.name == "fit"] == [], "the workers have ended first"
+    finally:
+        ended.set()
+    assert f"train: ended by SIGINT; the same command continues from step {2 * every} of {3 * every}\n" in capfd.readouterr().err
+    assert [line["generation"] for line in read_history(train(wanted).path / "history.jsonl")] == [0] * 2 * every + [1] * every
 
 
 def test_before_the_first_step_it_ends_at_once(data: TrainingData, tmp_path: Path, joining: dict[str, str]) -> None:

@@ -115,6 +115,39 @@ def test_workers_end_after_the_same_step(tmp_path: Path) -> None:
     assert int(first) >= 100
 
 
+def wait_together(rank: int, folder: str, asked: bool) -> None:
+    """A worker of two; what they wait for is there for the first at once, for the second later, or never where they are `asked` to end."""
+    notice.node_leaves = lambda: False
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    waits, looks = Notice(Place.of(folder), 0.0, rank, 2, CPU), 0
+    waits.watch()
+
+    def ready() -> bool:
+        nonlocal looks
+        looks += 1
+        if asked and rank and looks == 5:
+            notice.ask_to_end(Place.of(folder))
+        return not rank or (not asked and looks == 5)
+
+    Path(folder, f"waited-{rank}").write_text(f"{waits.wait(ready)} after {looks} looks")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_workers_leave_a_wait_after_the_same_look(tmp_path: Path, asked: bool) -> None:
+    """One that left alone would wait for the others in the next step."""
+    run_ranks(wait_together, (str(tmp_path), asked), 2)
+    first, second = ((tmp_path / f"waited-{rank}").read_text() for rank in (0, 1))
+    assert first == second
+    assert first.startswith("False after ") if asked else first == "True after 5 looks"
+
+
+def test_a_wait_ends_where_the_node_is_going_to_be_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = iter([False, False, True])
+    monkeypatch.setattr(notice, "node_leaves", lambda: next(leaves))
+    assert not Notice(Place.of(tmp_path), 0.0, 0, 1, CPU).wait(lambda: False)
+
+
 @pytest.mark.parametrize("replaced", ["model", "queries", "examples"])
 def test_a_worker_refuses_an_input_that_was_replaced(tmp_path: Path, replaced: str) -> None:
     """After the training began and before this worker opened it, by one that would do as well."""
