@@ -28,11 +28,12 @@ class Followed:
     def __init__(self, job: Job, send: Send, ending: Ending) -> None:
         self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
         self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
-        self._asks_micro_batch = job.settings.micro_batch == "auto"  # and it was not logged yet
+        self._asks_micro_batch = job.settings.micro_batch == "auto"
         self._measures_dev = bool(job.dev)
         self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
         self._began = False  # whether the workers have, and cut the history off at the checkpoint
-        self._dev: str | None = None  # what was said of the dev metric
+        self._found: str | None = None  # what was said of the micro-batch
+        self._dev: str | None = None  # and of the dev metric
         self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
         self._output = job.generations.output
 
@@ -122,11 +123,11 @@ class Followed:
         found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
         start = start_line(self._shared) if self._shows_start else None
         dev = dev_line(self._shared) if self._measures_dev else None
-        for line in (found, start, dev if dev != self._dev else None):
+        for line in (found if found != self._found else None, start, dev if dev != self._dev else None):
             if line:
                 progress.clear()
                 say(f"train: {line}")
-        self._asks_micro_batch &= found is None
+        self._found = found or self._found
         if start:
             self._shows_start = progress.starting = False
         self._dev = dev or self._dev

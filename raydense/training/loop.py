@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from raydense.training.inputs import refuse_edited, refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
-from raydense.training.micro_batch import find_micro_batch, refuse_too_little_to_offload
+from raydense.training.micro_batch import Kept, find_micro_batch, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
@@ -84,8 +85,7 @@ def train_worker(job: Job) -> dict[str, Any]:
             raise
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
-        fix = "set a smaller one, or auto; or --activation-checkpointing, or DeepSpeed with --engine.offload; nvidia-smi shows who else uses it"
-        raise InputError("the GPU has too little free memory for the training", "micro_batch", fix) from error
+        raise out_of_memory(job.settings) from error
 
 
 class Loop:
@@ -148,17 +148,18 @@ class Loop:
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
 
-        It is found once for a training and a number of workers: another one would change what dropout draws after a restart.
+        It is found once for a training, a number of workers and their devices: another one would change what dropout draws after a restart.
         """
-        worker, name = self.worker, f"micro_batch-{self.worker.workers}.txt"
-        kept = (self.job.shared / name).read_text()
-        if kept is not None:
-            texts, line = int(kept), f"micro_batch {kept}, as before"
+        worker, place = self.worker, self.job.shared / f"micro_batch-{self.worker.workers}.json"
+        kept, devices = kept_micro_batch(place, worker.device, worker.on_machine)
+        if kept and kept.devices == devices:
+            texts, line = kept.texts, f"micro_batch {kept.texts}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)
+            line += f"; it was {kept.texts} on {' and '.join(kept.devices)}" if kept else ""
         with together():
             if worker.rank == 0:
-                (self.job.shared / name).write_text(str(texts))
+                place.write_text(json.dumps(asdict(Kept(texts, devices))))
                 (self.job.shared / FOUND).write_text(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 

@@ -6,7 +6,9 @@ there, too: a model whose weights are shared out does not run before its engine 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raydense.errors import InputError
+from raydense.storage import Place
 from raydense.training.engine import offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
@@ -32,6 +35,14 @@ _CGROUPS = (
         ("total_active_file", "total_inactive_file"),
     ),
 )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The micro-batch that was found for a training, and the devices of its workers, by `bounded_by`: what fits on others is another one."""
+
+    texts: int
+    devices: list[str]
 
 
 def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:
@@ -75,6 +86,13 @@ def too_little(outline: Outline, settings: LoopSettings) -> InputError:
     )
 
 
+def out_of_memory(settings: LoopSettings) -> InputError:
+    """The error if a GPU runs out of memory in the training."""
+    auto = "" if settings.micro_batch == "auto" else ", or auto"
+    fix = f"set a smaller one{auto}; or --activation-checkpointing, or DeepSpeed with --engine.offload; nvidia-smi shows who else uses it"
+    return InputError("the GPU has too little free memory for the training", "micro_batch", fix)
+
+
 def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: torch.device, on_machine: int) -> None:
     """InputError if this machine does not have the memory that its workers, `on_machine` of them, offload to."""
     if offloads(settings, device.type == "cuda"):
@@ -93,16 +111,37 @@ def choices(settings: LoopSettings) -> list[int]:
 
 def memory_for(workers: int) -> int:
     """Bytes for each of so many workers that start on this machine: most of what is available in it, or in its container."""
-    return int(_SHARE * min(psutil.virtual_memory().available, *_free_in_containers()) / workers)
+    free = [free for _, free in _containers()]
+    return int(_SHARE * min([psutil.virtual_memory().available, *free]) / workers)
 
 
-def _free_in_containers() -> Iterator[int]:
-    yield 2**63
+def _containers() -> Iterator[tuple[int, int]]:
+    """The bytes that the container may take, and how many of them are free; nothing without a limit."""
     for limit, used, cached in _CGROUPS:
         if Path(limit).is_file() and (most := Path(limit).read_text().strip()).isdigit():
             stat = dict(line.split(" ", 1) for line in Path(used).with_name("memory.stat").read_text().splitlines())
             taken = int(Path(used).read_text()) - sum(int(stat.get(key, 0)) for key in cached)
-            yield max(0, int(most) - max(0, taken))
+            yield int(most), max(0, int(most) - max(0, taken))
+
+
+def bounded_by(device: torch.device, on_machine: int) -> str:
+    """A worker's device and all its memory: of a CPU its share of the machine's, or of its container's."""
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        return f"{card.name} with {card.total_memory / 2**30:.1f} GiB"
+    most = [most for most, _ in _containers()]
+    return f"CPU with {min([psutil.virtual_memory().total, *most]) / on_machine / 2**30:.1f} GiB"
+
+
+def kept_micro_batch(place: Place, device: torch.device, on_machine: int) -> tuple[Kept | None, list[str]]:
+    """What worker 0 finds at `place`, and the devices of all workers; the same on all, which all call this."""
+    mine = place.read_text(), bounded_by(device, on_machine)
+    found = [mine]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, mine)
+    text = found[0][0]
+    return Kept(**json.loads(text)) if text else None, sorted({device for _, device in found})
 
 
 def largest_by_estimate(outline: Outline, available: int) -> int:

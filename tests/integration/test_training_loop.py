@@ -26,7 +26,7 @@ from raydense.training import notice
 from raydense.training.generations import Generations
 from raydense.training.loop import Job, Loop, refuse_weights_not_finite
 from raydense.training.method import load_model, method_of
-from raydense.training.micro_batch import find_micro_batch
+from raydense.training.micro_batch import bounded_by, find_micro_batch, kept_micro_batch
 from raydense.training.notice import Asked, Notice
 from raydense.training.precision import Precision, choose_precision
 from raydense.training.registered import RUN, State
@@ -80,6 +80,21 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     run_ranks(rank_with_memory, (given, str(tmp_path)), 2)
     refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
     assert refused[0] == refused[1]
+
+
+def see_kept(rank: int, folder: str) -> None:
+    """A worker of two; the second has half as much memory, and does not see the file yet that the first reads."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    kept, devices = kept_micro_batch(Place.of(folder) / f"kept-{rank}.json", CPU, 1 + rank)
+    Path(folder, f"seen-{rank}").write_text(json.dumps([kept and kept.texts, devices]))
+    dist.destroy_process_group()
+
+
+def test_workers_see_the_devices_of_all_and_the_same_kept_micro_batch(tmp_path: Path) -> None:
+    (tmp_path / "kept-0.json").write_text('{"texts": 4, "devices": []}')
+    run_ranks(see_kept, (str(tmp_path),), 2)
+    first, second = (json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in (0, 1))
+    assert first == second == [4, sorted(bounded_by(CPU, on_machine) for on_machine in (1, 2))]
 
 
 def test_a_checkpoint_is_late_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

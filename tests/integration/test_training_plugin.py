@@ -92,10 +92,11 @@ def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp
     assert f"train: step {bad['step']} did not update the weights" in done.stderr
 
 
-def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path: Path) -> None:
-    failed = train(installed, tmp_path, "raydense_hinge:Large", "--max-failures", "0")
+@pytest.mark.parametrize(("micro_batch", "fix"), [("0", "set a smaller one, or auto; or --act"), ("auto", "set a smaller one; or --act")])
+def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path: Path, micro_batch: str, fix: str) -> None:
+    failed = train(installed, tmp_path, "raydense_hinge:Large", "--max-failures", "0", "--micro-batch", micro_batch)
     assert failed.returncode == 2
-    assert "micro_batch: the GPU has too little free memory for the training; set a smaller one, or auto" in failed.stderr.splitlines()[-1]
+    assert f"micro_batch: the GPU has too little free memory for the training; {fix}" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
 
 

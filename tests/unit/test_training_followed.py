@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from raydense.runtime.progress import Progress
 from raydense.storage import Place
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
 from raydense.training.generations import Generations
 from raydense.training.history import History, Line
-from raydense.training.loop import Job
+from raydense.training.loop import FOUND, Job
 from raydense.training.settings import TrainSettings
 from raydense.training.status import Status
 
@@ -35,3 +37,19 @@ def test_steps_that_are_made_again_are_neither_shown_nor_sent_before_they_are(tm
     followed.report(progress)
     assert (progress.done, progress.note, sent) == (1, "loss 2.0000", [{"step": 1, "loss": 2.0}])
     again.close()
+
+
+def test_a_micro_batch_that_was_searched_again_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As where Ray starts workers again on a node of another kind, within the same command."""
+    shared = Place.of(str(tmp_path)) / "shared"
+    given = {"micro_batch": "auto", "output": str(tmp_path / "out"), **dict.fromkeys(("model", "corpus", "queries", "examples"), "x")}
+    settings = TrainSettings.read({"objective": "retriever", **given})
+    job = Job(settings, "start", shared, 10, {}, Generations(Place.of(str(tmp_path)), 10, 10), 10, {})
+    followed, progress = Followed(job, lambda _: None, Ending(shared, 10)), Progress("train", 10, "steps")
+    lines = ["micro_batch 12 of 12 texts", "micro_batch 4 of 12 texts; it was 12 on CPU with 8.0 GiB"]
+    for line in lines:
+        (shared / FOUND).write_text(line)
+        followed.report(progress)
+        (shared / FOUND).delete()
+        followed.report(progress)
+    assert [line for line in capfd.readouterr().err.splitlines() if "micro_batch" in line] == [f"train: {line}" for line in lines]

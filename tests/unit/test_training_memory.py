@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from training_data import TrainingData, make_training_data
@@ -26,6 +29,7 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
 from raydense.training.micro_batch import (
+    bounded_by,
     find_micro_batch,
     largest_by_estimate,
     largest_by_trial,
@@ -335,22 +339,48 @@ def test_pretraining_too_finds_what_fits(data: TrainingData, method: str) -> Non
     assert found.memory(1).activations < found.memory(4).activations
 
 
+def begun(asked: LoopSettings, folder: Path, workers: int = 1) -> Loop:
+    """A worker of a training, before its first step."""
+    generations = Generations(Place.of(folder), steps=1, every=1)
+    return Loop(Job(asked, asked.model, Place.of(folder), 1, {}, generations, until=1, inputs={}), Worker(0, workers, workers, CPU))
+
+
 def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, tmp_path: Path) -> None:
     """Also where the memory of the moment would take another one."""
-    asked = settings(data, micro_batch="auto", max_steps=1)
-
-    def begin(workers: int = 1) -> Loop:
-        return Loop(
-            Job(asked, asked.model, Place.of(tmp_path), 1, {}, Generations(Place.of(tmp_path), steps=1, every=1), until=1, inputs={}),
-            Worker(0, workers, workers, CPU),
-        )
-
-    assert begin().settings.micro_batch == 12
+    asked, file = settings(data, micro_batch="auto", max_steps=1), tmp_path / "micro_batch-1.json"
+    assert begun(asked, tmp_path).settings.micro_batch == 12
     assert (tmp_path / FOUND).read_text().startswith("micro_batch 12 of 12")
-    (tmp_path / "micro_batch-1.txt").write_text("4")
-    assert begin().settings.micro_batch == 4
-    assert "as before" in (tmp_path / FOUND).read_text()
-    assert begin(workers=2).settings.micro_batch == 12
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"texts": 4}))
+    assert begun(asked, tmp_path).settings.micro_batch == 4
+    assert (tmp_path / FOUND).read_text() == "micro_batch 4, as before"
+    assert begun(asked, tmp_path, workers=2).settings.micro_batch == 12
+
+
+def test_a_run_that_is_resumed_on_another_device_searches_its_micro_batch_again(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container that may take half of the machine's memory."""
+    asked, file = settings(data, micro_batch="auto", max_steps=1), tmp_path / "micro_batch-1.json"
+    begun(asked, tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"texts": 4}))
+    half = psutil.virtual_memory().total // 2
+    for name, text in (("max", str(half)), ("current", "0"), ("memory.stat", "")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(micro_batch, "_CGROUPS", ((str(tmp_path / "max"), str(tmp_path / "current"), ()),))
+    assert begun(asked, tmp_path).settings.micro_batch == 12
+    line = (tmp_path / FOUND).read_text()
+    assert line.startswith("micro_batch 12 of 12 texts: about ")
+    assert re.search(r"; it was 4 on CPU with \d+\.\d GiB$", line)
+    assert begun(asked, tmp_path).settings.micro_batch == 12
+    assert (tmp_path / FOUND).read_text() == "micro_batch 12, as before"
+    assert bounded_by(CPU, 1) == f"CPU with {half / 2**30:.1f} GiB"
+    assert bounded_by(CPU, 2) == f"CPU with {half / 2**31:.1f} GiB"
+
+
+def test_a_gpu_is_known_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="NVIDIA A10G", total_memory=22 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert bounded_by(torch.device("cuda:1"), 4) == "NVIDIA A10G with 22.0 GiB"
 
 
 def test_too_little_for_one_text_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
