@@ -31,6 +31,7 @@ from raydense.models.tokens import Tokens
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
 from raydense.training.engine import Engine
+from raydense.training.ragged import Ragged
 from raydense.training.settings import DevSettings
 from raydense.training.tensors import pad
 from raydense.training.texts import Texts
@@ -46,18 +47,30 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DevSet:
-    """Dev queries by position [n], the rows of their candidates, and which of these are relevant.
+    """Dev queries by position [n], the rows of their candidates, and which of these are relevant: the columns of each query, as of `relevant_columns`.
 
-    A retriever's candidates are the same for all queries: rows [p], relevant bool [n, p]. A re-ranker's are each query's own:
-    rows [n, depth], relevant bool [n, depth], absent bool [n, depth] where a query has fewer.
-    `sources` has, of queries of `mix`, which are of each source: bool [n].
+    A retriever's candidates are the same for all queries: rows [p]. A re-ranker's are each query's own: rows [n, depth], absent bool
+    [n, depth] where a query has fewer. `sources` has, of queries of `mix`, which are of each source: bool [n].
     """
 
     query: Ints
     rows: Ints
-    relevant: NDArray[np.bool_]
+    relevant: Ragged
     absent: NDArray[np.bool_] | None = None
     sources: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def relevant_of(self, block: slice) -> NDArray[np.bool_]:
+        """Which candidates are relevant for a block of the queries: bool [b, p], or [b, depth]. Of all queries it would be far more than the rest."""
+        found = self.relevant.take(np.arange(len(self.query))[block])
+        relevant = np.zeros((len(found), self.rows.shape[-1]), bool)
+        relevant[found.owner, found.values] = True
+        return relevant
+
+
+def relevant_columns(of_query: Ints, column: Ints, queries: int) -> Ragged:
+    """The relevant columns of each of so many queries, rising, from pairs of a query's number and a column, in any order; each pair counts once."""
+    of_query, column = np.unique(np.stack([of_query, column]), axis=1)
+    return Ragged(column, np.append(0, np.cumsum(np.bincount(of_query, minlength=queries))))
 
 
 MakeDevSet = Callable[[Ints, Ints, Any, int, int, np.random.Generator], DevSet]
@@ -84,7 +97,7 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
         _refuse_another(run[0], at, dev)
     sets = {name: make(at, rows, run, dev.passages, len(store), np.random.default_rng([settings.seed, 1])) for name, make in made.items()}
     for one in sets.values():
-        if one.absent is not None and not one.relevant.any():
+        if one.absent is not None and not len(one.relevant.values):
             raise InputError(f"has no relevant passage among the first {_DEPTH} of a dev query", dev.run, "give better candidates")
     return {name: replace(one, sources=_of_sources(one.query, queries)) for name, one in sets.items()}
 
@@ -142,9 +155,7 @@ def retriever_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: n
         others = rng.choice(corpus, size=min(corpus, 2 * most), replace=False)
         kept = np.sort(np.concatenate([kept, others[~np.isin(others, kept)][: most - len(kept)]]))
     query, of_query = np.unique(at, return_inverse=True)
-    relevant = np.zeros((len(query), len(kept)), bool)
-    relevant[of_query, np.searchsorted(kept, rows)] = True
-    return DevSet(query, kept, relevant)
+    return DevSet(query, kept, relevant_columns(of_query, np.searchsorted(kept, rows), len(query)))
 
 
 def _drawn(at: Ints, rows: Ints, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -171,7 +182,8 @@ def reranker_set(at: Ints, rows: Ints, run: Any, most: int, corpus: int, rng: np
     candidates = np.full((len(query), _DEPTH), -1, np.int64)
     candidates[of_query, rank[mine]] = run_rows[mine]
     relevant = np.isin(_pair(query[:, None], candidates, corpus), _pair(at, rows, corpus))
-    return DevSet(query, np.maximum(candidates, 0), relevant & (candidates >= 0), candidates < 0)
+    of_query, column = np.nonzero(relevant & (candidates >= 0))
+    return DevSet(query, np.maximum(candidates, 0), relevant_columns(of_query, column, len(query)), candidates < 0)
 
 
 def _pair(query: Ints, rows: Ints, corpus: int) -> Ints:
@@ -236,10 +248,10 @@ class Dev:
         summed = torch.zeros(len(METRICS), device=device)
         of_source = torch.zeros(len(self.dev.sources), device=device)
         masks = torch.from_numpy(np.stack([*self.dev.sources.values()])).to(device).float() if self.dev.sources else None
-        step = max(1, _AT_ONCE // max(1, self.dev.relevant.shape[1]))
+        step = max(1, _AT_ONCE // max(1, self.dev.rows.shape[-1]))
         for at in range(0, queries if self.rank == 0 else 0, step):
             block = slice(at, min(at + step, queries))
-            found = of_queries(score(block), torch.from_numpy(self.dev.relevant[block]).to(device))
+            found = of_queries(score(block), torch.from_numpy(self.dev.relevant_of(block)).to(device))
             summed += found.sum(dim=1)
             if masks is not None:
                 of_source += masks[:, block] @ found[0]

@@ -16,7 +16,7 @@ from training_data import make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training.dev import METRIC, Dev, DevSet
+from raydense.training.dev import METRIC, Dev, DevSet, relevant_columns
 from raydense.training.engine import make_engine
 from raydense.training.method import load_model, method_of
 from raydense.training.settings import TrainSettings
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def odd(dev: DevSet) -> DevSet:
     """The dev set without its last query: an odd number of them, over an odd number of passages."""
-    return replace(dev, query=dev.query[:-1], relevant=dev.relevant[:-1])
+    return replace(dev, query=dev.query[:-1], relevant=dev.relevant.take(np.arange(len(dev.query) - 1)))
 
 
 def measure(rank: int, given: dict[str, Any], folder: str) -> None:
@@ -39,7 +39,7 @@ def measure(rank: int, given: dict[str, Any], folder: str) -> None:
     _, texts = method_of(asked).read(asked, store)
     dev = odd(dev)
     if rank:
-        dev = replace(dev, relevant=np.zeros_like(dev.relevant))
+        dev = replace(dev, relevant=relevant_columns(dev.query[:0], dev.query[:0], len(dev.query)))
     model = load_model(asked, asked.model)
     found = Dev(dev, model, texts, rank, 2).measure(make_engine(model, asked, CPU, "fp32"))
     Path(folder, f"found-{rank}").write_text(json.dumps(found))

@@ -1,5 +1,6 @@
 """Dev metrics against a public tool's, and what a small dev set holds."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
 from raydense.training import dev as dev_of_training
-from raydense.training.dev import METRIC, METRICS, Dev, DevSet, of_queries, read_dev_sets, reranker_set, retriever_set
+from raydense.training.dev import METRIC, METRICS, Dev, DevSet, of_queries, read_dev_sets, relevant_columns, reranker_set, retriever_set
 from raydense.training.engine import TorchEngine
 from raydense.training.settings import DevSettings, TrainSettings
 from raydense.training.texts import Texts
@@ -73,11 +74,18 @@ def test_a_dev_set_always_has_hard_and_random_passages(queries: int, most: int, 
     of_run = kept & set(run[2][np.isin(run[0], dev.query)].tolist())
     assert of_run
     assert len(kept - positives - of_run) >= 1
-    assert {(q, dev.rows[p]) for q, p in zip(dev.query[np.nonzero(dev.relevant)[0]], np.nonzero(dev.relevant)[1], strict=True)} == {
-        (q, r) for q, r in zip(at, rows, strict=True) if q in dev.query
-    }
+    pairs = list(zip(dev.query[dev.relevant.owner], dev.rows[dev.relevant.values], strict=True))
+    assert pairs == sorted({(q, r) for q, r in zip(at, rows, strict=True) if q in dev.query})
     if len(set(rows.tolist())) <= most // 2:
         assert len(dev.query) == min(queries, 2 * (most // 2))
+
+
+def test_a_dev_set_is_as_large_as_its_judgements() -> None:
+    """Not as its queries times its passages: each worker gets a copy, and holds it."""
+    at, rows = np.repeat(np.arange(3_000), 2), np.random.default_rng(0).integers(2_000, size=6_000)
+    dev = retriever_set(at, rows, None, 6_000, 10_000, np.random.default_rng(0))
+    assert (len(dev.query), len(dev.rows)) == (3_000, 6_000)
+    assert len(pickle.dumps(dev)) < 8 * (2 * len(dev.query) + len(dev.rows) + len(at)) + 10_000
 
 
 def test_one_query_with_more_positives_than_passages_leaves_no_room_for_others() -> None:
@@ -131,7 +139,7 @@ def test_queries_of_mix_are_measured_for_each_source(tiny_folder: Path, tmp_path
     found = Dev(whole, model, words, 0, 1).measure(engine)
     assert set(found) == {*METRICS, "mrr@10 of a", "mrr@10 of b"}
     for name, mine in whole.sources.items():
-        alone = replace(whole, query=whole.query[mine], relevant=whole.relevant[mine], sources={})
+        alone = replace(whole, query=whole.query[mine], relevant=whole.relevant.take(np.flatnonzero(mine)), sources={})
         assert found[f"mrr@10 of {name}"] == pytest.approx(Dev(alone, model, words, 0, 1).measure(engine)[METRIC])
     assert found[METRIC] == pytest.approx((found["mrr@10 of a"] + found["mrr@10 of b"]) / 2)
     assert set(whole.sources) == {"a", "b"}
@@ -191,7 +199,7 @@ def test_dev_judgements_of_passages_that_the_corpus_lacks_are_left_out(tmp_path:
 
     found = dev_set("some")
     assert found.query.tolist() == [0, 2]
-    assert [found.rows[row].tolist() for row in found.relevant] == [[1], [2]]
+    assert [found.rows[row].tolist() for row in found.relevant_of(slice(None))] == [[1], [2]]
     assert f"train: 2 of 4 judgements of {tmp_path / 'some'} name passages that the corpus lacks: left out" in capsys.readouterr().err
     with pytest.raises(InputError, match="none: names passage 'gone'"):
         dev_set("none")
@@ -220,8 +228,12 @@ def by_ir_measures(scores: dict[tuple[int, int], float], relevant: set[tuple[int
     return {name: found[measure] for name, measure in measures.items()}
 
 
-def test_a_retriever_is_measured_as_sentence_transformers_ranks(tiny_folder: Path, texts: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("queries_at_once", [2, 21])
+def test_a_retriever_is_measured_as_sentence_transformers_ranks(
+    tiny_folder: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries_at_once: int
+) -> None:
     """Over more passages than a batch or the recall holds, of lengths in no order."""
+    monkeypatch.setattr(dev_of_training, "_AT_ONCE", queries_at_once * 131)
     words = texts[-1].split()
     queries, passages = some_texts(words, 21, 9, 1), some_texts(words, 131, 40, 2)
     model = DualEncoder.load(tiny_folder)
@@ -230,7 +242,7 @@ def test_a_retriever_is_measured_as_sentence_transformers_ranks(tiny_folder: Pat
     scores = theirs.encode(queries) @ theirs.encode(passages).T
     relevant = np.random.default_rng(3).random((21, 131)) < 0.03
     relevant[np.arange(21), np.arange(21)] = True
-    dev = DevSet(np.arange(21), np.arange(131), relevant)
+    dev = DevSet(np.arange(21), np.arange(131), relevant_columns(*relevant.nonzero(), 21))
     found = Dev(dev, model, texts_of(tmp_path / "corpus", queries, passages), 0, 1).measure(
         TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
     )
@@ -272,7 +284,7 @@ def test_a_reranker_is_measured_as_it_scores_each_pair_alone(tiny_folder: Path, 
 
 def test_dev_scores_that_are_not_numbers_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     model = DualEncoder.load(tiny_folder)
-    dev = DevSet(np.arange(2), np.arange(2), np.eye(2, dtype=bool))
+    dev = DevSet(np.arange(2), np.arange(2), relevant_columns(np.arange(2), np.arange(2), 2))
     measured = Dev(dev, model, texts_of(tmp_path / "corpus", ["a", "b"], ["a red fox", "old bridges"]), 0, 1)
     engine = TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
     assert measured.measure(engine)
