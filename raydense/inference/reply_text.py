@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-_THOUGHTS = re.compile(
-    r"\A\s*<think>.*?(</think>|\Z)", re.S
-)  # what a reasoning model writes before its answer, if its server leaves it there
+# what a reasoning model writes before its answer, if its server leaves it there; <think> itself may be the end of its prompt
+_THOUGHTS = re.compile(r"\A(?:.*?</think>|\s*<think>.*)", re.S)
 _NUMBER = re.compile(
     r"\s*(?:[-*•]\s+|\*\*\(?\d{1,3}[.):]\*\*\s*|\(?\d{1,3}[.):](?:\s+|(?=\D))|[（(]?\d{1,3}[、．）]\s*|(?:query|question|q)\s*\d{1,3}\s*[.):]\s*)",
     re.I,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raydense.inference.reply_text import queries_of
+from raydense.inference.reply_text import queries_of, text_of
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,19 @@ from raydense.inference.reply_text import queries_of
 )
 def test_numbers_are_removed_where_lines_are_numbered(reply: str, wanted: list[str]) -> None:
     assert queries_of(reply, cut=False, most=5, once=True)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        ("<think>hm\n\nwell</think>\n\nwho is a", "who is a"),
+        ("Okay, the passage is\nabout a.\n</think>\n\nwho is a", "who is a"),  # the prompt ended with <think>
+        ("hm</think>what is </think>?", "what is </think>?"),
+        ("<think>hm, and so on", ""),
+        ("what does <think> mean?", "what does <think> mean?"),
+        (" who is a\n", "who is a"),
+    ],
+)
+def test_the_thoughts_before_an_answer_are_left_out(reply: str, wanted: str) -> None:
+    assert text_of(reply) == wanted
+    assert queries_of(reply, cut=False, most=5, once=True)[0] == wanted.splitlines()
