@@ -48,7 +48,8 @@ def tuned(
     measuring = [Measuring(judgements, "the fused run") for _ in tried]
     alone = [Measuring(judgements, f"run {number}") for number in range(1, len(tried[0]) + 1)]
     (measure,) = judgements.measures
-    depth = min(most, int(measure.params.get("cutoff", most)))
+    whole = measure.params.get("judged_only", False)  # ir-measures leaves out unjudged hits before it cuts
+    depth = most if whole else min(most, int(measure.params.get("cutoff", most)))
     for block, pooled in blocks:
         for hits, each in zip(block.runs, alone, strict=True):
             each.add(block.table(hits))

@@ -216,6 +216,21 @@ def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
         assert list(tuned.summary["weights"].values()) == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("metric", ["nDCG(judged_only=True)@1", "P(judged_only=True)@1"])
+def test_weights_are_tuned_below_the_cutoff_of_a_metric_that_leaves_out_unjudged_hits(metric: str, tmp_path: Path):
+    """Such a metric takes the first judged hits, wherever they are: here the second hit, after one that nobody judged."""
+    runs = [
+        write_run(tmp_path / "a", {"q": [("p1", 3.0), ("p2", 2.9), ("p3", 0.0)]}),
+        write_run(tmp_path / "b", {"q": [("p1", 3.0), ("p3", 2.9), ("p2", 0.0)]}),
+    ]
+    judged = {"query_id": ["q", "q"], "passage_id": ["p2", "p3"], "relevance": pa.array([0, 1], pa.int32())}
+    write_table(tmp_path / "qrels", "qrels", [pa.table(judged)])
+    tuned = fuse(FuseSettings(output=str(tmp_path / "out"), run=runs, qrels=str(tmp_path / "qrels"), metric=metric))
+    made = evaluate(EvaluateSettings(output=str(tmp_path / "r"), run=[str(tuned.path)], qrels=str(tmp_path / "qrels"), metrics=[metric]))
+    assert tuned.summary["dev"] == {"metric": metric, "runs": {"a": 0.0, "b": 1.0}, "fused": 1.0}
+    assert list(made.summary["result"]["metrics"].values()) == [1.0]
+
+
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("metric", ["R@10", "RR", "nDCG@1"])
 def test_each_run_alone_has_the_metric_that_evaluate_gives_it(scale: bool, metric: str, tmp_path: Path):
