@@ -61,8 +61,7 @@ class Part:
 
     def prompts(self, template: str) -> list[str]:
         """What the model is asked for each query."""
-        before, _, after = template.partition("{query}")
-        return [f"{before}{text}{after}" for text in self.queries["text"].to_pylist()]
+        return [template.replace("{query}", text) for text in self.queries["text"].to_pylist()]
 
 
 @releases_outputs

@@ -52,11 +52,11 @@ def _questions(
     start, passages = rows[0], store.passages(np.arange(*rows))
     sampling = {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
     longest = settings.queries_each * (settings.query_length or QUERY_TOKENS)
-    before, _, after = str(settings.prompt).replace("{queries}", str(settings.queries_each)).partition("{passage}")
+    prompt = str(settings.prompt).replace("{queries}", str(settings.queries_each))
 
     def body(at: int) -> Body:
         seed = (settings.seed + start + at) % 2**31
-        return endpoint.body(f"{before}{passages[at]}{after}", max_tokens=longest, seed=seed, **sampling)
+        return endpoint.body(prompt.replace("{passage}", passages[at]), max_tokens=longest, seed=seed, **sampling)
 
     return Questions(name, len(passages), body, partial(_commit, settings, draft, name, start))
 

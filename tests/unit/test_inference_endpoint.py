@@ -108,6 +108,13 @@ def test_every_passage_has_the_queries_of_its_reply(corpus: Path, tmp_path: Path
     assert not {"endpoint.url", "token_budget", "precision", "sampling.top_k"} & made_from.keys()
 
 
+def test_a_prompt_may_name_the_passage_twice(corpus: Path, tmp_path: Path) -> None:
+    with chat_server(three_lines) as server:
+        generate(settings(corpus, tmp_path / "out", server, prompt="{queries} of {queries} {x}: {passage} Again: {passage}"))
+    texts = PassageStore(corpus).passages(np.arange(PASSAGES))
+    assert sorted(asked.prompt for asked in server.asked) == sorted(f"3 of 3 {{x}}: {text} Again: {text}" for text in texts)
+
+
 FAULTS = {
     1: (429, {"Retry-After": "0.02"}, b'{"error": {"message": "Rate limit reached"}}'),
     2: (500, {}, b"oops"),

@@ -90,6 +90,12 @@ def test_only_the_judged_queries_and_some_kinds_with_a_prompt_of_ones_own(root: 
     assert sorted(made.summary["parts"]) == ["queries/answer"]
 
 
+def test_a_prompt_may_name_the_query_twice(root: Path) -> None:
+    with chat_server(lambda body: "Paris") as server:
+        expand(settings(root, "out", server, kinds="answer", prompts={"answer": "{query}\nAgain: {query} {x}"}, qrels=str(root / "qrels")))
+    assert sorted(asked.prompt for asked in server.asked) == [f"{TEXTS[n]}\nAgain: {TEXTS[n]} {{x}}" for n in (2, 7)]
+
+
 @pytest.mark.parametrize("answered", [0, 3, 13, 27])
 def test_an_interrupted_run_continues_with_what_is_missing(root: Path, answered: int) -> None:
     with chat_server(reply, fault=lambda number: (503, {}, b"") if number >= answered else None) as server, pytest.raises(EndpointError):
