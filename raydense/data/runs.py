@@ -75,15 +75,16 @@ def scored_depth(run: Artifact) -> int | None:
 
 
 class RunReader:
-    """Reads a run artifact by row range; holds the requested range, and the row group that was read last."""
+    """Reads a run artifact, or some columns of it, by row range; holds the requested range, and the row group that was read last."""
 
-    def __init__(self, path: str, fingerprint: str | None = None) -> None:
+    def __init__(self, path: str, fingerprint: str | None = None, columns: list[str] | None = None) -> None:
         self.path = path
         parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run", fingerprint).parts(".parquet")]
         groups = [(part, g) for part in parts for g in range(part.num_row_groups)]
         self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
         self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
-        self.empty = SCHEMAS["run"].empty_table()
+        self._columns = columns or SCHEMAS["run"].names
+        self.empty = SCHEMAS["run"].empty_table().select(self._columns)
         self._held = (-1, self.empty)
 
     def blocks(self, queries: int, depth: int) -> list[dict[str, int]]:
@@ -137,5 +138,5 @@ class RunReader:
     def _group(self, number: int) -> pa.Table:
         if self._held[0] != number:
             part, group = self._groups[number]
-            self._held = number, part.read_row_group(group, columns=SCHEMAS["run"].names)
+            self._held = number, part.read_row_group(group, columns=self._columns)
         return self._held[1]

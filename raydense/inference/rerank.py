@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
 from raydense.data.store import PassageStore, store_of
-from raydense.data.tables import commit_table, concat_parts, query_starts, unknown_query
+from raydense.data.tables import commit_table, concat_parts, query_starts
 from raydense.errors import InputError
 from raydense.inference.device import Device
+from raydense.inference.known_ids import passage_rows, query_places, refuse_unknown_ids
 from raydense.inference.layout import Layout
 from raydense.inference.live_line import Meter
 from raydense.inference.loading import model_of_stage
@@ -65,6 +66,7 @@ def rerank(settings: RerankSettings) -> Artifact:
     there = draft.committed()
     pending = [b for b in blocks if _name(b["block"]) not in there]
     if pending:
+        refuse_unknown_ids(settings, pending, made_from["inputs"])
         _score_blocks(settings, draft, pending, sum(b["pairs"] for b in blocks), made_from["inputs"])
     files = draft.committed().values()
     notes, rows = [file.note for file in files], sum(file.rows for file in files)
@@ -132,10 +134,7 @@ def tokenise_block(table: pa.Table, settings: RerankSettings, draft: Draft, prin
     found, below = every.filter(first).combine_chunks(), every.filter(pc.invert(first))
     texts = _queries(settings.queries, prints["queries"]).texts(found["query_id"], settings.run)
     store = store_of(settings.corpus, prints["corpus"])
-    rows = store.rows_of(found["passage_id"])
-    if (rows < 0).any():
-        missing = found["passage_id"][int(np.argmax(rows < 0))].as_py()
-        raise InputError(f"names passage {missing!r}, which the corpus does not have", settings.run, "give the corpus that it was made for")
+    rows = passage_rows(store, found["passage_id"], settings.run)
     tokens = kept_tokenizer(_load_tokenizer, settings.model, prints["model"]).pairs(texts, store.passages(rows))
     ids = {name: found[name].combine_chunks() for name in _PAIR}
     kept = {f"kept_{name}": below[name].combine_chunks() for name in _PAIR}
@@ -150,10 +149,7 @@ class _Queries:
 
     def texts(self, ids: pa.ChunkedArray, where: str) -> list[str]:
         """The text of each query; InputError that names the first unknown one and `where` it is."""
-        at = self._ids.positions_of_rows(ids)
-        if (at < 0).any():
-            raise unknown_query(ids[int(np.argmax(at < 0))].as_py(), where)
-        found: list[str] = self._texts.take(pa.array(at)).to_pylist()
+        found: list[str] = self._texts.take(pa.array(query_places(self._ids, ids, where))).to_pylist()
         return found
 
 

@@ -136,12 +136,15 @@ def test_blocks_hold_whole_queries_wherever_the_files_of_the_run_are_cut(world: 
     assert pa.concat_tables(tables).equals(read_table(world / "run", "run"))
 
 
-@pytest.mark.parametrize(("query", "passage", "message"), [("q0", "nobody", "passage 'nobody'"), ("nobody", "p0", "query 'nobody'")])
-def test_an_unknown_id_is_named_with_the_run(world: Path, tmp_path: Path, query: str, passage: str, message: str) -> None:
-    write_table(tmp_path / "run", "run", pa.table({"query_id": [query], "passage_id": [passage], "rank": [1], "score": [1.0]}))
-    with pytest.raises(InputError, match=message) as caught:
-        rerank(settings(world, tmp_path / "out", run=str(tmp_path / "run")))
+@pytest.mark.parametrize(("column", "message"), [("passage_id", "passage 'nobody'"), ("query_id", "query 'nobody'")])
+def test_an_unknown_id_is_named_with_the_run_before_anything_is_scored(world: Path, tmp_path: Path, column: str, message: str) -> None:
+    """It is in the last block, whose turn comes when all others are scored."""
+    hit = {"query_id": ["q9"], "passage_id": ["p0"], "rank": [1], "score": [1.0], column: ["nobody"]}
+    write_table(tmp_path / "run", "run", a_run()[0], pa.table(hit))
+    with pytest.raises(InputError, match=f"run: names {message}") as caught:
+        VERBS["rerank"].run(settings(world, tmp_path / "out", run=str(tmp_path / "run"), block=1, concurrency=(1, 1)))
     assert str(tmp_path / "run") in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_of_another_corpus_is_refused(world: Path, tmp_path: Path) -> None:
