@@ -234,6 +234,16 @@ def test_every_sweep_of_ours_is_valid(file):
     assert len(read(file).trials) > 1
 
 
+@pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
+def test_no_sweep_of_ours_makes_an_exact_index_of_the_same_vectors_twice(file):
+    """The seed is a part of each index of vectors, though an exact one draws nothing: the recipe gives one to an index that trials share."""
+    made = {}
+    for stage in (stage for trial in read(file).trials for stage in trial.recipe.stages if stage.verb == "index"):
+        if stage.settings.kind == "faiss":
+            made.setdefault((stage.settings.embeddings, stage.settings.factory), set()).add(stage.settings.output)
+    assert [folders for folders in made.values() if len(folders) > 1] == []
+
+
 def test_a_recipe_without_a_sweep_has_none_and_one_with_it_is_still_a_recipe(tmp_path):
     assert len(Recipe.read(write(tmp_path), "out").stages) == 8
     assert Sweep.read(write(tmp_path, with_sweep("")), "out") is None
