@@ -201,10 +201,12 @@ class RefreshedSettings(BaseSettings):
         negatives = getattr(self, "negatives", 0)
         if not 1 <= negatives <= self.refresh.negatives:
             raise ValueError(f"refresh needs 1 <= negatives <= refresh.negatives, not {negatives} and {self.refresh.negatives}")
-        ranks = self.refresh.depth - self.refresh.skip
-        if ranks < negatives and not self.refresh.only_changed:
+        depth, skip = self.refresh.depth, self.refresh.skip
+        if depth < negatives:
+            raise ValueError(f"refresh.depth {depth} is below negatives {negatives}: no query would get new ones")
+        if depth - skip < negatives and not self.refresh.only_changed:  # a negative that stands may be of a rank that is skipped
             raise ValueError(
-                f"refresh.depth less refresh.skip leaves {ranks} ranks, fewer than negatives {negatives}: no query would get new ones"
+                f"refresh.depth less refresh.skip leaves {depth - skip} ranks, fewer than negatives {negatives}: no query would get new ones"
             )
         return self
 

@@ -146,6 +146,10 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
             {"negatives": 4, "refresh": {"every": 5, "skip": 2, "depth": 5}},
             "leaves 3 ranks, fewer than negatives 4: no query would get new",
         ),
+        (
+            {"negatives": 4, "refresh": {"every": 5, "only_changed": True, "depth": 3}},
+            "depth 3 is below negatives 4: no query would get new",
+        ),
         ({"refresh": {"every": 5, "s_neg": 0.2}}, "without reranker does not use s_neg"),
         ({"refresh": {"every": 5}, "objective": "reranker"}, "objective reranker does not use refresh"),
         ({"refresh": {"every": 5, "only_changed": True, "fraction": 0.5}}, "compares the ranks of all queries, does not use"),
@@ -157,6 +161,11 @@ def test_refused(given: dict[str, Any], words: str) -> None:
     needed = {"output": "o", "objective": "retriever", "model": "tiny", "corpus": "c", "queries": "q", "examples": "e"}
     with pytest.raises(InputError, match=words):
         TrainSettings.read({**needed, **given})
+
+
+def test_a_negative_that_stands_may_be_of_a_rank_that_is_skipped(data: TrainingData) -> None:
+    given = data.settings(Path("out"), negatives=4, refresh={"every": 5, "only_changed": True, "skip": 2, "depth": 4})
+    assert given.shaping()["refresh.skip"] == 2
 
 
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
