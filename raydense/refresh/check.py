@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.forecast import Known
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.models.model_size import model_of
+from raydense.refresh.generation import index_settings
+from raydense.retrieval.faiss_plan import check_disk, check_memory, check_shards, check_training, plan_build, threads_of
 from raydense.retrieval.faiss_shard import set_search_params
-from raydense.retrieval.faiss_size import index_of
+from raydense.retrieval.faiss_size import index_of, size_of
 from raydense.retrieval.search_params import with_defaults
-from raydense.storage import Artifact
+from raydense.retrieval.sharding import shards_for
+from raydense.runtime.session import ensure_ray
+from raydense.storage import Artifact, Place, begun_from, model_place
 from raydense.training.settings import RefreshSettings, TrainSettings
 
 
 def check_refresh(settings: TrainSettings, refresh: RefreshSettings) -> None:
-    """InputError if the examples are qrels, the re-ranker is not trained, FAISS cannot make the index or does not take the search
-    parameters, or no passage of `refresh.qrels` is in the corpus."""
+    """InputError if the examples are qrels, the re-ranker is not trained, no passage of `refresh.qrels` is in the corpus, or the index
+    of the corpus can not be made, held or searched as the settings ask."""
     Artifact.open(settings.examples, "examples")
     if refresh.reranker:
         refuse_untrained(refresh.reranker)
+    store = PassageStore(settings.corpus)
     if refresh.qrels:
-        PassageStore(settings.corpus).known_judgements(read_table(refresh.qrels, "qrels"), refresh.qrels)
-    if model := model_of(Known(), settings.model):
-        widths = [times * int(model.each) for times in (1, 2, 3)]  # joined poolings have a multiple of the states' width
-        faults = [fault for width in widths if (fault := _fault_of(refresh, width))]
-        if len(faults) == len(widths):
-            what, key, fix = faults[0].args
-            raise InputError(what, f"refresh.{key}", fix)
-
-
-def _fault_of(refresh: RefreshSettings, dimension: int) -> InputError | None:
-    """What FAISS does not take of the index of vectors of a dimension."""
+        store.known_judgements(read_table(refresh.qrels, "qrels"), refresh.qrels)
     try:
-        index = index_of(refresh.factory, dimension)
-        if params := with_defaults(refresh.search_params, refresh.factory):
-            set_search_params(index, params)
+        check_shards(refresh.shards, len(store))
+        _check_index(settings, refresh, len(store))
     except InputError as error:
-        return error
-    return None
+        what, where, fix = error.args
+        raise InputError(what, f"refresh.{where}" if where in RefreshSettings.model_fields else where, fix) from None
+
+
+def _check_index(settings: TrainSettings, refresh: RefreshSettings, rows: int) -> None:
+    """InputError if no dimension that the model's vectors may have passes; what model this is may not be known."""
+    model = model_of(Known(), settings.model if settings.model == "tiny" else str(model_place(settings.model).local()))
+    if model is None:
+        return
+    faults: list[InputError] = []
+    for times in (1, 2, 3):  # joined poolings have a multiple of the states' width
+        try:
+            return _check_of(settings, refresh, rows, times * int(model.each))
+        except InputError as error:
+            faults.append(error)
+    raise faults[0]
+
+
+def _check_of(settings: TrainSettings, refresh: RefreshSettings, rows: int, dimension: int) -> None:
+    """InputError on what `index` or a search would refuse of vectors of a dimension."""
+    index = index_of(refresh.factory, dimension)
+    if params := with_defaults(refresh.search_params, refresh.factory):
+        set_search_params(index, params)
+    asked = index_settings(refresh, settings.output, "vectors")
+    shards = asked.shards or shards_for(size_of(asked.factory, dimension).vector, rows)
+    plan = plan_build(asked.factory, dimension, rows, shards, group="refresh.")
+    check_training(plan, asked.train_sample)
+    ensure_ray()
+    check_memory(replace(plan, threads=threads_of(asked, shards)))
+    if begun_from(settings.output) is None:  # later, what takes the room may be the index itself, or one that it replaces
+        output = Place.of(settings.output)
+        check_disk(plan, output, output.working(""), range(shards))

@@ -40,7 +40,7 @@ from raydense.training.generations import Generations
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.ragged import Ragged
-from raydense.training.settings import TrainSettings, refresh_of
+from raydense.training.settings import RefreshSettings, TrainSettings, refresh_of
 
 _SERVING = ("index", "retriever")  # the folders that a pool and its callers need while it answers from a generation
 
@@ -65,10 +65,8 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
     generations.refuse_given_up()
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
-    # a task that claims all cores of a node would wait for a training that waits for its negatives
-    shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards, "background": concurrent}
     generations.refuse_given_up()
-    dense = index(IndexSettings.read({"output": work / "index", "embeddings": vectors, **shape}))
+    dense = index(index_settings(refresh, work / "index", vectors))
     asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
     generations.refuse_given_up()
     found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
@@ -89,6 +87,14 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     say(f"refresh {number}: {made.summary['candidates']:,} candidates seen; removed: {listed(made.summary['removed'])}")
     if pool.name and joins_cluster():
         say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
+
+
+def index_settings(refresh: RefreshSettings, output: Place | str, vectors: Artifact | str) -> IndexSettings:
+    """How the index of a generation is made."""
+    shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards}
+    # a task that claims all cores of a node would wait for a training that waits for its negatives
+    spread = {"background": refresh.mode == "async"}
+    return IndexSettings.read({"output": output, "embeddings": vectors, **shape, **spread})
 
 
 def _found(pool: TrainingPool, settings: TrainSettings, dense: Artifact, asked: dict[str, Any], last: bool) -> Artifact:

@@ -7,7 +7,7 @@ from functools import partial
 from raydense.refresh.check import check_refresh
 from raydense.refresh.generation import make_generation
 from raydense.refresh.training_pool import TrainingPool
-from raydense.storage import Artifact
+from raydense.storage import Artifact, read_manifest
 from raydense.training.fit import fit
 from raydense.training.settings import TrainSettings, refresh_of
 
@@ -21,7 +21,8 @@ def train(settings: TrainSettings) -> Artifact:
     """
     refresh = refresh_of(settings)
     if refresh is not None:
-        check_refresh(settings, refresh)
+        if read_manifest(settings.output) is None:  # what is finished is not made here
+            check_refresh(settings, refresh)
         with TrainingPool() as pool:
             return fit(settings, partial(make_generation, pool))
     return fit(settings)

@@ -10,7 +10,7 @@ import numpy as np
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import fill, train
 from raydense.retrieval.faiss_library import faiss
-from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each
+from raydense.retrieval.faiss_plan import check_build, check_shards, check_training, plan_build, threads_of
 from raydense.retrieval.faiss_size import index_of, reason
 from raydense.retrieval.nprobe import Shard, choose_nprobe
 from raydense.retrieval.settings import IndexSettings
@@ -35,13 +35,12 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     not fit the memory of the nodes, or the disk.
     """
     vectors = Vectors(str(settings.embeddings), fingerprint=draft.made_from["inputs"]["embeddings"])
-    if settings.shards > vectors.rows:
-        raise InputError(f"{settings.shards} shards of {vectors.rows} vectors", "shards", f"give at most {vectors.rows}")
+    check_shards(settings.shards, vectors.rows)
     ranges = shard_ranges(vectors.rows, settings.shards)
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
-    threads = 1 if settings.background else threads_each(len(missing), settings.concurrency)
-    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, threads)
+    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, threads_of(settings, len(missing)))
+    check_training(plan, settings.train_sample)
     check_build(settings, plan, draft, missing)
     if EMPTY not in there:
         empty = _train(settings, vectors)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import block_rows
-from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, size_of
+from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, least_trained, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
 from raydense.retrieval.nprobe import DEPTH, QUERIES
 from raydense.retrieval.settings import IndexSettings
@@ -20,7 +21,7 @@ from raydense.retrieval.vectors import BLOCK_ROWS
 from raydense.runtime.progress import size
 from raydense.runtime.session import autoscales, joins_cluster, physical_cpus
 from raydense.runtime.tasks import shard_ranges
-from raydense.storage import Draft
+from raydense.storage import Draft, Place
 
 _SMALLER = ("SQfp16", "SQ8", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQ4)", "RaBitQ")
 _ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
@@ -28,13 +29,17 @@ _ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What an index of `rows` vectors needs: `shards` [start, stop) rows of each, `size` of its files, and tasks of some threads."""
+    """What an index of `rows` vectors needs: `shards` [start, stop) rows of each, `size` of its files, and tasks of some threads.
+
+    `group` is what the names of its settings begin with, as "refresh." where another stage makes the index.
+    """
 
     factory: str
     dimension: int
     ranges: list[tuple[int, int]]
     size: IndexSize
     threads: int = 1
+    group: str = ""
 
     @property
     def rows(self) -> int:
@@ -75,9 +80,14 @@ class BuildPlan:
         return MemoryPlan([one + PROCESS_BYTES for one in self.file_bytes], 1)
 
 
-def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: int = 1) -> BuildPlan:
+def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: int = 1, group: str = "") -> BuildPlan:
     """The plan of an index; InputError on a factory string that FAISS does not know."""
-    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), threads)
+    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), threads, group)
+
+
+def threads_of(settings: IndexSettings, tasks: int) -> int:
+    """The threads of one of the `tasks` that fill the shards."""
+    return 1 if settings.background else threads_each(tasks, settings.concurrency)
 
 
 def threads_each(tasks: int, concurrency: int) -> int:
@@ -88,35 +98,58 @@ def threads_each(tasks: int, concurrency: int) -> int:
     return max(1, min(int(sum(nodes)) // at_once, int(max(nodes, default=1) - sliver)))
 
 
-def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing: list[int]) -> None:
-    """InputError, before anything is computed, if the `missing` shards can not be made here, or the finished index not be searched.
+def check_shards(shards: int, rows: int) -> None:
+    """InputError if a shard would be empty."""
+    if shards > rows:
+        raise InputError(f"{shards} shards of {rows} vectors", "shards", f"give at most {rows}")
 
-    A cluster that adds nodes is not checked for memory.
-    """
-    if not missing:
-        return
+
+def check_training(plan: BuildPlan, sample: int) -> None:
+    """InputError if `sample` vectors, or all if they are fewer, do not train the index."""
+    size, least = min(sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
+    if size < least:
+        larger = "a larger train_sample, " if sample < plan.rows and not plan.group else ""
+        what = f"{size:,} vectors do not train {plan.factory!r}, which needs {least:,}"
+        raise InputError(what, "factory", f"use fewer lists or bits, {larger}or Flat")
+
+
+def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing: list[int]) -> None:
+    """InputError, before anything is computed, if the `missing` shards can not be made here, or the finished index not be searched."""
+    if missing:
+        check_memory(plan, settings.elsewhere)
+        check_disk(plan, draft.place, draft.folder, missing)
+
+
+def check_memory(plan: BuildPlan, elsewhere: bool = False) -> None:
+    """InputError if these nodes could not make the index, or not hold it unless it is searched elsewhere; not on a cluster that adds nodes."""
     nodes = [int(node["Resources"].get("memory", 0)) for node in shard_nodes(False)]
     try:
-        _check_memory(plan, nodes, settings.elsewhere)
+        _check_nodes(plan, nodes, elsewhere)
     except InputError:
         if not autoscales():
             raise
-    if draft.place.durable and joins_cluster():
+
+
+def check_disk(plan: BuildPlan, place: Place, folder: Path, shards: Iterable[int]) -> None:
+    """InputError if the disk of `folder`, where the output `place` is assembled, has no room for some shards."""
+    if place.durable and joins_cluster():
         return  # other machines assemble the shards, and none keeps them
-    needed, free = sum(plan.file_bytes[shard] for shard in missing), shutil.disk_usage(draft.folder).free
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    needed, free = sum(plan.file_bytes[shard] for shard in shards), shutil.disk_usage(there).free
     if needed > free:
         what = f"{_named(plan)} needs {size(needed)} of disk, and {size(free)} are free"
-        raise InputError(what, draft.folder, f"free some, give another --output, or {_smaller(plan, disk=free)}")
+        raise InputError(what, folder, f"free some, give another --output, or {_smaller(plan, disk=free)}")
 
 
-def _check_memory(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
+def _check_nodes(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
     """InputError if no node could run the task of the largest shard, or the nodes not hold the index unless it is searched elsewhere."""
     if not _fills(plan, nodes):
         what = f"a task of {_named(plan)} needs {size(plan.largest_task)} of memory, and the largest node has {size(max(nodes, default=0))}"
         raise InputError(what, "index", " or ".join([*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]))
     if not (elsewhere or _searchable(plan, nodes)):
         what = f"a search of {_named(plan)} needs {size(plan.search_bytes.total)} of memory, and there are {len(nodes)} nodes with {size(sum(nodes))}"
-        fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes), "--elsewhere if other machines search it"]
+        fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]
+        fixes += [] if plan.group else ["--elsewhere if other machines search it"]
         raise InputError(what, "index", " or ".join(fixes))
 
 
@@ -143,7 +176,7 @@ def _more_shards(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> Iterator
     while shards <= min(plan.rows, 4_096):
         other = plan_build(plan.factory, plan.dimension, plan.rows, shards)
         if _fills(other, nodes) and (elsewhere or _searchable(other, nodes)):
-            yield f"--shards {shards}"
+            yield f"--{plan.group}shards {shards}"
             return
         shards *= 2
 
@@ -158,4 +191,4 @@ def _smaller(plan: BuildPlan, nodes: list[int] | None = None, disk: int = 0) -> 
         fits = sum(other.file_bytes) <= disk if nodes is None else _fills(other, nodes) and _searchable(other, nodes)
         if fits and each.vector < plan.size.vector:
             found.append(f"{lists}{codes} ({size(sum(other.file_bytes))})")
-    return f"--factory {', '.join(found[:3])}" if found else "more or larger machines"
+    return f"--{plan.group}factory {', '.join(found[:3])}" if found else "more or larger machines"

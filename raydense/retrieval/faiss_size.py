@@ -56,12 +56,38 @@ def size_of(factory: str, dimension: int) -> IndexSize:
     return _size(index_of(factory, dimension))
 
 
+def least_trained(owner: Any) -> int:
+    """The fewest vectors that train an index: the centroids of its largest k-means, or the directions of its PCA.
+
+    1 for codes that are not known here; FAISS itself may refuse them later.
+    """
+    index: Any = faiss.downcast_index(owner)
+    if isinstance(index, faiss.IndexPreTransform):
+        return max(*map(_least_of_step, _steps(index)), least_trained(index.index))
+    if isinstance(index, faiss.IndexRefine):
+        return max(least_trained(index.base_index), least_trained(index.refine_index))
+    if isinstance(index, faiss.IndexHNSW | faiss.IndexNSG):
+        graph: Any = index
+        return least_trained(graph.storage)
+    codes = index.pq.ksub if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer) else 1
+    return max(codes, index.nlist) if isinstance(index, faiss.IndexIVF) else codes
+
+
+def _least_of_step(step: Any) -> int:
+    if isinstance(step, faiss.OPQMatrix):
+        return step.pq.ksub if step.pq else 256  # of 8 bits, where it makes a quantiser of its own
+    return step.d_out if isinstance(step, faiss.PCAMatrix) else 1
+
+
+def _steps(index: Any) -> list[Any]:
+    """The transformations before an index."""
+    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+
+
 def _size(owner: Any) -> IndexSize:
     index: Any = faiss.downcast_index(owner)  # which does not keep `owner` alive
     if isinstance(index, faiss.IndexPreTransform):
-        chain: Any = index.chain
-        steps = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
-        matrices = sum(4 * step.d_in * step.d_out for step in steps if isinstance(step, faiss.LinearTransform))
+        matrices = sum(4 * step.d_in * step.d_out for step in _steps(index) if isinstance(step, faiss.LinearTransform))
         return _size(index.index) + IndexSize(0, matrices)
     if isinstance(index, faiss.IndexRefine):
         return _size(index.base_index) + _size(index.refine_index)

@@ -78,7 +78,7 @@ class RefreshSettings(Margins):
     s_neg: float = setting(0.1, "with reranker: a new negative must have a lower probability than this", gt=0, lt=1)
     factory: str = setting("Flat", "FAISS index factory string of the index that is searched")
     search_params: str = setting("", "FAISS search parameters of it, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
-    shards: int = setting(1, "shards of that index, each held by its own actor", ge=1)
+    shards: int = setting(1, "shards of that index, each held by its own actor; 0: so many that one is at most about 2 GiB", ge=0)
 
     @model_validator(mode="after")
     def _fits_itself(self) -> Self:

@@ -29,8 +29,9 @@ from raydense.refresh import training_pool
 from raydense.refresh.generation import make_generation
 from raydense.refresh.train import train
 from raydense.refresh.training_pool import TrainingPool
+from raydense.retrieval import faiss_plan, sharding
 from raydense.retrieval.index import index as bm25
-from raydense.retrieval.memory import plan_memory
+from raydense.retrieval.memory import PROCESS_BYTES, plan_memory
 from raydense.retrieval.named import close_pool, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
@@ -64,7 +65,9 @@ def settings_of(data: TrainingData, output: Place, **changes: Any) -> TrainSetti
 
 
 def renewing(data: TrainingData, output: Place, **changes: Any) -> TrainSettings:
-    own = {key: changes.pop(key) for key in ("mode", "only_changed", "fraction", "factory", "every", "max_score") if key in changes}
+    own = {
+        key: changes.pop(key) for key in ("mode", "only_changed", "fraction", "factory", "shards", "every", "max_score") if key in changes
+    }
     return settings_of(data, output, refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **own}, **changes)
 
 
@@ -161,11 +164,12 @@ def test_in_mode_async_they_are_taken_a_period_later(
     assert np.mean([first[query] == same[query] for query in same]) > 0.95
 
 
-def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path) -> None:
-    """Two generations of weights that differ a little, the first of weights at random."""
+def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two generations of weights that differ a little, the first of weights at random; the index has shards by its size."""
+    monkeypatch.setattr(sharding, "SHARD_BYTES", 60_000)
     start = str(tmp_path / "tiny")
     make_tiny_encoder(PassageStore(data.root / "sample/corpus").passages(np.arange(203)), Path(start), 0)
-    settings = renewing(data, tmp_path / "model", only_changed=True)
+    settings = renewing(data, tmp_path / "model", only_changed=True, shards=0)
     generations, rng = Kept(Place.of(tmp_path / "model"), STEPS, EVERY, keeps_run=True), np.random.default_rng(5)
     weights = load_model(settings, start).state_dict()
     with TrainingPool() as pool:
@@ -174,6 +178,7 @@ def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tm
             make_generation(pool, settings, start, generations, number)
             weights = {name: one + 0.02 * torch.from_numpy(rng.standard_normal(one.shape)).to(one) for name, one in weights.items()}
     assert not generations.work(1).exists()
+    assert len(Artifact.open(tmp_path / "phases-1/index", "index").summary["shards"]) == 2
     ranks = [of_rank(tmp_path / f"phases-{number}/run") for number in (1, 2)]
     ids = PassageStore(data.root / "sample/corpus").ids(np.arange(203)).to_pylist()
     same = {(query, ids.index(passage)) for (query, passage), rank in ranks[1].items() if ranks[0].get((query, passage)) == rank}
@@ -355,8 +360,8 @@ def test_joint_training_with_a_part_of_the_queries_renewed(
 
 @pytest.mark.long
 def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="IVF4096"):
-        train(renewing(data, tmp_path / "model", mode="async", factory="IVF4096,Flat"))  # more lists than the corpus has passages
+    with pytest.raises(InputError, match="vectors do not train 'RQ4x8'"):
+        train(renewing(data, tmp_path / "model", mode="async", factory="RQ4x8"))  # only FAISS knows how many vectors that needs
     assert not (tmp_path / "model/manifest.json").exists()
 
 
@@ -365,13 +370,18 @@ def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: P
     [
         ({"factory": "IVF16Flatt"}, r"refresh.factory: FAISS cannot make 'IVF16Flatt'"),
         ({"factory": "PQ7"}, r"refresh.factory: FAISS cannot make 'PQ7'"),
+        (
+            {"factory": "IVF4096,Flat"},
+            r"refresh.factory: 2\d\d vectors do not train 'IVF4096,Flat', which needs 4,096; use fewer lists or bits, or Flat",
+        ),
+        ({"shards": 300}, r"refresh.shards: 300 shards of 2\d\d vectors; give at most 2"),
         ({"search_params": "efSearch=64"}, r"refresh.search_params: a IndexFlat\w* does not take 'efSearch=64'"),
         ({"reranker": "ENCODER"}, "is no trained re-ranker"),
         ({"qrels": "QRELS"}, "names passage 'of another corpus', which the corpus .* does not have"),
     ],
 )
 def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
-    wrong: dict[str, str], found: str, data: TrainingData, tmp_path: Path
+    wrong: dict[str, Any], found: str, data: TrainingData, tmp_path: Path
 ) -> None:
     make_tiny_encoder(["a few words", "and some more"], tmp_path / "encoder", 1)
     write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["of another corpus"], "relevance": [1]})])
@@ -383,6 +393,32 @@ def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
     with pytest.raises(InputError, match=found):
         train(asked)
     assert not (tmp_path / "model").exists()
+
+
+def test_an_index_that_these_machines_could_not_make_or_keep_is_refused_before_the_first_step(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = renewing(data, tmp_path / "model")
+    with monkeypatch.context() as small:  # for the vectors that a task has in work
+        node = {"Resources": {"memory": PROCESS_BYTES + 500_000, "CPU": 2}}
+        small.setattr(faiss_plan, "shard_nodes", lambda gpu: [node] * 2)
+        with pytest.raises(
+            InputError, match=r"^index: a task of an index Flat of 2\d\d x 128 in 1 shard needs .*; --refresh.shards 2 or"
+        ) as found:
+            train(asked)
+    assert "elsewhere" not in str(found.value)
+    with monkeypatch.context() as full:
+        full.setattr(faiss_plan.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1_000}))
+        with pytest.raises(InputError, match=r"an index Flat of 2\d\d x 128 in 1 shard needs .* of disk"):
+            train(asked)
+    assert not (tmp_path / "model").exists()
+
+
+def test_of_a_model_that_does_not_say_its_width_what_needs_none_is_checked(data: TrainingData, tmp_path: Path) -> None:
+    (tmp_path / "unknown").mkdir()
+    refresh = {"every": EVERY, "shards": 300}
+    with pytest.raises(InputError, match="300 shards"):
+        train(settings_of(data, tmp_path / "model", refresh=refresh, model=str(tmp_path / "unknown")))
 
 
 def test_a_training_that_leaves_no_cpus_for_its_refresh_is_refused(data: TrainingData, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_size import size_of
+from raydense.retrieval.faiss_size import index_of, least_trained, size_of
 
 ROWS, DIMENSION = 20_000, 64
 FACTORIES = ["Flat", "SQfp16", "SQ8", "SQ4", "IVF64,Flat", "IVF64,SQfp16", "IVF64,SQ8", "IVF64_HNSW16,Flat", "PQ16x4", "IVF64,PQ16x4"]
@@ -27,3 +27,32 @@ def test_an_index_has_the_size_that_was_expected(factory: str) -> None:
 def test_a_factory_that_faiss_does_not_know() -> None:
     with pytest.raises(InputError, match="FAISS cannot make 'Flatt'"):
         size_of("Flatt", DIMENSION)
+
+
+@pytest.mark.parametrize(
+    ("factory", "least"),
+    [
+        ("Flat", 1),
+        ("SQ8", 1),
+        ("RaBitQ,Refine(SQ8)", 1),
+        ("HNSW8", 1),
+        ("IVF30,Flat", 30),
+        ("IVF30_HNSW8,SQ8", 30),
+        ("IVF16,PQ8x4", 16),
+        ("PQ8x6", 64),
+        ("IVF16,PQ8", 256),
+        ("IVF300,PQ8", 300),
+        ("IVF16,PQ8x4fs", 16),
+        ("HNSW8_PQ8x6", 64),
+        ("IVF16,Flat,Refine(PQ8x6)", 64),
+        ("OPQ8,PQ8x4", 256),
+        ("PCA32,IVF16,Flat", 32),
+    ],
+)
+def test_fewer_vectors_do_not_train_it(factory: str, least: int) -> None:
+    assert least_trained(index_of(factory, DIMENSION)) == least
+    vectors = np.random.default_rng(0).standard_normal((least, DIMENSION)).astype(np.float32)
+    index_of(factory, DIMENSION).train(vectors)
+    if least > 1:
+        with pytest.raises(RuntimeError):
+            index_of(factory, DIMENSION).train(vectors[1:])
