@@ -112,7 +112,7 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         end = min(size, found.size) if found else size
         return bytes(patiently(lambda: obstore.get_range(self.client, self.key, start=0, end=end), str(self))) if end else b""
 
-    def tail(self, offset: int) -> tuple[int, bytes]:
+    def tail(self, offset: int, most: int) -> tuple[int, bytes]:
         import obstore
 
         found = self.stat()
@@ -121,8 +121,9 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         begin = offset if found.size >= offset else 0
         if begin == found.size:
             return begin, b""
+        end = min(found.size, begin + most)
         try:
-            return begin, bytes(patiently(lambda: obstore.get_range(self.client, self.key, start=begin, end=found.size), str(self)))
+            return begin, bytes(patiently(lambda: obstore.get_range(self.client, self.key, start=begin, end=end), str(self)))
         except FileNotFoundError:
             return 0, b""
 

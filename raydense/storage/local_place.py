@@ -72,13 +72,13 @@ class LocalPlace(Place, schemes=("", "file")):
         with open(self.path, "rb") as stream:
             return stream.read(size)
 
-    def tail(self, offset: int) -> tuple[int, bytes]:
+    def tail(self, offset: int, most: int) -> tuple[int, bytes]:
         try:
             with open(self.path, "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 begin = offset if size >= offset else 0
                 stream.seek(begin)
-                return begin, stream.read(size - begin)
+                return begin, stream.read(min(most, size - begin))
         except FileNotFoundError:
             return 0, b""
 

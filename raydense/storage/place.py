@@ -118,8 +118,8 @@ class Place(os.PathLike[str]):
         """The first `size` bytes of a file, or all of it; FileNotFoundError where there is none."""
 
     @abstractmethod
-    def tail(self, offset: int) -> tuple[int, bytes]:
-        """The bytes of a growing file from `offset` on, and that offset; all bytes and 0 if the file has become shorter."""
+    def tail(self, offset: int, most: int) -> tuple[int, bytes]:
+        """At most `most` bytes of a growing file from `offset` on, and that offset; those from 0 on, and 0, if the file has become shorter."""
 
     @abstractmethod
     def write(self, content: bytes) -> None:

@@ -111,8 +111,11 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
         job = Job(settings, start, shared, steps, dev, generations, steps, opened, draft.made_from.get("method_code", ""))
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:
-            result = _train(job, gpu, state.step if state else 0, Followed(job, send, ending), builder)
+            followed = Followed(job, send, ending)
+            result = _train(job, gpu, state.step if state else 0, followed, builder)
             (shared / _RESULT).write_text(json.dumps(result))
+        ending.check(steps)
+        followed.send_rest()
 
 
 def _check_model(settings: LoopSettings) -> None:

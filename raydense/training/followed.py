@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from raydense.training.status import dev_line, forget, start_line, steps_done
 from raydense.training.tracking import Send
 from raydense.training.workers import Workers, leave
 
+_REPORTING_S = 1.0  # of a report that sends to a tracker
+
 
 class Followed:
     """Starts workers, shows their progress, and sends their history to trackers."""
@@ -34,7 +38,7 @@ class Followed:
         self._began = False  # whether the workers have, and cut the history off at the checkpoint
         self._found: str | None = None  # what was said of the micro-batch
         self._dev: str | None = None  # and of the dev metric
-        self._used: dict[str, float] = {}  # tokens a second and memory, as last reported
+        self._ahead: Line = {}  # what was measured of the machines until a step that was not reported yet
         self._output = job.generations.output
 
     def run(self, job: Job, gpu: bool, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
@@ -101,22 +105,46 @@ class Followed:
         self._began = self._began or start_line(self._shared) is not None
         if not self._began:
             return
-        lines, used = self._follower.new_lines(), self._usage.new_lines()
-        if used:
-            self._used = {name: value for name, value in used[-1].items() if name != "step"}
+        newest = self._send_some()
+        if newest:
+            progress.set(self._at, _described(newest))
+
+    def send_rest(self) -> None:
+        """Send what no report had the time for: the training is done, and the history complete."""
+        with suppress(StorageError):
+            while self._send_some():
+                pass
+
+    def _send_some(self) -> Line:
+        """Show and send new lines for a second or so; returns their newest numbers, nothing if there was no line.
+
+        A driver that starts again sends the whole history, which takes a slow tracker long; what ends the training is looked for meanwhile.
+        """
         newest: Line = {}
-        for line in lines:
+        until = time.monotonic() + _REPORTING_S
+        for line in self._new_lines():
             self._at = max(self._at, line["step"])
-            newest |= line | (self._used if line is lines[-1] else {})
+            newest |= line
             if line["step"] > self._sent:
-                self._send(line | (self._used if line is lines[-1] else {}))
+                self._send(line)
                 self._sent = line["step"]
                 if "skipped" in line:
                     say(f"train: step {line['step']:,} did not update the weights: its gradient is not finite")
+            if time.monotonic() >= until:
+                break
         for name, value in newest.items():
             show("train", value, output=Path(self._output).name, name=name)
-        if lines:
-            progress.set(self._at, _described(newest))
+        return newest
+
+    def _new_lines(self) -> Iterator[Line]:
+        """The new lines of the history, each with what was measured of the machines since the line before."""
+        usage = self._usage.new_lines()  # read after the history, which is written after it
+        for line in self._follower.new_lines():
+            used: Line = {}
+            while (ahead := self._ahead or next(usage, {})) and ahead["step"] <= line["step"]:
+                used, self._ahead = ahead, {}
+            self._ahead = ahead
+            yield used | line
 
     def _say_news(self, progress: Progress) -> None:
         """Print the lines of worker 0 that were not printed yet."""

@@ -22,6 +22,7 @@ HISTORY = "history.jsonl"
 EVENTS = "logs/events.out.tfevents.0.raydense"  # TensorBoard wants its files in a folder
 USAGE, USAGE_EVENTS = "usage.jsonl", "logs/usage/events.out.tfevents.0.raydense"
 _SENT_EVERY_S, _SENDING_AT_MOST = 2.0, 0.05  # how often a history goes to a store, and the share of the time that this may take
+_READ = 2**20  # bytes that are followed at once: some thousands of lines
 Line = dict[str, Any]
 
 
@@ -102,16 +103,18 @@ class Follower:
     def __init__(self, place: Place) -> None:
         self.place, self._offset = place, 0
 
-    def new_lines(self) -> list[Line]:
-        """The whole lines since the last call; after a new start, all of them."""
-        begin, new = self.place.tail(max(0, self._offset - 1))
+    def new_lines(self) -> Iterator[Line]:
+        """The whole lines after the last one that was taken; after a new start, all of them. A long history takes several calls."""
+        begin, new = self.place.tail(max(0, self._offset - 1), _READ)
         if begin and new[:1] == b"\n":
             begin, new = begin + 1, new[1:]
         elif begin:  # a new history, already longer than what was read of the last one
-            begin, new = self.place.tail(0)
-        whole, newline, _ = new.rpartition(b"\n")
-        self._offset = begin + len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines()]
+            begin, new = self.place.tail(0, _READ)
+        self._offset = begin
+        for line in new.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                self._offset += len(line)
+                yield json.loads(line)
 
 
 def _as_text(line: Line) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import deque
@@ -19,7 +20,8 @@ from raydense.training.loop_settings import LoopSettings
 
 Send = Callable[[Line], None]
 _AGAIN_S = 300.0  # a tracker's client may itself try for minutes, in which the training is not followed
-_AT_ONCE, _MOST = 100, 10_000  # lines
+_AT_ONCE_S = 1.0  # of those that waited
+_MOST = 10_000  # lines
 
 
 @contextmanager
@@ -60,18 +62,18 @@ class _Patient:
         self._waiting.append(line)
         self._given += 1
         if time.monotonic() >= self._after:
-            self._try(_AT_ONCE)
+            self._try(_AT_ONCE_S)
 
     def close(self) -> None:
         """Try once more what waits, and say what is left out."""
-        self._try(len(self._waiting))
+        self._try(math.inf)
         if lacks := self._given - self._taken:
             say(f"train: {self._name} lacks {lacks:,} of {self._given:,} lines; {HISTORY} has all")
 
-    def _try(self, most: int) -> None:
-        for _ in range(most):
-            if not self._waiting:
-                return
+    def _try(self, seconds: float) -> None:
+        """Send what waits, or as much of it as the tracker takes in some seconds."""
+        until = time.monotonic() + seconds
+        while self._waiting:
             first = self._waiting[0]
             if self._takes(first):
                 self._waiting.popleft()
@@ -81,6 +83,8 @@ class _Patient:
                 self._refused, self._after = first, time.monotonic() + _AGAIN_S
                 return
             self._after = 0.0
+            if time.monotonic() >= until:
+                return
 
     def _takes(self, line: Line) -> bool:
         try:

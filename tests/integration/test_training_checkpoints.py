@@ -14,6 +14,7 @@ import torch
 
 from raydense.errors import InputError
 from raydense.storage import Place
+from raydense.training import history as history_module
 from raydense.training.checkpoints import refuse_other_precision
 from raydense.training.history import HISTORY, Follower, History, read_history
 from raydense.training.registered import RUN, State, fix_registered, forget_unregistered, keep_registered, newest_state
@@ -120,15 +121,24 @@ def test_a_follower_sees_that_a_history_began_again(shared: Place) -> None:
     assert [line["step"] for line in follower.new_lines()] == [1, 2]
     (shared / HISTORY).write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.55}\n{"step": 3, "loss": 0.5}\n')
     assert [line["step"] for line in follower.new_lines()] == [1, 2, 3]
-    assert follower.new_lines() == []
+    assert not list(follower.new_lines())
     (shared / HISTORY).write_text('{"step": 1, "loss": 0.5}\n')
     assert [line["step"] for line in follower.new_lines()] == [1]
+
+
+def test_a_long_history_is_read_in_pieces(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is left of a piece is not lost."""
+    monkeypatch.setattr(history_module, "_READ", 60)  # two lines, and a part of the third
+    (shared / HISTORY).write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(1, 8)))
+    follower = Follower(shared / HISTORY)
+    assert next(follower.new_lines())["step"] == 1
+    assert [[line["step"] for line in follower.new_lines()] for _ in range(4)] == [[2, 3], [4, 5], [6, 7], []]
 
 
 def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On another machine too: what it has of its own, as of an earlier run, is not what counts."""
     follower = Follower(shared / HISTORY)
-    assert follower.new_lines() == []
+    assert not list(follower.new_lines())
     history = History(shared, 0)
     history.add([{"step": step, "loss": step / 10} for step in range(1, 8)])
     history.send()

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_data import make_training_data
 
 from raydense.errors import InputError
+from raydense.training import followed
 from raydense.training import tracking as tracking_module
+from raydense.training.fit import fit
 from raydense.training.settings import TrainSettings
 from raydense.training.tracking import tracking
 
@@ -99,6 +102,34 @@ def test_a_tracker_that_is_away_does_not_end_the_training(
     said = capsys.readouterr().err
     assert "mlflow did not take step" in said
     assert ("mlflow lacks 1 of 4 lines; history.jsonl has all" in said) == bool(lacking)
+
+
+def test_what_waited_for_a_tracker_does_not_hold_up_the_training(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a call has is over after its first line."""
+    monkeypatch.setattr(tracking_module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(tracking_module, "_AT_ONCE_S", 0.0)
+    mlflow: Any = import_module("mlflow")
+    taken: list[int] = []
+    with tracking(settings(track="mlflow")) as send:
+        run = mlflow.active_run().info.run_id
+        with monkeypatch.context() as away:
+            away.setattr(mlflow, "log_metrics", lambda values, step: mlflow.get_run("of no server"))
+            send({"step": 1, "loss": 1.0})
+        for step in (2, 3):
+            send({"step": step, "loss": 1.0})
+            taken.append(len(client.get_metric_history(run, "loss")))
+    assert taken == [1, 2]
+    assert [m.step for m in client.get_metric_history(run, "loss")] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_slow_tracker_has_every_step_at_the_end(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed, "_REPORTING_S", 0.0)  # a line a report
+    fit(make_training_data(tmp_path).settings(tmp_path / "model", track="mlflow", max_steps=40, log_every=2))
+    run = only_run(client)
+    assert run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == list(range(1, 41))
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "memory")] == list(range(2, 41, 2))
 
 
 def test_a_run_that_cannot_begin_is_one_line(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

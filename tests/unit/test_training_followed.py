@@ -8,13 +8,26 @@ import pytest
 
 from raydense.runtime.progress import Progress
 from raydense.storage import Place
+from raydense.training import followed as followed_module
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
 from raydense.training.generations import Generations
-from raydense.training.history import History, Line
+from raydense.training.history import USAGE, USAGE_EVENTS, History, Line
 from raydense.training.loop import FOUND, Job
 from raydense.training.settings import TrainSettings
 from raydense.training.status import Status
+
+
+def column(lines: list[Line], name: str) -> list[float]:
+    return [line[name] for line in lines]
+
+
+def followed_of(tmp_path: Path, shared: Place, sent: list[Line]) -> Followed:
+    settings = TrainSettings.read(
+        {"objective": "retriever", "output": str(tmp_path / "out"), **dict.fromkeys(("model", "corpus", "queries", "examples"), "x")}
+    )
+    job = Job(settings, "start", shared, 10, {}, Generations(Place.of(str(tmp_path)), 10, 10), 10, {})
+    return Followed(job, sent.append, Ending(shared, 10))
 
 
 def test_steps_that_are_made_again_are_neither_shown_nor_sent_before_they_are(tmp_path: Path) -> None:
@@ -22,12 +35,8 @@ def test_steps_that_are_made_again_are_neither_shown_nor_sent_before_they_are(tm
     killed = History(shared, 0)
     killed.add([{"step": step, "loss": 1.0} for step in (1, 2, 3)])
     killed.close()
-    settings = TrainSettings.read(
-        {"objective": "retriever", "output": str(tmp_path / "out"), **dict.fromkeys(("model", "corpus", "queries", "examples"), "x")}
-    )
-    job = Job(settings, "start", shared, 10, {}, Generations(Place.of(str(tmp_path)), 10, 10), 10, {})
     sent: list[Line] = []
-    followed, progress = Followed(job, sent.append, Ending(shared, 10)), Progress("train", 10, "steps")
+    followed, progress = followed_of(tmp_path, shared, sent), Progress("train", 10, "steps")
     followed.report(progress)
     assert (progress.done, progress.note, sent) == (0, "", [])
 
@@ -53,3 +62,33 @@ def test_a_micro_batch_that_was_searched_again_is_said(tmp_path: Path, capfd: py
         (shared / FOUND).delete()
         followed.report(progress)
     assert [line for line in capfd.readouterr().err.splitlines() if "micro_batch" in line] == [f"train: {line}" for line in lines]
+
+
+def test_what_a_report_has_no_time_for_is_sent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a driver that starts again, and has a long history to send to a slow tracker."""
+    monkeypatch.setattr(followed_module, "_REPORTING_S", 0.0)
+    shared, sent = Place.of(str(tmp_path)) / "shared", list[Line]()
+    history = History(shared, 0)
+    history.add([{"step": step, "loss": step / 10} for step in range(1, 6)])
+    Status(shared).start("10 steps of 32")
+    followed, progress = followed_of(tmp_path, shared, sent), Progress("train", 10, "steps")
+    for step in (1, 2, 3):
+        followed.report(progress)
+        assert column(sent, "step") == [*range(1, step + 1)]
+    history.close()
+    shorter = History(shared, 4)  # the workers began again, before what is not sent yet
+    shorter.add([{"step": 5, "loss": 9.0}])
+    followed.send_rest()
+    assert column(sent, "loss") == [0.1, 0.2, 0.3, 0.4, 9.0]
+    shorter.close()
+
+
+def test_what_was_measured_of_the_machines_is_sent_with_its_own_step(tmp_path: Path) -> None:
+    shared, sent = Place.of(str(tmp_path)) / "shared", list[Line]()
+    history, usage = History(shared, 0), History(shared, 0, USAGE, USAGE_EVENTS)
+    usage.add([{"step": step, "memory": float(step)} for step in (2, 4)])
+    history.add([{"step": step, "loss": 1.0} for step in range(1, 6)])
+    followed_of(tmp_path, shared, sent).send_rest()
+    assert [line.get("memory") for line in sent] == [None, 2.0, None, 4.0, None]
+    history.close()
+    usage.close()
