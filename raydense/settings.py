@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from raydense.errors import InputError, InputErrors, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, OneOrMore, Pair, Words, artifact, group, resource, setting, words
 from raydense.forecast import Forecast, Known
-from raydense.storage import Place, checked, model_place, named
+from raydense.storage import Place, checked, folders_by_name, model_place, named
 
 __all__ = [
     "BaseSettings",
@@ -204,6 +204,15 @@ class BaseSettings(BaseModel):
         given = [name for name in names if name in there or any(key.startswith(f"{name}.") for key in there)]
         if given:
             raise ValueError(f"{by} does not use {', '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
+
+    def _refuse_same_names(self, *keys: str) -> None:
+        """ValueError if two folders of one of `keys` have the same name: what is made of them is named so."""
+        for key in keys:
+            given = self.value_of(key)
+            try:
+                folders_by_name(given if isinstance(given, list) else [], key)
+            except InputError as error:
+                raise ValueError(str(error)) from None
 
 
 class Settings(BaseSettings):

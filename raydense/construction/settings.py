@@ -65,6 +65,11 @@ class AnnotateSettings(Settings, Spread):
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)
 
+    @model_validator(mode="after")
+    def _named_apart(self) -> Self:
+        self._refuse_same_names("run", "model")
+        return self
+
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the pairs that each re-ranker scores: at most `depth` of each run."""
         queries = fewest(known.of(self.qrels), known.of(self.queries))
@@ -108,6 +113,7 @@ class AdjudicateSettings(Settings):
             self._refuse_given(["reviews", "agreement", "final"], "an adjudication without judgements")
         elif not self.reviews:
             self._refuse_given(["agreement"], "an adjudication without reviews")
+        self._refuse_same_names("run")
         return self
 
     def forecast(self, known: Known) -> Forecast:

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from raydense.data.dataset import DatasetDraft
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import BLOCK_ROWS, query_blocks, write_blocks
-from raydense.data.settings import MixSettings
+from raydense.data.settings import MixSettings, shared_folder
 from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, folders_by_name, named, named_folders, provenance, releases_outputs
+from raydense.storage import Artifact, Draft, named_folders, provenance, releases_outputs
 
 _BLOCK, _FILE_ROWS = 8_192, 25_000
 _DEPTH = 100  # hits of a query in a run: more than a dev metric looks at
@@ -49,7 +49,7 @@ def mix(settings: MixSettings) -> Artifact:
 
     InputError where a name has no counterpart, a query or a passage is unknown, or examples were made with another corpus.
     """
-    _refuse_names(settings)
+    settings.check_names()
     dataset = DatasetDraft(settings.output, provenance("mix", settings))
     if dataset.done:
         return dataset.done
@@ -81,24 +81,6 @@ def mix(settings: MixSettings) -> Artifact:
         hits = (_renamed(one.name, of_corpus[one.name], block) for one in sources for block in _hits(one))
         _write_run(dataset, hits, joined or stores[0].artifact)
     return dataset.finish()
-
-
-def _refuse_names(settings: MixSettings) -> None:
-    """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
-    names = list(folders_by_name(settings.examples, "examples"))
-    if with_colon := [name for name in names if ":" in name]:
-        raise InputError(f"the source {with_colon[0]!r} has a colon, which ends its name in the ids", "examples", "write it as NAME=folder")
-    for key in ("queries", "corpus", "qrels", "run"):
-        given, some = list(folders_by_name(getattr(settings, key), key)), key in ("qrels", "run")
-        if not some and _shared(getattr(settings, key)):
-            continue
-        missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
-        if unknown or (missing and not some):
-            what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
-            raise InputError(what, key, "name each as in examples, NAME=folder; one folder without a name is for all")
-    judged = folders_by_name(settings.qrels, "qrels")
-    if without := [name for name in folders_by_name(settings.run, "run") if name not in judged]:
-        raise InputError(f"{without[0]!r} has a run, and no qrels", "run", "give the judgements of its queries, too")
 
 
 def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
@@ -147,12 +129,7 @@ def _hits(source: _Source) -> Iterator[pa.Table]:
 
 def _of(folders: list[str], name: str) -> str:
     """The folder of a source, or the one for all."""
-    return _shared(folders) or dict(named_folders(folders))[name]
-
-
-def _shared(folders: list[str]) -> str | None:
-    """The folder for all sources: the only one, if it is given without a name."""
-    return folders[0] if len(folders) == 1 and not named(folders[0])[0] else None
+    return shared_folder(folders) or dict(named_folders(folders))[name]
 
 
 def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:

@@ -34,14 +34,10 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     and so on, answer accuracy over those judged queries that have answers; without qrels these alone, over all queries that have
     answers. A metric that looks deeper than a re-ranked run, whose candidates were cut, is left out of it. `summary["result"]` is the object
     of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
-    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes. Raises
-    InputError on an unknown metric, a name used twice, or what answers need and is missing.
+    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes.
     """
     folders = folders_by_name(settings.run, "run")
     named_models = folders_by_name(settings.models, "models")
-    for needed in ("queries", "corpus") if settings.answers else ():
-        if getattr(settings, needed) is None:
-            raise InputError("missing", needed, "answers.match needs it")
     draft = Draft.open(settings.output, "report", provenance("evaluate", settings))
     if draft.done:
         return draft.done

@@ -77,6 +77,10 @@ class EvaluateSettings(Settings):
             if self.answers is None:
                 raise ValueError("nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus")
             self._refuse_given(["metrics"], "an evaluation without qrels")
+        for needed in ("queries", "corpus") if self.answers else ():
+            if getattr(self, needed) is None:
+                raise ValueError(f"{needed}: missing; answers.match needs it")
+        self._refuse_same_names("run", "models")
         return self
 
     def forecast(self, known: Known) -> Forecast:
@@ -179,6 +183,7 @@ class FuseSettings(Settings):
             self.__dict__["method"] = "sum" if self.qrels else "reciprocal"
         if self.method == "reciprocal":
             self._refuse_given(["scale"], "method reciprocal")
+        self._refuse_same_names("run")
         return self
 
     def forecast(self, known: Known) -> Forecast:

@@ -40,8 +40,6 @@ def mine(settings: MineSettings) -> Artifact:
     Judgements of passages that the corpus lacks are left out, and counted.
     Raises InputError on an unknown passage of the run or query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
-    if settings.skip >= settings.depth:
-        raise InputError(f"skip {settings.skip} leaves nothing of depth {settings.depth}", "skip", "give a larger depth")
     draft = Draft.open(settings.output, "examples", provenance("mine", settings))
     if draft.done:
         return draft.done

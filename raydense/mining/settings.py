@@ -93,6 +93,8 @@ class MineSettings(Settings, Margins, Shortage):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.skip >= self.depth:
+            raise ValueError(f"skip {self.skip} leaves nothing of depth {self.depth}: give a larger depth")
         if self.random > self.negatives:
             raise ValueError(f"random {self.random} is more than the {self.negatives} negatives that it is a part of: give more negatives")
         if self.random and (self.teacher or self.hybrid):

@@ -170,6 +170,7 @@ class SearchSettings(Settings, Pool):
             self._refuse_given(["fuse"], "a search of one index")
         if self.pool and self.index and len(self.pools) != len(self.indexes):
             raise ValueError(f"there are {len(self.pools)} pools and {len(self.indexes)} indexes: give as many, or leave index out")
+        self._refuse_same_names("index")
         return self
 
     @property

@@ -43,6 +43,11 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
         folder = _fetched(repository, revision or None, text)
         return cls(folder, repository, folder.name)
 
+    @classmethod
+    def last_part(cls, text: str) -> str:
+        """As `Place.last_part`, without the model."""
+        return text.removeprefix(f"{HUB}://").strip("/").partition("@")[0].rpartition("/")[2]
+
     def __fspath__(self) -> str:
         return f"{HUB}://{self.repository}@{self.revision}"
 

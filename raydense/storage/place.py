@@ -73,6 +73,12 @@ class Place(os.PathLike[str]):
         text = checked(os.fspath(path))
         return _kind_of(text).parse(text)
 
+    @staticmethod
+    def name_of(path: str | os.PathLike[str]) -> str:
+        """The name of the place that `path` names, as settings ask for it: nothing is fetched."""
+        text = checked(os.fspath(path))
+        return _kind_of(text).last_part(text)
+
     @classmethod
     def normalised(cls, text: str) -> str:
         """`text`, which names a place of this kind, in the form that settings keep; InputError if it does not name one."""
@@ -82,6 +88,11 @@ class Place(os.PathLike[str]):
     @abstractmethod
     def parse(cls, text: str) -> Self:
         """The place of a text that `normalised` returned."""
+
+    @classmethod
+    def last_part(cls, text: str) -> str:
+        """The `name` of the place of such a text."""
+        return cls.parse(text).name
 
     @abstractmethod
     def __truediv__(self, name: str) -> Self:

@@ -183,8 +183,8 @@ def named_folders(items: list[str]) -> list[tuple[str, str]]:
     paths: dict[str, set[str]] = {}  # of the folders without a name, by last part
     for name, folder in pairs:
         if not name:
-            paths.setdefault(Place.of(folder).name, set()).add(os.path.normpath(folder))
-    return [(name or _end_that_differs(folder, paths[Place.of(folder).name]), folder) for name, folder in pairs]
+            paths.setdefault(Place.name_of(folder), set()).add(os.path.normpath(folder))
+    return [(name or _end_that_differs(folder, paths[Place.name_of(folder)]), folder) for name, folder in pairs]
 
 
 def folders_by_name(items: list[str], key: str) -> dict[str, str]:
@@ -200,7 +200,7 @@ def folders_by_name(items: list[str], key: str) -> dict[str, str]:
 def _end_that_differs(folder: str, paths: set[str]) -> str:
     path = os.path.normpath(folder)
     if len(paths) == 1:
-        return Place.of(folder).name
+        return Place.name_of(folder)
     parts = path.strip("/").split("/")
     ends = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
     return next((end for end in ends if not any(f"/{other}".endswith(f"/{end}") for other in paths - {path})), path)

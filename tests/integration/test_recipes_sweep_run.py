@@ -175,13 +175,15 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
 
 
 def test_a_trial_that_fails_says_so_at_once_and_does_not_stop_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{fails: {{report.answers.match: token}}, works: {{}}}}\n")
+    (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{fails: {{bm25.qrels: $data/qrels/train}}, works: {{}}}}\n")
     sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
     assert sweep is not None
     failed = run_sweep(sweep)
     assert list(failed) == ["fails"]
     summary, _ = write_tables(sweep, failed)
-    why = f"{tmp_path}/recipe.yaml: stages.report: queries: missing; answers.match needs it"
+    found, qrels = (sweep.trials[0].report.settings.value_of(key) for key in ("run", "qrels"))
+    what = f"{found[0]}: has no query of the 10 that are measured; give the run of the queries of {qrels}"
+    why = f"{tmp_path}/recipe.yaml: stages.report: {what}"
     assert summary["failed"] == {"fails": why}
     said = capfd.readouterr().err.splitlines()
     assert said.index(f"fails: failed: {why}") < said.index("works: begins")

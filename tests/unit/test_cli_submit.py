@@ -64,12 +64,12 @@ def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(folder)
     settings = EvaluateSettings.read(
-        {"run": ["one=runs/a", "runs/b"], "qrels": "q", "answers": {"k": [1, 5]}, "title": "a b", "output": "o"}
+        {"run": ["one=runs/a", "runs/b"], "queries": "q", "corpus": "c", "answers": {"k": [1, 5]}, "title": "a b", "output": "o"}
     )
     work = verb_work("evaluate", settings)
     assert shlex.split(entrypoint(work, "python")) == [
         *("python", "-m", "raydense", "evaluate", "--output", f"{folder}/o", "--run", f"one={folder}/runs/a", "--run", f"{folder}/runs/b"),
-        *("--qrels", f"{folder}/q", "--answers.k", "1", "--answers.k", "5", "--title", "a b"),
+        *("--queries", f"{folder}/q", "--corpus", f"{folder}/c", "--answers.k", "1", "--answers.k", "5", "--title", "a b"),
     ]
     dataset = verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
     assert "beir/scifact" in dataset.words

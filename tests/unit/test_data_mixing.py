@@ -225,12 +225,11 @@ def test_one_folder_serves_all_sources_only_without_a_name(key: str, name: str, 
     one = {"queries": parts[0]["queries"], "corpus": str(store.path)}
     given = one | {key: f"{name}{one[key]}"}
     examples = [f"{word}={part['examples']}" for word, part in zip("ab", parts, strict=True)]
-    settings = MixSettings(output=str(tmp_path / "out"), examples=examples, **given)
     if what is None:
-        assert mix(settings).kind == "dataset"
+        assert mix(MixSettings(output=str(tmp_path / "out"), examples=examples, **given)).kind == "dataset"
         return
     with pytest.raises(InputError, match=what.format(key=key)):
-        mix(settings)
+        MixSettings(output=str(tmp_path / "out"), examples=examples, **given)
 
 
 @pytest.mark.parametrize("corpora", [1, 2])

@@ -45,6 +45,8 @@ def test_a_wrong_setting_of_a_group_is_one_line():
 
 
 def test_settings_show_what_was_given(tmp_path):
-    settings = EvaluateSettings(run=[tmp_path, f"b={tmp_path}"], qrels="q", answers=rd.AnswerSettings(k=[1]), output="o")
-    assert repr(settings) == f"EvaluateSettings(output='o', run=['{tmp_path}', 'b={tmp_path}'], qrels='q', answers=AnswerSettings(k=[1]))"
+    given = {"run": [tmp_path, f"b={tmp_path}"], "queries": "q", "corpus": "c", "answers": rd.AnswerSettings(k=[1]), "output": "o"}
+    settings = EvaluateSettings(**given)
+    shown = f"output='o', run=['{tmp_path}', 'b={tmp_path}'], queries='q', corpus='c', answers=AnswerSettings(k=[1])"
+    assert repr(settings) == f"EvaluateSettings({shown})"
     assert pickle.loads(pickle.dumps(settings)) == settings

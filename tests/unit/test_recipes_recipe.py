@@ -463,6 +463,47 @@ stages:
     assert f"model: {tmp_path}/no model: no config.json; give a model folder" in plan(read)[1]["note"]
 
 
+SAMPLED = {"corpus": "$data/corpus", "queries": "$data/queries", "qrels": "$data/qrels/test"}
+SOURCES = {"examples": ["a=x", "b=y"], "queries": "$data/queries", "corpus": "$data/corpus"}
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"do": "evaluate", "run": ["x"], "qrels": "q", "corpus": "c", "answers": {"match": "token"}}, "queries: missing; answers.match needs it"),
+        ({"do": "evaluate", "run": ["x"], "qrels": "q", "queries": "q", "answers": {"match": "token"}}, "corpus: missing; answers.match needs it"),
+        ({"do": "evaluate", "run": ["$found", "$found"], "qrels": "q"}, "run: two of run have the same name, 'found'; write NAME=folder"),
+        ({"do": "evaluate", "run": ["x"], "qrels": "q", "models": ["m=a", "m=b"]}, "models: two of models have the same name, 'm'; write"),
+        ({"do": "fuse", "run": ["a=$found", "a=x"]}, "run: two of run have the same name, 'a'; write NAME=folder"),
+        ({"do": "search", "index": ["$words", "$words"], "queries": "q"}, "index: two of index have the same name, 'words'; write"),
+        ({"do": "annotate", "run": ["$found", "found=x"], **SAMPLED}, "run: two of run have the same name, 'found'; write"),
+        ({"do": "annotate", "run": ["x"], "model": ["m", "a/b/../../m"], **SAMPLED}, "model: two of model have the same name, 'm'; write"),
+        ({"do": "adjudicate", "annotation": "a", "qrels": "q", "threshold": 0.5, "run": ["x", "x"]}, "run: two of run have the same name, 'x'"),
+        ({"do": "mix", **SOURCES, "queries": ["a=x", "c=y"]}, "queries: 'c' is no source: they are a, b; name each as in examples"),
+        ({"do": "mix", **SOURCES, "run": ["a=$found"]}, "run: 'a' has a run, and no qrels; give the judgements of its queries, too"),
+        ({"do": "mix", **SOURCES, "examples": ["$found", "$found"]}, "examples: two of examples have the same name, 'found'; write"),
+        ({"do": "mine", "run": "$found", **SAMPLED, "skip": 9, "depth": 9}, "skip 9 leaves nothing of depth 9: give a larger depth"),
+    ],
+)  # fmt: skip
+def test_what_the_settings_of_a_stage_alone_show_is_refused_when_it_is_read(tmp_path, values, fault):
+    words = {"do": "index", "kind": "bm25", "corpus": "$data/corpus"}
+    found = {"do": "search", "index": "$words", "queries": "$data/queries"}
+    stages = {"data": {"do": "sample"}, "words": words, "found": found, "last": values}
+    with pytest.raises(InputError) as caught:
+        Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml")
+    assert str(caught.value).startswith(f"r.yaml: stages.last: {fault}")
+
+
+def test_outputs_with_the_same_last_part_are_told_apart(tmp_path):
+    shared = {"negatives": 1, "corpus": "$data/corpus", "queries": "$data/queries", "examples": "x"}
+    joint = {"do": "train", "objective": "joint", "model": "tiny", "reranker": "tiny-encoder", **shared}
+    models = ["$one/retriever", "$two/retriever"]
+    report = {"do": "evaluate", "run": ["a/run", "b/run"], "qrels": "$data/qrels/test", "models": models}
+    stages = {"data": {"do": "sample"}, "one": joint, "two": joint, "report": report}
+    read = Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml")
+    assert read.stages[3].settings.models == [f"{tmp_path}/out/{name}/retriever" for name in ("one", "two")]
+
+
 def test_a_default_that_no_stage_has_is_refused(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS.replace("defaults: {", "defaults: {corpsu: x, "))
     with pytest.raises(InputError, match=r"defaults\.corpsu: no stage has this setting; did you mean 'corpus'\?"):

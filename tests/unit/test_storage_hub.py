@@ -19,6 +19,7 @@ from raydense.cli.work import needed, verb_work
 from raydense.data.exporting import export
 from raydense.data.settings import ExportSettings
 from raydense.errors import InputError
+from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
 from raydense.recipes.inputs import wrong_input
@@ -179,6 +180,16 @@ def test_a_model_that_a_stage_is_to_make_is_not_asked_for(hub: Hub) -> None:
     assert (plan(recipe)[1]["state"], hub.asked) == ("wrong", [])  # for its corpus
     assert state(recipe.stages[1]) == ("waits", "for retriever-1")
     assert hub.asked == []
+
+
+def test_settings_tell_names_of_models_of_the_hub_without_asking_it(hub: Hub) -> None:
+    models = [f"hf://{REPOSITORY}", "hf://owner/other@refs/pr/1"]
+    given = {"output": "o", "run": ["r"], "qrels": "q"}
+    assert EvaluateSettings.read(given | {"models": models}).models == models
+    with pytest.raises(InputError, match="two of models have the same name, 'tiny-encoder'"):
+        EvaluateSettings.read(given | {"models": [models[0], f"tiny-encoder={models[1]}"]})
+    assert not hub.asked
+    assert Place.name_of(models[0]) == Place.of(models[0]).name == "tiny-encoder"
 
 
 def test_a_folder_of_this_machine_comes_before_the_hub(hub: Hub, tiny_folder: Path, tmp_path: Path) -> None:
