@@ -43,6 +43,21 @@ _MAKES = {
     "analyse": "report",
     "evaluate": "report",
 }
+# What the models that a verb runs may be, as `Method.models` has it; every model will do for the others, such as one to start from.
+_ENCODES, _SCORES, _WRITES = "retriever or encoder", "re-ranker", "generator"
+_RUNS = {
+    ("encode", "model"): _ENCODES,
+    ("search", "model"): _ENCODES,
+    ("filter", "model"): _ENCODES,
+    ("overlap", "encoder"): _ENCODES,
+    ("rerank", "model"): _SCORES,
+    ("label", "model"): _SCORES,
+    ("annotate", "model"): _SCORES,
+    ("train", "refresh.reranker"): _SCORES,
+    ("overlap", "model"): f"{_ENCODES} or {_SCORES}",
+    ("generate", "model"): _WRITES,
+    ("expand", "model"): _WRITES,
+}
 _MODEL_FILES = {"config.json", "modules.json", "raydense.json", "query_encoder", "retriever"}  # the last two are folders of two models
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
 
@@ -50,7 +65,8 @@ _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
 def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     """The first fault of a stage's inputs, else the empty string.
 
-    An input that no earlier stage makes is not there, one is of another kind, or examples lack what the method learns from.
+    An input that no earlier stage makes is not there, one is of another kind, a model is trained for something else, or examples lack what
+    the method learns from.
     """
     for key, kind in stage.settings.inputs().items():
         value = stage.settings.value_of(key)
@@ -59,6 +75,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             if path is None or (kind == "model" and path == "tiny") or by_name:
                 continue
             fault = _fault(str(path), kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
+            fault = fault or _other_model(str(path), _RUNS.get((stage.verb, key), ""), earlier)
             if fault:
                 return f"{key}: {fault}"
     try:
@@ -71,7 +88,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
 
 def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
     """What is wrong with one input; of a model of which only the `curves` are read, both that were trained together count as one."""
-    producer = next((one for one in earlier if _below(path, one.settings.output) is not None), None)
+    producer = _producer(path, earlier)
     if producer is None or read_manifest(producer.settings.output) is not None:
         return _not_there(path, kind, earlier)
     part, makes = _below(path, producer.settings.output) or "", _makes(producer)
@@ -83,6 +100,22 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
     if part and (parts := _parts(producer.settings)) and part not in parts:
         return f"${producer.name} has no {part}; it has {', '.join(sorted(parts))}"
     return ""
+
+
+def _other_model(path: str, wanted: str, earlier: list[Stage]) -> str:
+    """What is wrong with a model that an earlier stage trains, or has trained, where a `wanted` one is run; "" for any."""
+    producer = _producer(path, earlier)
+    if not wanted or producer is None or not isinstance(producer.settings, LoopSettings):
+        return ""
+    part = _below(path, producer.settings.output) or ""
+    made = method_of(producer.settings).models.get(part)
+    if made is None or made in wanted.split(" or "):
+        return ""
+    return f"${producer.name}{'/' if part else ''}{part} is {made}, not {wanted}"
+
+
+def _producer(path: str, earlier: list[Stage]) -> Stage | None:
+    return next((one for one in earlier if _below(path, one.settings.output) is not None), None)
 
 
 def _parts(settings: Settings) -> set[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -52,6 +53,7 @@ def completed(settings: Any) -> Any:
 class DualEncoderMethod(Method):
     """A retriever that learns from each query's own list only: its positive and its hard negatives."""
 
+    models: ClassVar[Mapping[str, str]] = {"": "retriever"}
     model: DualEncoder
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings):

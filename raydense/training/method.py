@@ -57,12 +57,14 @@ class Method(ABC):
 
     `Settings` is the method's own settings class. `needs_scores`: the examples must have a teacher's scores; see `Part`.
     `adds`: the loss of a method that does not couple queries is no mean but a sum over queries, divided by totals of the part, which are
-    tensors without dimension in the batch; so are the metrics.
+    tensors without dimension in the batch; so are the metrics. `models`: what each of `parts` is, a retriever, re-ranker, generator or
+    encoder, so that a recipe can refuse a stage that runs another; what is not named here is not checked.
     """
 
     name: ClassVar[str] = ""
     Settings: ClassVar[type[LoopSettings]]
     artifact: ClassVar[str] = "model"
+    models: ClassVar[Mapping[str, str]] = {}
     needs_scores: ClassVar[bool] = False
     adds: ClassVar[bool] = False
 

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from raydense.retrieval.search import search
 from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Draft, provenance
 from raydense.training.method import method_of
+from raydense.training.methods.retriever import Retriever
 from raydense.training.settings import TrainSettings
 
 RECIPES = recipe_file("quickstart").parent
@@ -639,6 +641,66 @@ stages:
     rows = {row["stage"]: row for row in plan(Recipe.read("recipe.yaml", "out", (change,)))}
     assert [name for name, row in rows.items() if row["state"] == "wrong"] == [stage]
     assert rows[stage]["note"] == note
+
+
+TEXTS = {"corpus": "$data/corpus", "queries": "$data/queries"}
+TRAINED = {"do": "train", "model": "tiny", **TEXTS, "examples": "$data/qrels/train"}
+
+
+class Unnamed(Retriever):
+    """A method that does not say what it trains."""
+
+    models: ClassVar[dict[str, str]] = {}
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ({"do": "rerank", "model": "$retriever", "run": "$found"}, "model: $retriever is retriever, not re-ranker"),
+        ({"do": "rerank", "model": "$joint/retriever", "run": "$found"}, "model: $joint/retriever is retriever, not re-ranker"),
+        ({"do": "rerank", "model": "$encoder", "run": "$found"}, "model: $encoder is encoder, not re-ranker"),
+        ({"do": "label", "model": "$retriever", "run": "$found"}, "model: $retriever is retriever, not re-ranker"),
+        ({"do": "annotate", "model": ["$reranker", "b=$retriever"], "run": "$found", "qrels": "$data/qrels/test"}, "model: $retriever is retriever, not re-ranker"),
+        ({"do": "encode", "model": "$reranker", "queries": None}, "model: $reranker is re-ranker, not retriever or encoder"),
+        ({"do": "encode", "model": "$generator", "queries": None}, "model: $generator is generator, not retriever or encoder"),
+        ({"do": "search", "model": "$joint/reranker", "index": "$words", "corpus": None}, "model: $joint/reranker is re-ranker, not retriever or encoder"),
+        ({"do": "generate", "model": "$retriever", "queries": None}, "model: $retriever is retriever, not generator"),
+        ({**TRAINED, "objective": "retriever", "negatives": 1, "refresh": {"every": 1, "reranker": "$retriever"}}, "refresh.reranker: $retriever is retriever, not re-ranker"),
+        ({"do": "rerank", "model": "$reranker", "run": "$found"}, ""),
+        ({"do": "rerank", "model": "$joint/reranker", "run": "$found"}, ""),
+        ({"do": "encode", "model": "$joint/retriever", "queries": None}, ""),
+        ({"do": "encode", "model": "$encoder", "queries": None}, ""),
+        ({"do": "generate", "model": "$generator", "queries": None}, ""),
+        ({"do": "rerank", "model": "$unnamed", "run": "$found"}, ""),
+        ({**TRAINED, "objective": "reranker", "negatives": 1, "model": "$retriever"}, ""),
+    ],
+)  # fmt: skip
+def test_a_model_that_was_trained_for_something_else_is_wrong(tmp_path, values, note):
+    stages = {
+        "data": {"do": "sample"},
+        "words": {"do": "index", "kind": "bm25", "corpus": "$data/corpus"},
+        "found": {"do": "search", "index": "$words", "queries": "$data/queries"},
+        "encoder": {"do": "pretrain", "method": "mlm", "model": "tiny", "corpus": "$data/corpus"},
+        "retriever": {**TRAINED, "objective": "retriever"},
+        "unnamed": {**TRAINED, "objective": f"{__name__}:Unnamed"},
+        "reranker": {**TRAINED, "objective": "reranker", "negatives": 1},
+        "generator": {**TRAINED, "objective": "generator"},
+        "joint": {**TRAINED, "objective": "joint", "reranker": "$reranker", "negatives": 1},
+        "last": {key: value for key, value in (TEXTS | values).items() if value is not None},
+    }
+    recipe = Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml")
+    row = plan(recipe)[-1]
+    assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", row["note"]))
+
+
+def test_a_model_that_was_made_before_is_checked_too(tmp_path):
+    Draft.open(tmp_path / "out" / "retriever", "model", {}).finish(1)
+    (tmp_path / "out" / "retriever" / "config.json").write_text("{}")
+    reranked = {"do": "rerank", "model": "$retriever", "run": "$found", **TEXTS}
+    found = {"do": "search", "index": "x", "queries": "$data/queries"}
+    stages = {"data": {"do": "sample"}, "found": found, "retriever": {**TRAINED, "objective": "retriever"}, "last": reranked}
+    recipe = Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml")
+    assert plan(recipe)[-1]["note"] == "model: $retriever is retriever, not re-ranker"
 
 
 @pytest.mark.parametrize("steps", [100, 1000])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydense.settings import setting
 from raydense.training.method import Batch, Held, Method, Metrics, Outputs, method
@@ -25,6 +25,7 @@ class QueryGenerator(Method):
     """
 
     adds = True
+    models: ClassVar[Mapping[str, str]] = {"": "generator"}
     model: Generator
 
     class Settings(TrainSettings):

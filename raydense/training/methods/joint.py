@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -42,6 +42,7 @@ class Joint(Method):
     """
 
     artifact = "joint"
+    models: ClassVar[Mapping[str, str]] = {"retriever": "retriever", "reranker": "re-ranker"}
     model: JointModel
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, VectorSettings, PairSettings, RefreshedSettings):

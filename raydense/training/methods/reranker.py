@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class Reranker(Method):
     """A cross-encoder over a positive and its hard negatives."""
 
+    models: ClassVar[Mapping[str, str]] = {"": "re-ranker"}
     model: CrossEncoder
 
     class Settings(TrainSettings, NegativesSettings, MeasuredSettings, PairSettings):

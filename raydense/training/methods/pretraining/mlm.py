@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
 from raydense.training.settings import PretrainSettings
@@ -28,6 +28,7 @@ class Mlm(Method):
     """
 
     adds = True
+    models: ClassVar[Mapping[str, str]] = {"": "encoder"}
     model: PretrainModel
     texts: Contexts
 
