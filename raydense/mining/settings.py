@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from raydense.data.margins import MARGINS, Margins
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
-from raydense.inference.settings import Spread, pairs_forecast
+from raydense.inference.settings import SPREAD, Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
@@ -120,6 +120,9 @@ class MineSettings(Settings, Margins, Shortage):
         return Forecast(f"{queries} queries x {self.negatives} negatives", {self.output: made}, "mine", work, 2 * PROCESS_BYTES)
 
 
+_OF_MODEL = ("token_budget", "block", *SPREAD)  # what `label` uses only where it scores the candidates itself
+
+
 class LabelSettings(Settings, Spread, Shortage):
     """Label candidates with a re-ranker as the teacher: pseudo-positives and confident negatives, of judged and of other queries."""
 
@@ -140,8 +143,19 @@ class LabelSettings(Settings, Spread, Shortage):
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; without a model nothing that only a model uses."""
+        return super().takes(values) - (set() if "model" in values else set(_OF_MODEL))
+
+    def left_open(self) -> set[str]:
+        """Without a model the block, which does nothing: earlier versions took one, and recorded it."""
+        return set() if self.model else {"block"}
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.model is None:
+            self._refuse_given(_OF_MODEL, "label without model")
         if self.s_neg >= self.s_pos:
             raise ValueError(f"s_neg {self.s_neg} must be below s_pos {self.s_pos}")
         return self

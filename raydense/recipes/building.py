@@ -106,12 +106,19 @@ class Builder:
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """The defaults that a stage has and does not set itself in `own`, to null neither, without those that name a later stage."""
-        has, known = chosen.takes(values), {*self._given, *self._folders, *self._unknown}
-        left = {
-            key: value for key, value in flat(self._defaults).items() if key in has and key not in own and key.partition(".")[0] not in own
-        }
-        return {key: value for key, value in left.items() if known.issuperset(named_in(value))}
+        """The defaults that a stage has and does not set itself in `own`, to null neither, without those that name a later stage.
+
+        One may decide which others have an effect: these are asked for together with it.
+        """
+        known = {*self._given, *self._folders, *self._unknown}
+        left = {key: value for key, value in flat(self._defaults).items() if key not in own and key.partition(".")[0] not in own}
+        left = {key: value for key, value in left.items() if known.issuperset(named_in(value))}
+        together = dict(values)
+        for key in left.keys() & chosen.takes(values):
+            if self._resolved(left[key], [], "") is not None:
+                put(together, key, left[key])
+        has = chosen.takes(together)
+        return {key: value for key, value in left.items() if key in has}
 
     def _resolved(self, value: Any, needs: list[str], where: str) -> Any:
         """`value` with $names replaced: by what the recipe is given, or by the folder of an earlier stage (noted in `needs`)."""

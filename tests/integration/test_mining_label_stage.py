@@ -64,8 +64,9 @@ def settings(world: Path, output: Path, **more: object) -> LabelSettings:
     probability = 1 / (1 + np.exp(-scored(world)["score"].to_numpy().astype(float)))
     s_neg, s_pos = np.quantile(probability, [1 / 3, 2 / 3])
     inputs = {name: str(world / name) for name in ("model", "run", "corpus", "queries", "qrels")}
-    given = {"depth": DEPTH, "block": 4, "negatives": 3, "s_pos": float(s_pos), "s_neg": float(s_neg)}
-    return LabelSettings.read({"output": str(output), **inputs, **given, **more})
+    given = {"depth": DEPTH, "negatives": 3, "s_pos": float(s_pos), "s_neg": float(s_neg)}
+    block = {"block": 4} if more.get("model", inputs["model"]) else {}  # nothing is scored without a model
+    return LabelSettings.read({"output": str(output), **inputs, **given, **block, **more})
 
 
 @pytest.mark.parametrize("key", ["model", "run", "corpus", "queries"])

@@ -236,6 +236,27 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         label_world(tmp_path / "other", corpus=str(tmp_path / "small" / "corpus"), qrels=False)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"block": 64}, {"token_budget": 9}, {"concurrency": "1,2"}, {"gpus_per_actor": 1}, {"cpus_per_actor": 2}, {"background": True}],
+)
+def test_what_only_a_model_uses_is_refused_without_one(given: dict[str, object]) -> None:
+    inputs = {name: name for name in ("output", "run", "corpus", "queries")}
+    with pytest.raises(InputError, match=f"label without model does not use {next(iter(given))}: leave it out"):
+        LabelSettings.read(inputs | given)
+    assert LabelSettings.read(inputs | given | {"model": "m"}).model == "m"
+
+
+def test_labels_for_which_a_block_was_given_without_effect_stay_valid(tmp_path: Path) -> None:
+    """Earlier versions recorded it."""
+    write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", model="m")
+    made_from = label_world(tmp_path, "now").manifest["made_from"]
+    before = Draft.open(tmp_path / "before", "examples", made_from | {"settings": made_from["settings"] | {"block": 64}}).finish(0)
+    assert label_world(tmp_path, "before").fingerprint == before.fingerprint
+    with pytest.raises(InputError, match=r"settings\.negatives: 8 -> 3"):
+        label_world(tmp_path, "before", negatives=3)
+
+
 def test_labels_are_the_same_however_the_run_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"text {i % 90}" for i in range(100)]
     run = {f"q{q}": [(f"p{(i * 7 + q) % 100}", 5.0 - 0.2 * i) for i in range(60)] for q in range(9)}

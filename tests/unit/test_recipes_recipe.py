@@ -387,6 +387,23 @@ def test_a_default_is_for_every_stage_that_has_the_setting_and_does_not_set_it(t
     assert [stage.settings.queries for stage in changed[3:]] == ["own", "other", "other"]
 
 
+@pytest.mark.parametrize(
+    ("model", "own", "taken"), [("", "", False), ("model: m, ", "", True), ("model: m, ", "model: null, ", False), ("", "model: m, ", True)]
+)
+def test_a_default_of_labels_by_a_model_is_for_those_that_have_one(tmp_path, model, own, taken):
+    """Also where the model is a default itself."""
+    (tmp_path / "recipe.yaml").write_text(f"""
+defaults: {{{model}corpus: $data/corpus, queries: $data/queries, block: 64, token_budget: 9, concurrency: "1,2", background: true}}
+stages:
+  data: {{do: sample, passages: 200}}
+  labels: {{do: label, {own}run: x}}
+""")
+    labels = Recipe.read(tmp_path / "recipe.yaml", "out").stages[1].settings
+    assert (labels.block, labels.token_budget, labels.concurrency, labels.background) == (
+        (64, 9, (1, 2), True) if taken else (256, 0, (1, 0), False)
+    )
+
+
 def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):
     (tmp_path / "recipe.yaml").write_text(DEFAULTS)
     (tmp_path / "own.yaml").write_text("base: recipe.yaml\ndefaults: {queries: other, qrels: null}\n")
