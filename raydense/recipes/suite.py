@@ -17,11 +17,12 @@ from typing import Any
 from raydense.data.formats.files import either, files_of, plain
 from raydense.errors import InputError, did_you_mean, why
 from raydense.evaluation.settings import SuiteSettings
+from raydense.forecast import Known
 from raydense.recipes.recipe import Recipe, open_stages, run_stage, state
 from raydense.recipes.stage import Stage
 from raydense.runtime.progress import say, say_error
 from raydense.runtime.session import ensure_ray
-from raydense.storage import WORK, Artifact, Place, read_manifest
+from raydense.storage import WORK, Artifact, Place, model_place, read_manifest
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
     """Run what is not done of every set; returns what went wrong, by the set's name.
 
     A set that fails does not stop the others. Stopping anywhere is safe: the next call continues where this one stopped. InputError,
-    before anything starts, where a folder was made from something else, or on models and metrics that no set could use.
+    before anything starts, where a folder was made from something else, or on models, metrics and index settings that no set could use.
     """
     members = suite.members
     left = _left(suite)
@@ -238,9 +239,26 @@ def _check(settings: SuiteSettings) -> None:
     for measure in parse_metrics(settings.metrics):
         if measure.params.get("cutoff", 0) > settings.k:
             raise InputError(f"{measure} looks deeper than the {settings.k:,} passages of a query", "metrics", "give a greater --k")
-    for model, scores in ((settings.model, False), (settings.reranker, True)):
-        if model:
-            require_model(model, scores)
+    if settings.model:
+        require_model(settings.model, scores=False)
+        _check_index(settings)
+    if settings.reranker:
+        require_model(settings.reranker, scores=True)
+
+
+def _check_index(settings: SuiteSettings) -> None:
+    """InputError where FAISS cannot make the index of the retriever's vectors, or it does not take the search parameters."""
+    from raydense.models.model_size import model_of
+    from raydense.retrieval.faiss_shard import set_search_params
+    from raydense.retrieval.faiss_size import index_of
+    from raydense.retrieval.search_params import with_defaults
+
+    model = model_of(Known(), str(model_place(str(settings.model)).local()))
+    if model is None:  # without the dimension of its vectors nothing can be said
+        return
+    index = index_of(settings.factory, int(model.each))
+    if used := with_defaults(settings.search_params, settings.factory):
+        set_search_params(index, used)
 
 
 def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:

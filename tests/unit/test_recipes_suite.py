@@ -134,10 +134,26 @@ def test_what_would_stop_every_set_is_reported_before_the_first(root: Path, tiny
         ({"model": str(tiny_folder), "metrics": "nDCG@10 R@1000"}, "metrics: R@1000 looks deeper than the 100 passages"),
         ({"model": str(tiny_folder), "metrics": "nDCGG@10"}, r"metrics: unknown metric 'nDCGG@10'; did you mean 'nDCG@10'\?"),
         ({"model": str(tiny_folder), "reranker": str(tiny_folder)}, "holds an encoder without a head that scores"),
+        ({"model": str(tiny_folder), "factory": "Flatt"}, r"factory: FAISS cannot make 'Flatt': .*; as Flat, SQfp16"),
+        ({"model": str(tiny_folder), "factory": "PQ37x4"}, "factory: FAISS cannot make 'PQ37x4'"),  # not by the model's dimension
+        ({"model": str(tiny_folder), "factory": "IDMap,Flat"}, "factory: 'IDMap,Flat' brings its own ids"),
+        ({"model": str(tiny_folder), "search_params": "nprobe=4"}, "search_params: a IndexFlat.* does not take 'nprobe=4'"),
+        ({"model": str(tiny_folder), "factory": "HNSW32", "search_params": "efsearch=4"}, "search_params: a IndexHNSW.* does not take"),
     ]:
         with pytest.raises(InputError, match=message):
             run_suite(read(root, sets="plain", **given))
     assert not Path(f"{root}-out").exists()
+
+
+@pytest.mark.parametrize(
+    ("factory", "search_params"),
+    [("Flat", ""), ("IVF4,Flat", ""), ("IVF4,SQ8", "nprobe=2"), ("RaBitQ,Refine(SQ8)", "k_factor_rf=4"), ("HNSW32", "efSearch=64")],
+)
+def test_what_an_index_takes_is_no_fault(root: Path, tiny_folder: Path, factory: str, search_params: str):
+    """The fault of the re-ranker is found after those of the index."""
+    given = {"model": str(tiny_folder), "reranker": str(tiny_folder), "factory": factory, "search_params": search_params}
+    with pytest.raises(InputError, match="holds an encoder without a head that scores"):
+        run_suite(read(root, sets="plain", **given))
 
 
 def rows(values: dict[tuple[str, str], list[float]]) -> list[dict[str, object]]:
