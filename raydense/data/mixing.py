@@ -49,7 +49,6 @@ def mix(settings: MixSettings) -> Artifact:
 
     InputError where a name has no counterpart, a query or a passage is unknown, or examples were made with another corpus.
     """
-    settings.check_names()
     dataset = DatasetDraft(settings.output, provenance("mix", settings))
     if dataset.done:
         return dataset.done

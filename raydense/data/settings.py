@@ -168,12 +168,12 @@ class MixSettings(Settings):
             if (given := len(getattr(self, key))) not in (0, len(self.examples)):
                 raise ValueError(f"{given} {key} for {len(self.examples)} sources: give one for each")
         try:
-            self.check_names()
+            self._check_names()
         except InputError as error:
             raise ValueError(str(error)) from None
         return self
 
-    def check_names(self) -> None:
+    def _check_names(self) -> None:
         """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
         names = list(folders_by_name(self.examples, "examples"))
         if with_colon := [name for name in names if ":" in name]:

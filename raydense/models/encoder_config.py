@@ -74,8 +74,8 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
         config = EncoderConfig(query_length=min(32, limit), passage_length=min(128, limit))
     if given.get("shared") and not config.shared:
         raise InputError("holds two separate encoders", folder, "set shared to false, or start from one of its sub-folders")
-    if kind.gives == "vectors" and "pooling" in given:
-        raise InputError(f"its {kind.__name__} gives vectors, which nothing pools", folder, "leave pooling out")
+    if kind.gives == "vectors" and given.get("pooling", "mean") != "mean":
+        raise InputError(f"its {kind.__name__} gives vectors, the mean of its tokens'", folder, "leave pooling out")
     check_mode(given.get("pooling", config.pooling), "pooling")
     config = replace(config, **given)
     for name in ("query_length", "passage_length"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def model_of(known: Known, folder: str | None) -> Model | None:
     if isinstance(expected, Model):
         return expected
     return None if is_hub_name(folder) else _read(model_place(folder).located)
+
+
+def check_dimensions(model: Model, check: Callable[[int], None]) -> None:
+    """Call `check` with each dimension that a model's vectors may have, until one passes; else the InputError of the first."""
+    faults: list[InputError] = []
+    for times in (1, 2, 3):  # joined poolings have a multiple of the states' width
+        try:
+            return check(times * int(model.each))
+        except InputError as error:
+            faults.append(error)
+    raise faults[0]
 
 
 def _read(folder: str) -> Model | None:

@@ -44,8 +44,8 @@ _MAKES = {
     "evaluate": "report",
 }
 # What the models that a verb runs may be, as `Method.models` has it; every model will do for the others, such as one to start from.
-_ENCODES, _SCORES, _WRITES = "retriever or encoder", "re-ranker", "generator"
-_RUNS = {
+_ENCODES, _SCORES, _WRITES = ("retriever", "encoder"), ("re-ranker",), ("generator",)
+_RUNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("encode", "model"): _ENCODES,
     ("search", "model"): _ENCODES,
     ("filter", "model"): _ENCODES,
@@ -54,7 +54,7 @@ _RUNS = {
     ("label", "model"): _SCORES,
     ("annotate", "model"): _SCORES,
     ("train", "refresh.reranker"): _SCORES,
-    ("overlap", "model"): f"{_ENCODES} or {_SCORES}",
+    ("overlap", "model"): _ENCODES + _SCORES,
     ("generate", "model"): _WRITES,
     ("expand", "model"): _WRITES,
 }
@@ -75,7 +75,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             if path is None or (kind == "model" and path == "tiny") or by_name:
                 continue
             fault = _fault(str(path), kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
-            fault = fault or _other_model(str(path), _RUNS.get((stage.verb, key), ""), earlier)
+            fault = fault or _other_model(str(path), _RUNS.get((stage.verb, key), ()), earlier)
             if fault:
                 return f"{key}: {fault}"
     try:
@@ -102,16 +102,16 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
     return ""
 
 
-def _other_model(path: str, wanted: str, earlier: list[Stage]) -> str:
-    """What is wrong with a model that an earlier stage trains, or has trained, where a `wanted` one is run; "" for any."""
+def _other_model(path: str, wanted: tuple[str, ...], earlier: list[Stage]) -> str:
+    """What is wrong with a model that an earlier stage trains, or has trained, where one of the `wanted` is run; () for any."""
     producer = _producer(path, earlier)
     if not wanted or producer is None or not isinstance(producer.settings, LoopSettings):
         return ""
     part = _below(path, producer.settings.output) or ""
     made = method_of(producer.settings).models.get(part)
-    if made is None or made in wanted.split(" or "):
+    if made is None or made in wanted:
         return ""
-    return f"${producer.name}{'/' if part else ''}{part} is {made}, not {wanted}"
+    return f"${producer.name}{'/' if part else ''}{part} is {made}, not {' or '.join(wanted)}"
 
 
 def _producer(path: str, earlier: list[Stage]) -> Stage | None:

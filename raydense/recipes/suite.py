@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,17 +249,12 @@ def _check(settings: SuiteSettings) -> None:
 
 def _check_index(settings: SuiteSettings) -> None:
     """InputError where FAISS cannot make the index of the retriever's vectors, or it does not take the search parameters."""
-    from raydense.models.model_size import model_of
-    from raydense.retrieval.faiss_shard import set_search_params
-    from raydense.retrieval.faiss_size import index_of
-    from raydense.retrieval.search_params import with_defaults
+    from raydense.models.model_size import check_dimensions, model_of
+    from raydense.retrieval.faiss_shard import check_factory
 
     model = model_of(Known(), str(model_place(str(settings.model)).local()))
-    if model is None:  # without the dimension of its vectors nothing can be said
-        return
-    index = index_of(settings.factory, int(model.each))
-    if used := with_defaults(settings.search_params, settings.factory):
-        set_search_params(index, used)
+    if model is not None:  # without the dimension of its vectors nothing can be said
+        check_dimensions(model, partial(check_factory, settings.factory, settings.search_params))
 
 
 def write_tables(suite: Suite, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.forecast import Known
 from raydense.models.cross_encoder import refuse_untrained
-from raydense.models.model_size import model_of
+from raydense.models.model_size import check_dimensions, model_of
 from raydense.refresh.generation import index_settings
 from raydense.retrieval.faiss_plan import check_disk, check_memory, check_shards, check_training, plan_build, threads_of
-from raydense.retrieval.faiss_shard import set_search_params
-from raydense.retrieval.faiss_size import index_of, size_of
-from raydense.retrieval.search_params import with_defaults
+from raydense.retrieval.faiss_shard import check_factory
+from raydense.retrieval.faiss_size import size_of
 from raydense.retrieval.sharding import shards_for
 from raydense.runtime.session import ensure_ray
 from raydense.storage import Artifact, Place, begun_from, model_place
@@ -43,20 +43,12 @@ def _check_index(settings: TrainSettings, refresh: RefreshSettings, rows: int) -
     model = model_of(Known(), settings.model if settings.model == "tiny" else str(model_place(settings.model).local()))
     if model is None:
         return
-    faults: list[InputError] = []
-    for times in (1, 2, 3):  # joined poolings have a multiple of the states' width
-        try:
-            return _check_of(settings, refresh, rows, times * int(model.each))
-        except InputError as error:
-            faults.append(error)
-    raise faults[0]
+    check_dimensions(model, partial(_check_of, settings, refresh, rows))
 
 
 def _check_of(settings: TrainSettings, refresh: RefreshSettings, rows: int, dimension: int) -> None:
     """InputError on what `index` or a search would refuse of vectors of a dimension."""
-    index = index_of(refresh.factory, dimension)
-    if params := with_defaults(refresh.search_params, refresh.factory):
-        set_search_params(index, params)
+    check_factory(refresh.factory, refresh.search_params, dimension)
     asked = index_settings(refresh, settings.output, "vectors")
     shards = asked.shards or shards_for(size_of(asked.factory, dimension).vector, rows)
     plan = plan_build(asked.factory, dimension, rows, shards, group="refresh.")

@@ -35,7 +35,7 @@ from raydense.training.inputs import refuse_replaced
 from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import many_words
-from raydense.training.method import load_model, method_of
+from raydense.training.method import dev_interval, load_model, method_of
 from raydense.training.micro_batch import refuse_too_little
 from raydense.training.registered import newest_state
 from raydense.training.settings import MeasuredSettings
@@ -95,7 +95,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     refuse_replaced(settings, inputs)
     sampler = Sampler(examples, settings)
     steps = sampler.steps(settings.epochs, settings.max_steps)
-    _say_of_patience(settings, method.dev_every(settings, steps), steps)
+    _say_of_patience(settings, dev_interval(settings, steps), steps)
     generations = Generations.of(settings, sampler, steps, draft.located)
     _check_model(settings)
     gpu = require_capacity(settings)

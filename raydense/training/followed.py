@@ -72,7 +72,7 @@ class Followed:
         (self._shared / FOUND).delete()
         forget(self._shared)
         withdraw(self._shared)
-        self._at, self._began = 0, False
+        self._at, self._began, self._ahead = 0, False, {}
         fix_registered(self._shared)
         workers.start()
         job = ray.get_runtime_context().get_job_id()
@@ -138,7 +138,7 @@ class Followed:
 
     def _new_lines(self) -> Iterator[Line]:
         """The new lines of the history, each with what was measured of the machines since the line before."""
-        usage = self._usage.new_lines()  # read after the history, which is written after it
+        usage = self._usage.new_lines()  # the file is read at the first `next`: after the history, which is written after it
         for line in self._follower.new_lines():
             used: Line = {}
             while (ahead := self._ahead or next(usage, {})) and ahead["step"] <= line["step"]:

@@ -12,7 +12,7 @@ from raydense.runtime.progress import say
 from raydense.settings import flat
 from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.method import method_of
+from raydense.training.method import dev_interval, method_of
 from raydense.training.settings import MeasuredSettings, TrainSettings, refresh_of
 
 _ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
@@ -64,7 +64,7 @@ def _measured(settings: LoopSettings, steps: Holds, passage: float) -> float:
     dev = settings.dev if isinstance(settings, MeasuredSettings) else None
     if not dev:
         return 0.0
-    times = steps.rows // method_of(settings).dev_every(settings, int(steps.rows))
+    times = steps.rows // dev_interval(settings, int(steps.rows))
     return times * dev.passages * passage
 
 

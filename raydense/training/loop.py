@@ -26,7 +26,7 @@ from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_edited, refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.method import method_of
+from raydense.training.method import dev_interval, method_of
 from raydense.training.micro_batch import Kept, find_micro_batch, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
@@ -122,7 +122,7 @@ class Loop:
         self.engine.module.train()
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
-        self.dev_every = method.dev_every(s, job.steps)
+        self.dev_every = dev_interval(s, job.steps)
         dev: DevSettings | None = getattr(s, "dev", None)
         self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
         self.status = Status(job.shared) if worker.rank == 0 else None

@@ -135,10 +135,9 @@ class Method(ABC):
             require_scores(settings)
 
     @classmethod
-    def dev_every(cls, settings: Any, steps: int) -> int:
-        """Steps between dev measurements in a training of `steps`; by default there are ten."""
-        given = settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
-        return given or max(1, math.ceil(steps / 10))
+    def dev_every(cls, settings: Any) -> int:
+        """Steps between dev measurements; 0 means ten over the whole run."""
+        return settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
@@ -204,6 +203,11 @@ def method_of(settings: LoopSettings) -> type[Method]:
     """The method that the settings belong to."""
     assert settings.trains is not None, f"{type(settings).__name__} is of no method"
     return settings.trains
+
+
+def dev_interval(settings: LoopSettings, steps: int) -> int:
+    """Steps between dev measurements in a training of so many steps."""
+    return method_of(settings).dev_every(settings) or max(1, math.ceil(steps / 10))
 
 
 def load_model(settings: LoopSettings, folder: str) -> Any:

@@ -32,7 +32,7 @@ def commands() -> list[list[str]]:
 
 def certain() -> list[str]:
     """Thresholds that part the candidates of one query at least: a re-ranker of two steps scores all of them nearly alike."""
-    found = rd.Artifact.open("runs/reranked", "run").head(10_000)
+    found = rd.Artifact.open("runs/scored", "run").head(10_000)
     scores = [of_one["score"][of_one["rank"] <= 50] for _, of_one in found.groupby("query_id")]
     low, high = probability(np.quantile(max(scores, key=np.ptp), [0.4, 0.6]))
     return ["--s-pos", repr(float(high)), "--s-neg", repr(float(low))]

@@ -21,6 +21,8 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.model_kind import multiplies
 from raydense.models.modules.static_embedding import distilled
 from raydense.training.memory import Outline
+from raydense.training.method import method_of
+from raydense.training.settings import PretrainSettings
 from raydense.training.step import checkpoint_activations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,16 +145,24 @@ def test_only_a_transformer_multiplies(static: Path, tiny_folder: Path) -> None:
     ("given", "message"),
     [
         ({"dropout": 0.1}, "a static embedding has no dropout; leave dropout out"),
-        ({"pooling": "cls"}, "its StaticEmbedding gives vectors, which nothing pools; leave pooling out"),
+        ({"pooling": "cls"}, "its StaticEmbedding gives vectors, the mean of its tokens'; leave pooling out"),
         ({"adapter": "lora:rank=4"}, "a static embedding has no layer for an adapter"),
     ],
 )
 def test_what_has_no_effect_on_it_is_refused(given: dict[str, Any], message: str, static: Path) -> None:
     with pytest.raises(InputError, match=message):
         DualEncoder.load(static, **given)
-    DualEncoder.load(static, dropout=0.0)
+    DualEncoder.load(static, dropout=0.0, pooling="mean")
 
 
 def test_it_has_no_activations_to_compute_again(static: Path) -> None:
     with pytest.raises(InputError, match="activation_checkpointing: the model has none"):
         checkpoint_activations(DualEncoder.load(static))
+
+
+@pytest.mark.parametrize("method", ["mlm", "cotmae"])
+def test_it_is_refused_where_an_encoder_is_pre_trained(method: str, static: Path) -> None:
+    given = {"output": "o", "corpus": "c", "model": str(static), "method": method} | ({"context": "passage"} if method == "cotmae" else {})
+    settings = PretrainSettings.read(given)
+    with pytest.raises(InputError, match="a StaticEmbedding has no layers to pre-train"):
+        method_of(settings).check(settings, str(static))

@@ -3,7 +3,7 @@
 import pytest
 
 from raydense.training.fit import _say_of_patience
-from raydense.training.method import method_of
+from raydense.training.method import dev_interval
 from raydense.training.settings import TrainSettings
 
 
@@ -25,6 +25,6 @@ def test_patience_that_ends_nothing_is_said(
     given = {} if dev is None else {"dev": {"qrels": "q", **dev}}
     folders = {key: key for key in ("model", "corpus", "queries", "examples", "output")}
     settings = TrainSettings(objective="retriever", **folders, **given)
-    _say_of_patience(settings, method_of(settings).dev_every(settings, steps), steps)
+    _say_of_patience(settings, dev_interval(settings, steps), steps)
     printed = capsys.readouterr().err
     assert said in printed if said else not printed

@@ -429,6 +429,8 @@ def test_dropout_of_a_static_teacher_is_refused(tiny_folder: Path) -> None:
     """It is never in training mode, and its folder would be saved with the new dropout."""
     with pytest.raises(InputError, match="a static teacher does not use dropout"):
         settings(objective="joint", reranker=str(tiny_folder), teacher="static", dropout=0.1)
+    assert "dropout" not in Joint.Settings.takes({"teacher": "static"}), "a default of a recipe is not given to it"
+    assert "dropout" in Joint.Settings.takes({})
 
 
 @pytest.mark.parametrize(("teacher", "measured"), [("dynamic", {METRIC, OF_RERANKER}), ("static", {METRIC})])

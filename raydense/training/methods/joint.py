@@ -56,6 +56,11 @@ class Joint(Method):
         )
         direction: Literal["de_ce", "ce_de"] = setting("de_ce", "KL(retriever || re-ranker), or the other way round")
 
+        @classmethod
+        def takes(cls, values: dict[str, Any]) -> set[str]:
+            """As for every stage; without what a re-ranker that is trained takes where the teacher is static."""
+            return super().takes(values) - ({"loss", "dropout"} if values.get("teacher") == "static" else set())
+
         @model_validator(mode="after")
         def _fits_joint(self) -> Self:
             if not self.in_batch and self.negatives == 0:

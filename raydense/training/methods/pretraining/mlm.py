@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raydense.errors import InputError
+from raydense.storage import model_place
 from raydense.training.method import Batch, Draws, Held, Method, Metrics, Outputs, method
 from raydense.training.settings import PretrainSettings
 
@@ -82,9 +84,16 @@ class Mlm(Method):
 
     @classmethod
     def check(cls, settings: Any, folder: str) -> None:
+        from raydense.models.encoder_config import input_module
+        from raydense.models.encoder_folder import encoder_folders
         from raydense.models.tokenizer import load_tokenizer
 
         load_tokenizer(folder, passage_length=settings.passage_length)
+        kind, _ = input_module(encoder_folders(model_place(folder).local())[1])
+        if kind.gives == "vectors":
+            raise InputError(
+                f"a {kind.__name__} has no layers to pre-train", folder, "give an encoder of masked language modelling, such as BERT"
+            )
 
     @classmethod
     def lengths(cls, model: PretrainModel) -> dict[str, int]:
