@@ -17,6 +17,7 @@ from traceback import walk_tb
 from typing import Any
 
 _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
+_NEED_NO_ACTION = ("infinite retries remaining", "worker processes have been started on node")  # errors of a raylet
 
 
 def free_by_node() -> dict[str, dict[str, float]]:
@@ -247,8 +248,8 @@ def quiet_driver() -> Iterator[None]:
     """In the block, a driver that `ray.init` connects does not print Ray's lines that need no action.
 
     These are a note on the authentication token; the driver's own C++ log, which for every actor pool of Ray Data warns that constructor
-    arguments end with the driver (so does the pool); and retries of calls that Ray repeats without limit, as Serve makes them while it
-    shuts down. Other errors go to standard error: Ray prints them to standard output, which is for results.
+    arguments end with the driver (so does the pool); retries of calls that Ray repeats without limit, as Serve makes them while it
+    shuts down; and that it has more workers than CPUs, as stages have that wait for others. Other errors go to standard error: Ray prints them to standard output, which is for results.
     """
     from ray import _raylet
 
@@ -292,7 +293,7 @@ def _filter_errors() -> None:
     show = worker.print_to_stdstream
 
     def show_error(data: Any, ignore_prefix: bool) -> None:
-        if data.get("pid") != "raylet" or not any("infinite retries remaining" in line for line in data["lines"]):
+        if data.get("pid") != "raylet" or not any(words in line for line in data["lines"] for words in _NEED_NO_ACTION):
             show({**data, "is_err": True}, ignore_prefix)
 
     worker.print_to_stdstream = show_error
