@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
-from raydense.errors import InputError, did_you_mean
+from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
-from raydense.storage import folders_by_name, named, named_folders
+from raydense.storage import named, named_folders
 
 
 def _format_that(function: str) -> AfterValidator:
@@ -167,35 +167,31 @@ class MixSettings(Settings):
         for key in ("weights", "prefixes"):
             if (given := len(getattr(self, key))) not in (0, len(self.examples)):
                 raise ValueError(f"{given} {key} for {len(self.examples)} sources: give one for each")
-        try:
-            self._check_names()
-        except InputError as error:
-            raise ValueError(str(error)) from None
+        self._refuse_same_names("examples", "queries", "corpus", "qrels", "run")
+        self._refuse_names()
         return self
 
-    def _check_names(self) -> None:
-        """InputError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
-        names = list(folders_by_name(self.examples, "examples"))
+    def _refuse_names(self) -> None:
+        """ValueError unless each source has queries and a corpus, each judgement a source, and each run judgements."""
+        names = [name for name, _ in named_folders(self.examples)]
         if with_colon := [name for name in names if ":" in name]:
-            raise InputError(
-                f"the source {with_colon[0]!r} has a colon, which ends its name in the ids", "examples", "write it as NAME=folder"
-            )
+            raise ValueError(f"examples: the source {with_colon[0]!r} has a colon, which ends its name in the ids; write it as NAME=folder")
         for key in ("queries", "corpus", "qrels", "run"):
-            self._check_names_of(key, names)
-        judged = folders_by_name(self.qrels, "qrels")
-        if without := [name for name in folders_by_name(self.run, "run") if name not in judged]:
-            raise InputError(f"{without[0]!r} has a run, and no qrels", "run", "give the judgements of its queries, too")
+            self._refuse_names_of(key, names)
+        judged = dict(named_folders(self.qrels))
+        if without := [name for name, _ in named_folders(self.run) if name not in judged]:
+            raise ValueError(f"run: {without[0]!r} has a run, and no qrels; give the judgements of its queries, too")
 
-    def _check_names_of(self, key: str, names: list[str]) -> None:
-        """InputError unless the folders of `key` are of the sources called `names`: of all, but qrels and run may be of some."""
+    def _refuse_names_of(self, key: str, names: list[str]) -> None:
+        """ValueError unless the folders of `key` are of the sources called `names`: of all, but qrels and run may be of some."""
         folders, some = getattr(self, key), key in ("qrels", "run")
-        given = folders_by_name(folders, key)
+        given = [name for name, _ in named_folders(folders)]
         if not some and shared_folder(folders):
             return
         missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
         if unknown or (missing and not some):
             what = f"has nothing called {missing[0]!r}" if not unknown else f"{unknown[0]!r} is no source: they are {', '.join(names)}"
-            raise InputError(what, key, "name each as in examples, NAME=folder; one folder without a name is for all")
+            raise ValueError(f"{key}: {what}; name each as in examples, NAME=folder; one folder without a name is for all")
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the examples."""

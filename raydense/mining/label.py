@@ -28,7 +28,7 @@ from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_e
 from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say
-from raydense.storage import WORK, Artifact, Draft, Place, begun_from, check_made_with, provenance_of, read_manifest, releases_outputs
+from raydense.storage import WORK, Artifact, Draft, Place, check_made_with, made_or_begun_from, provenance_of, releases_outputs
 
 BINS = 20
 REPORT = "report.md"
@@ -48,7 +48,7 @@ def label(settings: LabelSettings) -> Artifact:
     lacks are left out, and counted. Raises InputError on a folder without a trained re-ranker, on an unknown passage of the run or
     query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """
-    made_from = _made_from(settings)
+    made_from = provenance_of(made_or_begun_from(settings.output), "label", settings)
     if settings.model is None:
         refuse_unscored(settings.run, "give the teacher as --model, or a run that `raydense rerank` made")
         loss = Artifact.open(settings.run).summary.get("loss")
@@ -85,13 +85,6 @@ def label(settings: LabelSettings) -> Artifact:
     draft.commit(REPORT, partial(write_report, settings=settings, summary=summary, parts=files, store=labeller.judged.store), 0)
     _report(settings, summary)
     return draft.finish(summary["kept"], **summary)
-
-
-def _made_from(settings: LabelSettings) -> dict[str, Any]:
-    """The provenance of the output, with what the settings leave open as it is there already."""
-    manifest = read_manifest(settings.output)
-    there = manifest["made_from"] if manifest else begun_from(settings.output) or {}
-    return provenance_of(there, "label", settings)
 
 
 def _scores(settings: LabelSettings, draft: Draft) -> Artifact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raydense.retrieval.kind import kind_named
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage import begun_from, read_manifest
+from raydense.storage import made_or_begun_from
 
 SHARD_BYTES = 2 * 2**30
 
@@ -22,8 +22,7 @@ def with_shards(settings: IndexSettings) -> IndexSettings:
 
 def shards_begun(settings: IndexSettings) -> int:
     """The number of shards that the output was begun with; 0 if it was not."""
-    manifest = read_manifest(settings.output)
-    there = manifest["made_from"] if manifest else begun_from(settings.output) or {}
+    there = made_or_begun_from(settings.output)
     return int(there.get("settings", {}).get("shards") or 0) if there.get("stage") == "index" else 0
 
 

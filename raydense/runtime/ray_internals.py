@@ -249,7 +249,8 @@ def quiet_driver() -> Iterator[None]:
 
     These are a note on the authentication token; the driver's own C++ log, which for every actor pool of Ray Data warns that constructor
     arguments end with the driver (so does the pool); retries of calls that Ray repeats without limit, as Serve makes them while it
-    shuts down; and that it has more workers than CPUs, as stages have that wait for others. Other errors go to standard error: Ray prints them to standard output, which is for results.
+    shuts down; and that it has more workers than CPUs, as stages have that wait for others. Other errors go to standard error: Ray prints
+    them to standard output, which is for results.
     """
     from ray import _raylet
 

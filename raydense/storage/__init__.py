@@ -22,7 +22,7 @@ from raydense.storage.provenance import (
     refuse_inside,
     versions,
 )
-from raydense.storage.unfinished import begun_from, commits_in
+from raydense.storage.unfinished import begun_from, commits_in, made_or_begun_from
 
 __all__ = [
     "MANIFEST",
@@ -46,6 +46,7 @@ __all__ = [
     "fingerprint_of",
     "folders_by_name",
     "is_hub_name",
+    "made_or_begun_from",
     "model_place",
     "named",
     "named_folders",

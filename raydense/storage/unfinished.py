@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from raydense.storage.artifact import WORK
+from raydense.storage.artifact import WORK, read_manifest
 from raydense.storage.commits import COMMITS
 from raydense.storage.lease import WRITER
 from raydense.storage.local_place import LOCK
@@ -21,6 +21,12 @@ def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:
     place = Place.of(output)
     begun = (place / WORK / BEGUN).read()
     return json.loads(begun) if begun is not None and made_something(place) else None
+
+
+def made_or_begun_from(output: str | os.PathLike[str]) -> dict[str, Any]:
+    """The provenance of what is in a folder, finished or not; {} if nothing was made yet."""
+    manifest = read_manifest(output)
+    return manifest["made_from"] if manifest else begun_from(output) or {}
 
 
 def made_something(place: Place) -> bool:
