@@ -49,6 +49,6 @@ def _last_line(trial: Trial) -> str:
         with open((trial.recipe.output / "log").growing(), "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LINE_BYTES))
             whole = log.read().decode(errors="replace").rpartition("\n")[0]
-    except FileNotFoundError:
+    except OSError:  # it is not there yet, or its disk is away: only a line is lost
         return ""
     return whole.rpartition("\n")[2].strip()
