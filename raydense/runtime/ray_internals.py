@@ -94,6 +94,24 @@ def persisted_checkpoint(name: str) -> Any:
     return Checkpoint(filesystem=storage.storage_filesystem, path=storage.build_checkpoint_path_from_name(name))
 
 
+def trainer_type() -> type:
+    """Ray Train's `TorchTrainer`, without its actor that frees what a dead controller reserved where there is no dashboard.
+
+    That actor finds out from the dashboard alone whether the controller lives. Without one it learns nothing in 40 s, then dies; a training that
+    ended before that waited for it, up to 12 s. No setting leaves it out.
+    """
+    from ray._private import ray_constants
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    class Trainer(TorchTrainer):
+        def _create_default_callbacks(self) -> list[Any]:
+            dashboard = kv_get(ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD.decode())
+            return [one for one in super()._create_default_callbacks() if dashboard or not isinstance(one, PlacementGroupCleanerCallback)]
+
+    return Trainer
+
+
 def autoscaler_state() -> Any:
     """The last report of Ray's autoscaler (Ray's `AutoscalingState`); only the text of `ray status` is public. An error if no Ray runs."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]

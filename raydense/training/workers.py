@@ -11,6 +11,7 @@ from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.exiting import ends_before_ray
 from raydense.runtime.progress import say
+from raydense.runtime.ray_internals import trainer_type
 from raydense.runtime.session import joins_cluster
 from raydense.storage import WORK, Place, stays_held
 from raydense.training.loop import Job, train_worker
@@ -79,12 +80,12 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     if not joins_cluster():  # an embedded Ray is never preempted: no actor needed for that
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig
 
     each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
     # otherwise idle threads keep their cores busy, and two trainings on one machine take ten times as long as one
     env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **_allocator(job, gpu)}
-    trainer = TorchTrainer(
+    trainer = trainer_type()(
         lambda: train_worker(job),  # type: ignore[arg-type]
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),

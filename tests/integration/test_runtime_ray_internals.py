@@ -56,6 +56,23 @@ def test_how_a_training_uploads_a_checkpoint() -> None:
     assert context.MAX_CHECKPOINT_UPLOAD_THREADS == 1, "uploads are registered in their order"
 
 
+def test_a_short_training_does_not_wait_for_a_dashboard() -> None:
+    """Where there is one, Ray's cleaner of reservations stays."""
+    from ray._private.ray_constants import DASHBOARD_ADDRESS
+
+    def callbacks() -> list[str]:
+        return [type(one).__name__ for one in ray_internals.trainer_type()(lambda: None)._create_default_callbacks()]
+
+    without = callbacks()
+    ray_internals.kv_put(DASHBOARD_ADDRESS, b"127.0.0.1:1", namespace="dashboard")
+    try:
+        with_dashboard = callbacks()
+    finally:
+        ray_internals.kv_delete(DASHBOARD_ADDRESS, namespace="dashboard")
+    assert [one for one in with_dashboard if one not in without] == ["PlacementGroupCleanerCallback"]
+    assert "BackendSetupCallback" in without
+
+
 def test_without_an_autoscaler_its_state_is_empty() -> None:
     state = ray_internals.autoscaler_state()
     assert state.autoscaler_state_version == 0
