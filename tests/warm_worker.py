@@ -85,6 +85,11 @@ def warm_workers(folder: Path) -> Iterator[None]:
             server.terminate()
 
 
+def own_ray_environment() -> dict[str, str]:
+    """The environment of a process that starts a Ray of its own, whose workers are forked, too."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
 def cold_environment() -> dict[str, str]:
     """The environment of a process whose Ray, one of its own, starts workers in Ray's own way."""
     return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", SOCKET)}

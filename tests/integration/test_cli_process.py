@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 import psutil
 import pytest
-from warm_worker import cold_environment
+from warm_worker import own_ray_environment
 
 
 def test_help_imports_nothing_heavy():
@@ -59,7 +59,7 @@ def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
 def test_sigterm_while_ray_starts_is_the_same_line(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     command = [sys.executable, "-m", "raydense", "run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
-    with forked.Popen(command, env=cold_environment(), stderr=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, env=own_ray_environment(), stderr=subprocess.PIPE, text=True) as process:
         while not any("gcs_server" in one.name() for one in psutil.Process(process.pid).children()):
             assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGTERM)

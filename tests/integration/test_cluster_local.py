@@ -102,15 +102,29 @@ def started():
         process.wait(60)
 
 
-def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(started, tmp_path):
+def test_it_listens_at_the_loopback_to_who_has_its_token_and_nothing_is_left_of_it(started):
     process, printed = started
-    texts, model = make_corpus(tmp_path / "corpus", PASSAGES, 60), slow_retriever(tmp_path / "model")
     assert process.poll() is None, printed
     url, address, access = given(printed)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{url}/api/jobs/")
     status = [sys.executable, "-m", "raydense", "pool", "status", "--address", address, "--json"]
     assert json.loads(subprocess.run(status, env=os.environ | access, capture_output=True, text=True, check=True).stdout) == []
+    folder = str(Path(access["RAY_AUTH_TOKEN_PATH"]).parent)
+    assert _processes_of(folder)
+    assert _addresses(folder) == {"127.0.0.1"}
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert _processes_of(folder) == []
+    assert not Path(folder).exists()
+
+
+@pytest.mark.long
+def test_work_makes_the_cluster_grow_and_shrink(started, tmp_path):
+    process, printed = started
+    texts, model = make_corpus(tmp_path / "corpus", PASSAGES, 60), slow_retriever(tmp_path / "model")
+    assert process.poll() is None, printed
+    url, _, access = given(printed)
     logs = submitted(url, access, tmp_path, ENCODE_AND_SEARCH)
     assert re.search("nodes: 1, [23], 1", logs), logs  # on a quick machine the work is done before the third node is there
     assert "pool: 3 nodes, True" in logs, logs
@@ -120,14 +134,6 @@ def test_work_makes_the_cluster_grow_and_shrink_and_nothing_is_left_of_it(starte
     with torch.no_grad():
         tokens = model.tokenize_passages([texts[row] for row in wanted]).pad(model.tokenizer.pad_id, "cpu")
         np.testing.assert_allclose(vectors.take(wanted), model.encode_passages(tokens).numpy(), atol=1e-5)
-
-    folder = str(Path(access["RAY_AUTH_TOKEN_PATH"]).parent)
-    assert _processes_of(folder)
-    assert _addresses(folder) == {"127.0.0.1"}
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert _processes_of(folder) == []
-    assert not Path(folder).exists()
 
 
 @pytest.mark.long

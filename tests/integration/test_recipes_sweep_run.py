@@ -20,7 +20,7 @@ import psutil
 import pytest
 from ray.exceptions import OutOfMemoryError
 from ray.tune import Tuner
-from warm_worker import cold_environment
+from warm_worker import cold_environment, own_ray_environment
 
 from raydense.errors import InputError
 from raydense.recipes.recipe import state
@@ -65,16 +65,16 @@ def manifests(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(file): ((stat := file.stat()).st_mtime_ns, stat.st_ino) for file in files}
 
 
-def start_sweep(folder: Path, log: str) -> subprocess.Popen[bytes]:
-    """The sweep as a user runs it: a process of its own, with a Ray of its own, whose workers show their environment."""
+def start_sweep(folder: Path, log: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """The sweep as a user runs it: a process of its own, with a Ray of its own."""
     command = [sys.executable, "-m", "raydense", "run", "recipe.yaml", "--output", "out", "--concurrent", "2"]
     with open(folder / log, "w") as stream:
-        return forked.Popen(command, cwd=folder, env=cold_environment(), stdout=stream, stderr=stream, start_new_session=True)
+        return forked.Popen(command, cwd=folder, env=environment, stdout=stream, stderr=stream, start_new_session=True)
 
 
 def kill_once_trained(folder: Path) -> None:
     """Begin the sweep, and kill -9 it when the first re-ranker is trained."""
-    process = start_sweep(folder, "log")
+    process = start_sweep(folder, "log", own_ray_environment())
     try:
         while not list(folder.glob("out/stages/*/reranker/manifest.json")):
             assert process.poll() is None, (folder / "log").read_text()
@@ -92,7 +92,7 @@ def test_the_trainings_of_a_sweep_save_before_it_ends(tmp_path: Path) -> None:
         files = sorted(tmp_path.glob("out/stages/*/reranker/.work/history.jsonl"))
         return [max([line["step"] for line in Follower(Place.of(file)).new_lines()], default=0) for file in files]
 
-    with start_sweep(tmp_path, "log") as process:
+    with start_sweep(tmp_path, "log", own_ray_environment()) as process:
         while len(done := steps()) < 2 or min(done) < 10:
             assert process.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.05)
@@ -139,7 +139,7 @@ def test_a_killed_sweep_goes_on_and_ends_in_one_table(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sweep = Sweep.read("recipe.yaml", "out")
     assert sweep is not None
-    with environments_of("ray::RayTrainWorker") as seen, start_sweep(tmp_path, "log-2") as process:
+    with environments_of("ray::RayTrainWorker") as seen, start_sweep(tmp_path, "log-2", cold_environment()) as process:
         process.wait()
     printed = Path("log-2").read_text()
     assert process.returncode == 0, printed

@@ -17,7 +17,7 @@ from embeddings import write_corpus
 from nodes import free_ports
 from ray import serve
 from search_versions import until
-from warm_worker import cold_environment
+from warm_worker import own_ray_environment
 
 from raydense.retrieval.index import index
 from raydense.retrieval.named import pools
@@ -61,7 +61,7 @@ def test_of_two_that_start_at_one_port_one_runs(words: str) -> None:
     """Their proxies would share the port, and each caller be answered by either."""
     port = free_ports(1)[0]
     with ExitStack() as stack:
-        both = [stack.enter_context(_serving(words, port, cold_environment())) for _ in range(2)]
+        both = [stack.enter_context(_serving(words, port, own_ray_environment())) for _ in range(2)]
         runs = [_runs(one) for one in both]
         assert sorted(runs) == [False, True]
         refused, running = both[runs.index(False)], both[runs.index(True)]

@@ -18,7 +18,7 @@ from typing import Any
 import forked
 import pytest
 from training_data import TrainingData, make_training_data
-from warm_worker import cold_environment
+from warm_worker import own_ray_environment
 
 from raydense.cli.work import verb_work
 from raydense.forecast import Forecast
@@ -113,7 +113,7 @@ def test_no_step_is_lost(
 
 def test_no_step_is_lost_where_the_signal_goes_to_the_process_group(data: TrainingData, tmp_path: Path) -> None:
     """As that of `timeout`: the Ray that the command has started does not hear it."""
-    with begin(settings_of(data, tmp_path / "ended"), cold_environment(), start_new_session=True) as process:
+    with begin(settings_of(data, tmp_path / "ended"), own_ray_environment(), start_new_session=True) as process:
         until_step(process, tmp_path / "ended", 10)
         os.killpg(process.pid, signal.SIGTERM)
         _, printed = process.communicate()
@@ -129,7 +129,7 @@ def test_no_step_is_lost_where_the_terminal_is_closed(data: TrainingData, tmp_pa
     if process == 0:
         try:
             os.chdir(ROOT)
-            os.execve(sys.executable, command, cold_environment())
+            os.execve(sys.executable, command, own_ray_environment())
         finally:
             os._exit(127)
     follower, step = Follower(Place.of(tmp_path / "ended/.work/history.jsonl")), 0
