@@ -94,7 +94,7 @@ def persisted_checkpoint(name: str) -> Any:
     return Checkpoint(filesystem=storage.storage_filesystem, path=storage.build_checkpoint_path_from_name(name))
 
 
-def trainer_type() -> type:
+def trainer_type() -> Any:
     """Ray Train's `TorchTrainer`, without its actor that frees what a dead controller reserved where there is no dashboard.
 
     That actor finds out from the dashboard alone whether the controller lives. Without one it learns nothing in 40 s, then dies; a training that
@@ -107,7 +107,8 @@ def trainer_type() -> type:
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
             dashboard = kv_get(ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD.decode())
-            return [one for one in super()._create_default_callbacks() if dashboard or not isinstance(one, PlacementGroupCleanerCallback)]
+            callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]  # Ray's stubs are of another trainer
+            return [one for one in callbacks if dashboard or not isinstance(one, PlacementGroupCleanerCallback)]
 
     return Trainer
 

@@ -86,7 +86,7 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     # otherwise idle threads keep their cores busy, and two trainings on one machine take ten times as long as one
     env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **_allocator(job, gpu)}
     trainer = trainer_type()(
-        lambda: train_worker(job),  # type: ignore[arg-type]
+        lambda: train_worker(job),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
         run_config=RunConfig(  # type: ignore[call-arg]  # it is of another class where types are checked

@@ -60,15 +60,13 @@ def test_a_short_training_does_not_wait_for_a_dashboard() -> None:
     """Where there is one, Ray's cleaner of reservations stays."""
     from ray._private.ray_constants import DASHBOARD_ADDRESS
 
-    def callbacks() -> list[str]:
+    def callbacks(dashboard: bytes) -> list[str]:
+        ray_internals.kv_put(DASHBOARD_ADDRESS, dashboard, namespace="dashboard")
         return [type(one).__name__ for one in ray_internals.trainer_type()(lambda: None)._create_default_callbacks()]
 
-    without = callbacks()
-    ray_internals.kv_put(DASHBOARD_ADDRESS, b"127.0.0.1:1", namespace="dashboard")
-    try:
-        with_dashboard = callbacks()
-    finally:
-        ray_internals.kv_delete(DASHBOARD_ADDRESS, namespace="dashboard")
+    address = ray_internals.kv_get(DASHBOARD_ADDRESS, namespace="dashboard") or b""
+    without, with_dashboard = callbacks(b""), callbacks(b"127.0.0.1:1")
+    ray_internals.kv_put(DASHBOARD_ADDRESS, address, namespace="dashboard")
     assert [one for one in with_dashboard if one not in without] == ["PlacementGroupCleanerCallback"]
     assert "BackendSetupCallback" in without
 
