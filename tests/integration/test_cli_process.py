@@ -28,7 +28,7 @@ def test_a_question_to_bm25_imports_no_model():
 
 RECIPE = """
 stages:
-  data: {do: sample, passages: 20000}
+  data: {do: sample, passages: 5000}
   words: {do: index, kind: bm25, corpus: $data/corpus, shards: 4}
   found: {do: search, index: $words, queries: $data/queries, block: 8}
 """
@@ -43,7 +43,7 @@ def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
     with forked.Popen(command, env=joining, stderr=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "out/found/.work/commits").exists():
             assert process.poll() is None, process.communicate()
-            time.sleep(0.001)
+            time.sleep(0.005)
         process.send_signal(number)
         if number == signal.SIGHUP:  # as the shell and the kernel do
             process.send_signal(number)

@@ -164,9 +164,9 @@ def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, 
         for at in moments:
             while step < at:
                 step = max([step, *(line["step"] for line in follower.new_lines())])
-                time.sleep(0.001)
+                time.sleep(0.02)
             while not (there := [worker.pid for worker in workers_here() if worker.pid not in dict(killed)]):
-                time.sleep(0.001)
+                time.sleep(0.02)
             os.kill(there[0], signal.SIGKILL)
             killed.append((there[0], step))
 
@@ -330,7 +330,7 @@ def test_a_run_goes_on_with_fewer_workers(data: TrainingData, curve: Curve, tmp_
 
     def kill(after: int) -> None:
         while registered(storage) <= after:
-            time.sleep(0.001)
+            time.sleep(0.02)
         os.kill(workers_here()[0].pid, signal.SIGKILL)
 
     for workers in (4, 2):

@@ -68,7 +68,7 @@ def until_step(process: subprocess.Popen[str], output: Path, least: int) -> None
     while step < least:
         assert process.poll() is None, process.communicate()
         step = max([step, *(line["step"] for line in follower.new_lines())])
-        time.sleep(0.001)
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: Training
 
     def interrupt() -> None:
         while not (tmp_path / "ended/.work/run").exists():
-            time.sleep(0.001)
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -173,7 +173,7 @@ def test_workers_that_wait_for_new_negatives_end_at_once(
 
     def interrupt() -> None:
         while (state := newest_state(Place.of(output) / ".work")) is None or state.step < 2 * every:
-            time.sleep(0.001)
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -191,7 +191,7 @@ def test_before_the_first_step_it_ends_at_once(data: TrainingData, tmp_path: Pat
     with begin(settings_of(data, tmp_path / "ended"), joining) as process:
         while not (tmp_path / "ended/.work/run").exists():
             assert process.poll() is None, process.communicate()
-            time.sleep(0.001)
+            time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         _, printed = process.communicate()
     assert process.returncode == 143, printed

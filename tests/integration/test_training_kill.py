@@ -37,7 +37,7 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
     while step < 23:
         assert process.poll() is None
         step = max([step, *(line["step"] for line in follower.new_lines())])
-        time.sleep(0.001)
+        time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert step < STEPS

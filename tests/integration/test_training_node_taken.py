@@ -49,13 +49,13 @@ def test_no_step_is_lost(tmp_path: Path, workers: int) -> None:
         while seen[-1] < 20:
             assert driver.poll() is None, log.read_text()
             seen += [line["step"] for line in follower.new_lines()]
-            time.sleep(0.001)
+            time.sleep(0.02)
         drained = tmp_path / "drained"
         drain = cluster.driver("-c", DRAIN, log=drained, cwd=ROOT)
         while seen[-1] < STEPS and driver.poll() is None:
             assert not drain.poll(), drained.read_text()
             seen += [line["step"] for line in follower.new_lines()]
-            time.sleep(0.001)
+            time.sleep(0.02)
         assert driver.wait(240) == 0, log.read_text()
     (at,) = re.findall(r"train: a node of its workers is going to be taken away; it continues from step (\d+)\n", log.read_text())
     assert 20 <= int(at) < STEPS

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import forked
@@ -25,6 +26,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(target), str(PACKAGE)]
     subprocess.run(pip, check=True)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(scope="module")
+def joining(installed: dict[str, str]) -> Iterator[dict[str, str]]:
+    """As `installed`, of a process that joins a Ray whose workers find the package, too."""
+    code = (
+        "import json, os, ray; ray.init(address='local', num_cpus=4, include_dashboard=False);"
+        "joins = {key: value for key, value in os.environ.items() if key.startswith('RAY_AUTH')};"
+        "print(json.dumps({**joins, 'RAY_ADDRESS': ray.get_runtime_context().gcs_address})); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with forked.Popen([sys.executable, "-u", "-c", code], env=installed, text=True, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        yield installed | json.loads(process.stdout.readline())
+        process.stdin.close()
 
 
 def raydense(installed: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,8 +89,8 @@ def trained(installed: dict[str, str], folder: Path, method: str, *words: str) -
     return done, Artifact.open(folder / "model", "model")
 
 
-def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -> None:
-    done, made = trained(installed, tmp_path, "hinge")
+def test_an_installed_method_trains(joining: dict[str, str], tmp_path: Path) -> None:
+    done, made = trained(joining, tmp_path, "hinge")
     assert json.loads(done.stdout.splitlines()[-1])["fingerprint"] == made.fingerprint
     assert made.summary["objective"] == "hinge"
     assert made.manifest["made_from"]["settings"]["margin"] == 0.5
@@ -81,8 +98,8 @@ def test_an_installed_method_trains(installed: dict[str, str], tmp_path: Path) -
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
-def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp_path: Path) -> None:
-    done, made = trained(installed, tmp_path, "raydense_hinge:Fragile")
+def test_one_bad_batch_costs_its_step_and_no_more(joining: dict[str, str], tmp_path: Path) -> None:
+    done, made = trained(joining, tmp_path, "raydense_hinge:Fragile")
     history = read_history(made.path / "history.jsonl")
     (bad,) = (line for line in history if "skipped" in line)
     assert bad.keys() == {"step", "accuracy", "lr", "skipped"}
@@ -93,22 +110,22 @@ def test_one_bad_batch_costs_its_step_and_no_more(installed: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(("micro_batch", "fix"), [("0", "set a smaller one, or auto; or --act"), ("auto", "set a smaller one; or --act")])
-def test_memory_that_a_gpu_lacks_is_one_line(installed: dict[str, str], tmp_path: Path, micro_batch: str, fix: str) -> None:
-    failed = train(installed, tmp_path, "raydense_hinge:Large", "--max-failures", "0", "--micro-batch", micro_batch)
+def test_memory_that_a_gpu_lacks_is_one_line(joining: dict[str, str], tmp_path: Path, micro_batch: str, fix: str) -> None:
+    failed = train(joining, tmp_path, "raydense_hinge:Large", "--max-failures", "0", "--micro-batch", micro_batch)
     assert failed.returncode == 2
     assert f"micro_batch: the GPU has too little free memory for the training; {fix}" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
 
 
-def test_an_edited_method_does_not_go_on_from_a_checkpoint(installed: dict[str, str], tmp_path: Path) -> None:
+def test_an_edited_method_does_not_go_on_from_a_checkpoint(joining: dict[str, str], tmp_path: Path) -> None:
     """It begins anew where there is none yet, as after a mistake in its first step: nothing would be lost."""
     code = "from raydense_hinge import Hinge\nclass Mine(Hinge):\n    calls = 0\n    def loss(self, outputs, batch):\n        self.calls += 1\n"
     code += "        if self.calls == LAST:\n            raise RuntimeError('a mistake')\n        return super().loss(outputs, batch)\n"
-    env = {**installed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{installed['PYTHONPATH']}"}
+    file = Path(joining["PYTHONPATH"].partition(os.pathsep)[0], "developed.py")
 
     def run(last: int) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "developed.py").write_text(code.replace("LAST", str(last)))
-        return train(env, tmp_path, "developed:Mine", "--checkpoint-every", "4", "--max-failures", "0")
+        file.write_text(code.replace("LAST", str(last)))
+        return train(joining, tmp_path, "developed:Mine", "--checkpoint-every", "4", "--max-failures", "0")
 
     for last in (1, 7):
         failed = run(last)
