@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from raydense.errors import InputError
@@ -60,6 +61,11 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
     @property
     def located(self) -> str:
         return str(self)
+
+    @staticmethod
+    def fetches(name: str) -> bool:
+        """Whether raydense fetches and reads the file: other tools put more of the same commit into the folder."""
+        return any(fnmatchcase(name, pattern) for pattern in _FILES)  # as huggingface_hub matches them
 
 
 def model_place(path: str | os.PathLike[str]) -> Place:

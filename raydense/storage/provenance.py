@@ -15,7 +15,7 @@ from raydense.errors import InputError
 from raydense.storage.artifact import MANIFEST, WORK, Artifact, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of
-from raydense.storage.hub_place import is_hub_name, model_place
+from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.paths import named
 from raydense.storage.place import Place
 
@@ -37,6 +37,8 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
     source = place.local()
     if source.is_dir():
         files = sorted(_files_in(source, frozenset()))
+        if isinstance(place, HubPlace):
+            files = [file for file in files if place.fetches(file.relative_to(source).as_posix())]
     elif source.is_file():
         files = [source]
     else:

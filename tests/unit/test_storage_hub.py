@@ -120,6 +120,19 @@ def test_a_model_is_fetched_once_without_pickles_and_code_and_read_as_its_folder
     assert len(hub.fetched) == before
 
 
+def test_what_other_tools_fetch_of_the_same_commit_is_no_part_of_a_model(hub: Hub) -> None:
+    folder = Place.of(f"hf://{REPOSITORY}").local()
+    before = fingerprint_of(f"hf://{REPOSITORY}")
+    assert before == fingerprint_of(folder)  # as it was when every file of the folder counted
+    (folder / "onnx").mkdir()
+    for name in ("README.md", "pytorch_model.bin", "onnx/model.onnx"):
+        (folder / name).write_text("of sentence-transformers")
+    assert fingerprint_of(f"hf://{REPOSITORY}") == before
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    assert fingerprint_of(f"hf://{REPOSITORY}") != before
+
+
 def test_a_bare_name_means_the_hub_everywhere_and_its_commit_goes_to_workers_and_into_the_manifest(hub: Hub, tmp_path: Path) -> None:
     make_corpus(tmp_path / "corpus", 3, shard_rows=3)
     given = {"model": REPOSITORY, "corpus": "corpus", "output": "o"}
