@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from raydense.errors import InputError
+from raydense.runtime.cpu_limit import cpu_limit
 from raydense.runtime.progress import duration, say
 from raydense.runtime.ray_internals import (
     autoscaler_state,
@@ -34,9 +35,9 @@ SHARERS = "RAYDENSE_SHARERS"  # how many processes share the cores of a machine;
 
 
 def physical_cpus() -> int:
-    """The cores that this process may use: only its share if several processes use the machine, as the trials of a sweep do."""
+    """The cores that this process may use: those of its container, and only its share if several use these, as the trials of a sweep do."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get(SHARERS, 1)))
+    return max(1, int(min(cores, cpu_limit())) // int(os.environ.get(SHARERS, 1)))
 
 
 def joins_cluster() -> bool:
