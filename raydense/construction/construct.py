@@ -39,6 +39,7 @@ from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance
 Mask = NDArray[np.bool_]
 REPORT, DROPPED = "report.md", "dropped.jsonl"
 _LOOKED_AT = 1_000  # questions that decide the unit
+_AT_ONCE = 8_192  # passages
 
 
 @releases_outputs
@@ -140,10 +141,19 @@ def _write_corpus(settings: ConstructSettings, dataset: DatasetDraft, files: lis
     writer = CorpusWriter(draft, settings.shard_rows)
     with Progress("construct corpus", sum(map(len, first)), "passages") as progress:
         for (_, passages), mask in zip(files, first, strict=True):
-            table = pq.read_table(passages, columns=["passage_id", "doc_id", "title", "text"])
-            writer.add(table.filter(pa.array(mask)))
-            progress.add(len(mask))
+            for rows, table in _pieces(passages, mask):
+                writer.add(table)
+                progress.add(rows)
     return dataset.keep("corpus", writer.finish())
+
+
+def _pieces(passages: Path, mask: Mask) -> Iterator[tuple[int, pa.Table]]:
+    """How many passages were read, and those of the mask, some thousand at a time: the block of a gzip file is the whole file."""
+    row = 0
+    with pq.ParquetFile(passages) as file:
+        for batch in file.iter_batches(_AT_ONCE, columns=["passage_id", "doc_id", "title", "text"]):
+            yield len(batch), pa.Table.from_batches([batch]).filter(pa.array(mask[row : row + len(batch)]))
+            row += len(batch)
 
 
 def _write_queries(dataset: DatasetDraft, merged: Merged, judged: dict[str, pa.Table]) -> None:
