@@ -426,6 +426,21 @@ def test_msmarco(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "top1000.dev.tsv: its candidates have no ranking; re-rank all of them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("format", "name", "line"),
+    [
+        ("msmarco", "triples.train.tsv", "query\tgood\tbad"),
+        ("flagembedding", "train.jsonl", '{"query": "q", "pos": ["p"], "neg": ["n"]}'),
+    ],
+)
+def test_a_corpus_is_refused_where_the_texts_of_the_file_become_one(format: str, name: str, line: str, tmp_path: Path) -> None:
+    corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c")
+    source = put(tmp_path / "training" / name, line)
+    with pytest.raises(InputError, match=f"{name}: makes a corpus of its own texts; leave --corpus out"):
+        imported(format, source, tmp_path / "out", corpus=str(corpus.path))
+    assert not (tmp_path / "out").exists()
+
+
 def test_msmarco_text_triples(tmp_path: Path) -> None:
     put(tmp_path / "in/triples.train.tsv", "query\tgood\tbad", "query\tgood\tworse", "other\tbad\tgood")
     out = imported("msmarco", tmp_path / "in", tmp_path / "out")

@@ -19,6 +19,7 @@ def read(source: Path, intake: Intake) -> None:
     files = [p for p in files_of(source) if plain(p).suffix in (".json", ".jsonl") or not source.is_dir()]
     if not files:
         raise InputError("holds no *.jsonl", source, "check the folder")
+    intake.refuse_corpus(files[0])
     gathered = TextCorpus()
     examples = {path: _read_training(path, gathered) for path in files}
     gathered.write(intake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,11 @@ class Intake:
         self._fill, self._hidden = settings.fill_splits, settings.hidden
         self._held: dict[str, pa.Table] | None = {} if settings.fill_splits or settings.hidden else None
         self._queries: pa.Table | None = None
+
+    def refuse_corpus(self, path: Path) -> None:
+        """InputError where the settings name a corpus: `path` has texts, and ids of that one are not in it."""
+        if self.store is not None:
+            raise InputError("makes a corpus of its own texts", path, "leave --corpus out")
 
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""

@@ -56,6 +56,8 @@ def read(source: Path, intake: Intake) -> None:
         raise InputError(
             "holds no file of MS MARCO", source, "names begin with collection, queries, qrels, qidpidtriples, triples, top1000 or run"
         )
+    if of["triples"]:
+        intake.refuse_corpus(of["triples"][0])
     if of["collection"]:
         intake.corpus(passages(source))
     if of["queries"]:
