@@ -111,7 +111,7 @@ def locked(file: Path, shared: bool = False) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_lock(file)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        take(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, file.parent)
         yield
     finally:
         os.close(descriptor)
@@ -120,6 +120,17 @@ def locked(file: Path, shared: bool = False) -> Iterator[None]:
 def open_lock(file: Path) -> int:
     """The descriptor of a lock file, which is made if there is none. OSError if it is a link: in a shared folder it could be another's."""
     return os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+
+
+def take(descriptor: int, how: int, folder: Path) -> None:
+    """Lock an open file, as `fcntl.flock`; InputError where the file system of `folder` has no locks, as Lustre's without `-o flock`."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
+            fix = "mount it with flock, or give a folder elsewhere (--output; RAYDENSE_CACHE for the cache)"
+            raise InputError(f"its file system has no locks (flock: {str(error.strerror).lower()})", folder, fix) from None
+        raise
 
 
 def sha256_of(file: Path) -> str:

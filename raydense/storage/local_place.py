@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from raydense.errors import InputError, LostOutput
-from raydense.storage.files import aside_of, is_aside, locked, make_folder, move_new, open_lock, settle, sha256_of, sync, write_whole
+from raydense.storage.files import aside_of, is_aside, locked, make_folder, move_new, open_lock, settle, sha256_of, sync, take, write_whole
 from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place, delete_within
 
@@ -191,7 +191,7 @@ class FileLock:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_lock(file)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, self._work.path.parent)
             if not os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         except BaseException as error:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import threading
@@ -36,6 +37,7 @@ from raydense.storage import (
     verify,
     write_json,
 )
+from raydense.storage.files import locked
 
 
 def put(draft: Draft, name: str, text: str = "text") -> None:
@@ -689,6 +691,22 @@ def test_a_lock_that_fails_leaves_no_open_file(tmp_path: Path, code: int) -> Non
             with pytest.raises(OSError, match=os.strerror(code)):
                 work.hold()
     assert locks() == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, code: int) -> None:
+    def fail() -> None:
+        raise OSError(code, os.strerror(code))
+
+    what = "its file system has no locks (flock: "
+    with before("fcntl.flock", None, fail), pytest.raises(InputError, match=re.escape(f"{tmp_path}/x: {what}")):
+        Place.of(tmp_path / "x/.work").hold()
+    with (
+        before("fcntl.flock", None, fail),
+        pytest.raises(InputError, match=re.escape(f"{tmp_path}/cache: {what}")),
+        locked(tmp_path / "cache/removal"),
+    ):
+        pass
 
 
 def _read_link(link: Path) -> str:
