@@ -595,6 +595,41 @@ def test_a_blank_beyond_ascii_is_part_of_an_id_wherever_it_stands(tmp_path: Path
     assert not (tmp_path / "q.txt").exists()
 
 
+_DPR, _LEGACY = '{"question": "q", "positive_ctxs": []}', '{"query_id": "1", "query": "q", "positive_passages": [{"docid": "d"}]}'
+_WRONG_NAME = "cannot be the name of a part of a data set; rename it"
+
+
+@pytest.mark.parametrize(
+    ("format", "files", "message"),
+    [
+        (
+            "msmarco",
+            {"collection.tsv": "1", "triples.train.tsv": ""},
+            r"/triples\.train\.tsv: makes .*, and collection\.tsv is in the folder",
+        ),
+        ("msmarco", {"collection.tsv": "1", "qrels.a b.tsv": ""}, rf"/qrels\.a b\.tsv: 'qrels/a b' {_WRONG_NAME}"),
+        (
+            "msmarco",
+            {"collection.tsv": "1", "run.x.tsv": "", "top1000.x.tsv": ""},
+            r"/top1000\.x\.tsv: two files .* be run/x, this and .*/run",
+        ),
+        ("dpr", {"psgs_w100.tsv": "1", "nq (1).json": _DPR}, rf"/nq \(1\)\.json: 'examples/nq \(1\)' {_WRONG_NAME}"),
+        ("dpr", {"psgs_w100.tsv": "1", "t.json": _DPR, "t.jsonl": _DPR}, r"/t\.jsonl: two files .* be examples/t, this and .*/t\.json;"),
+        ("tevatron", {"c.jsonl": '{"docid": 1}', "t (1).json": _LEGACY}, rf"/t \(1\)\.json: 'examples/t \(1\)' {_WRONG_NAME}"),
+        ("beir", {"corpus.jsonl": "1", "qrels/a b.tsv": ""}, rf"/a b\.tsv: 'qrels/a b' {_WRONG_NAME}"),
+        ("flagembedding", {"t.json": "1", "t.jsonl": "1"}, r"/t\.jsonl: two files .* be examples/t"),
+        ("dureader", {"part-00": "1", "passage2id.map.json": "1", "a/dual.t.tsv": "", "b/dual.t.tsv": ""}, r"/dual\.t\.tsv: two files"),
+    ],
+)
+def test_names_of_parts_are_refused_before_the_corpus_is_read(format: str, files: dict[str, str], message: str, tmp_path: Path) -> None:
+    """What would be the corpus is faulty, too, which shows when it is read."""
+    for name, line in files.items():
+        put(tmp_path / "in" / name, line)
+    with pytest.raises(InputError, match=message):
+        imported(format, tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_files_for_one_part(tmp_path: Path) -> None:
     put(tmp_path / "in/dev.qrels", "q1 0 d1 1")
     put(tmp_path / "in/qrels.dev.txt", "q1 0 d2 1")

@@ -35,15 +35,15 @@ def read(source: Path, intake: Intake) -> None:
         _read_file(source, intake)
         return
     folder = source
+    judged = files_of(folder / "qrels", "*.tsv") if (folder / "qrels").is_dir() else []
+    intake.expect(*((f"qrels/{plain(path).stem}", path) for path in judged))
     if intake.store is None or either(folder / "corpus.jsonl").is_file():
         intake.corpus(passages(folder, intake.strict))
     _read_queries(either(folder / "queries.jsonl"), intake)
-    if (folder / "qrels").is_dir():
-        judged = files_of(folder / "qrels", "*.tsv")
-        if not judged:
-            raise InputError("holds no <split>.tsv", folder / "qrels", "add one, or remove the folder")
-        for path in judged:
-            _read_qrels(path, intake)
+    if (folder / "qrels").is_dir() and not judged:
+        raise InputError("holds no <split>.tsv", folder / "qrels", "add one, or remove the folder")
+    for path in judged:
+        _read_qrels(path, intake)
 
 
 def files(folder: Path) -> dict[str, list[Path]]:

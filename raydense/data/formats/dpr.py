@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.formats.files import files_of, plain
-from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet
 from raydense.data.formats.records import ExampleRows, number, objects, text, texts
@@ -51,15 +51,17 @@ def read(source: Path, intake: Intake) -> None:
     questions = [p for p in files if plain(p).suffix in (".csv", ".tsv") and p not in collection]
     if not collection and not training and not questions:
         raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
+    runs = [path for path in training if "ctxs" in next(json_objects(path), ("", {}))[1]]
+    names = [(run_part(plain(path).stem, runs) if path in runs else f"examples/{plain(path).stem}", path) for path in training]
+    intake.expect(*names)
     if collection:
         intake.corpus(passages(source))
-    gathered, examples, runs = TextCorpus(), {}, list[Path]()
+    gathered, examples = TextCorpus(), {}
     own_texts = intake.store is None
     for path in questions:
         _read_questions(path, gathered)
     for path in training:
-        if "ctxs" in next(json_objects(path), ("", {}))[1]:
-            runs.append(path)
+        if path in runs:
             for _ in _hits(path, gathered, own_texts):  # what is wrong in it is found before anything is written
                 pass
         else:
@@ -71,7 +73,7 @@ def read(source: Path, intake: Intake) -> None:
         intake.qrels(plain(path).stem, *rows.judgements())
     for path in runs:
         tables = partial(_run_tables, path, gathered, own_texts)
-        intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", tables, partial(_where_hit, path))
+        intake.run(run_part(plain(path).stem, runs), tables, partial(_where_hit, path))
 
 
 def _read_questions(path: Path, gathered: TextCorpus) -> None:

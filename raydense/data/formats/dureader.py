@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.dureader_export import write_files
 from raydense.data.formats.files import files_below, opened, plain
-from raydense.data.formats.intake import Intake, Passages, first_of_each
+from raydense.data.formats.intake import Intake, Passages, first_of_each, run_part
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.formats.lines import Field, blocks, columns, json_object, where
 from raydense.data.formats.outlet import Outlet
@@ -125,13 +125,19 @@ def read(source: Path, intake: Intake) -> None:
     """Import the folder, or one of its files. Training files need the passages: their texts are looked up in them."""
     found = _files(source)
     splits = _splits(found["questions"])
-    if found["collection"] or found["map"]:
-        intake.corpus(passages(source))
     queries, judged = TextCorpus(), dict[str, tuple[list[tuple[str, str]], list[str]]]()
     for split, path in splits.items():
         judged[split] = _read_questions(path, queries)
     for path in found["q2qid"]:
         _read_map(path, queries)
+    runs = found["run"] + found["id_map"]
+    intake.expect(
+        *((f"qrels/{split}", path) for split, path in splits.items() if judged[split][0]),
+        *((f"examples/{plain(path).stem}", path) for path in found["training"]),
+        *((run_part(plain(path).stem, runs), path) for path in runs),
+    )
+    if found["collection"] or found["map"]:
+        intake.corpus(passages(source))
     trained = [(path, _read_training(path, intake)) for path in found["training"]]
     known = {asked: query_id for query_id, (asked, _) in reversed(queries.queries.items())}
     for path, pairs_of in trained:
@@ -142,9 +148,9 @@ def read(source: Path, intake: Intake) -> None:
         queries.write(intake, with_corpus=False)
     _write_judged(judged, trained, known, intake)
     for path in found["run"]:
-        _give_run(path, partial(_run_tables, path), partial(_where_hit, path), found, intake)
+        intake.run(run_part(plain(path).stem, runs), partial(_run_tables, path), partial(_where_hit, path))
     for path in found["id_map"]:
-        _give_run(path, partial(columns, path, ID_MAP), where(path), found, intake)
+        intake.run(run_part(plain(path).stem, runs), partial(columns, path, ID_MAP), where(path))
 
 
 def _splits(questions: list[Path]) -> dict[str, Path]:
@@ -155,11 +161,6 @@ def _splits(questions: list[Path]) -> dict[str, Path]:
         if other is not path:
             raise InputError(f"has the name of {other}, and both would be the split {plain(path).stem}", path, "rename or remove one")
     return found
-
-
-def _give_run(path: Path, tables: Any, at: Any, found: dict[str, list[Path]], intake: Intake) -> None:
-    several = len(found["run"]) + len(found["id_map"]) > 1
-    intake.run(f"run/{plain(path).stem}" if several else "run", tables, at)
 
 
 def _read_questions(path: Path, queries: TextCorpus) -> tuple[list[tuple[str, str]], list[str]]:

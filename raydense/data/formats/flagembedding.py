@@ -20,6 +20,7 @@ def read(source: Path, intake: Intake) -> None:
     if not files:
         raise InputError("holds no *.jsonl", source, "check the folder")
     intake.refuse_corpus(files[0])
+    intake.expect(*((f"examples/{plain(path).stem}", path) for path in files))
     gathered = TextCorpus()
     examples = {path: _read_training(path, gathered) for path in files}
     gathered.write(intake)

@@ -43,13 +43,15 @@ def passages(source: Path, strict: bool = True) -> Passages:
 
 def read(source: Path, intake: Intake) -> None:
     """Import the folder: the files that its README.md lists for `corpus`, `queries` and `qrels`, or that lie in folders of these names."""
+    judged = _files(source, "qrels") or _files(source, "default")
+    intake.expect(*((f"qrels/{split}", files[0]) for split, files in judged.items()))
     if intake.store is None or _files(source, "corpus"):
         intake.corpus(passages(source, intake.strict))
     asked = [file for found in _files(source, "queries").values() for file in found]
     if not asked:
         raise InputError("holds no queries", source, "add queries/*.parquet, and name it in README.md if that names others")
     give_queries(pa.concat_tables(_tables(asked, QUERIES)), partial(_where, asked), intake)
-    for split, files in (_files(source, "qrels") or _files(source, "default")).items():
+    for split, files in judged.items():
         intake.qrels(split, pa.concat_tables(_tables(files, QRELS)), partial(_where, files))
 
 

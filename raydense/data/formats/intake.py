@@ -46,6 +46,11 @@ def write_corpus(draft: Draft, passages: Passages, shard_rows: int, strict: bool
     return writer.finish()
 
 
+def run_part(name: str, runs: list[Path]) -> str:
+    """The part that a run becomes: `run`, or `run/<name>` where the input has several."""
+    return "run" if len(runs) == 1 else f"run/{name}"
+
+
 class Intake:
     """The data set that an import writes. Give the corpus first, then the queries, then what refers to them.
 
@@ -70,6 +75,17 @@ class Intake:
         """InputError where the settings name a corpus: `path` has texts, and ids of that one are not in it."""
         if self.store is not None:
             raise InputError("makes a corpus of its own texts", path, "leave --corpus out")
+
+    def expect(self, *parts: tuple[str, Path]) -> None:
+        """Check the names of parts that files will become, before the corpus is written, which takes minutes.
+
+        InputError as `refuse_part_name`, and for two files of one part.
+        """
+        files: dict[str, Path] = {}
+        for name, path in parts:
+            refuse_part_name(name, partial(str, path))
+            if (other := files.setdefault(name, path)) != path:
+                raise InputError(f"two files of the input would both be {name}, this and {other}", path, "rename or remove one")
 
     def corpus(self, passages: Passages) -> None:
         """Write the corpus; from here on ids are looked up in it."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
-from raydense.data.formats.intake import Intake, Passages, first_of_each
+from raydense.data.formats.intake import Intake, Passages, first_of_each, run_part
 from raydense.data.formats.lines import Field, columns, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
@@ -56,8 +56,11 @@ def read(source: Path, intake: Intake) -> None:
         raise InputError(
             "holds no file of MS MARCO", source, "names begin with collection, queries, qrels, qidpidtriples, triples, top1000 or run"
         )
-    if of["triples"]:
-        intake.refuse_corpus(of["triples"][0])
+    for path in of["triples"]:
+        intake.refuse_corpus(path)
+        for other in of["collection"] + of["queries"]:
+            raise InputError(f"makes corpus and queries of its own texts, and {other.name} is in the folder, too", path, "import it alone")
+    intake.expect(*_parts(of))
     if of["collection"]:
         intake.corpus(passages(source))
     if of["queries"]:
@@ -68,11 +71,20 @@ def read(source: Path, intake: Intake) -> None:
         _give_triples(pa.concat_tables(columns(path, TRIPLES)), path, intake)
     if of["triples"]:
         _read_text_triples(of["triples"], intake)
-    runs = [(p, RUN) for p in of["run"]] + [(p, TOP1000) for p in of["top1000"]]
-    for path, _ in runs[len(of["run"]) :]:
+    for path in of["top1000"]:
         say(f"import: {path.name}: its candidates have no ranking; re-rank all of them: rerank --depth 1000")
-    for path, fields in runs:
-        intake.run("run" if len(runs) == 1 else f"run/{split_of(path)}", partial(columns, path, fields), where(path))
+    runs = of["run"] + of["top1000"]
+    for path in runs:
+        fields = TOP1000 if path in of["top1000"] else RUN
+        intake.run(run_part(split_of(path), runs), partial(columns, path, fields), where(path))
+
+
+def _parts(of: dict[str, list[Path]]) -> Iterator[tuple[str, Path]]:
+    """The parts that are named by files, with the file of each."""
+    yield from ((f"qrels/{split_of(path)}", path) for path in of["qrels"])
+    yield from ((f"examples/{split_of(path)}", path) for path in of["qidpidtriples"] + of["triples"])
+    runs = of["run"] + of["top1000"]
+    yield from ((run_part(split_of(path), runs), path) for path in runs)
 
 
 def files(source: Path) -> dict[str, list[Path]]:
@@ -82,7 +94,7 @@ def files(source: Path) -> dict[str, list[Path]]:
     parts |= {f"qrels/{split_of(path)}": [path] for path in files_of(source, "qrels*")}
     parts |= {f"examples/{split_of(path)}": [path] for path in (*files_of(source, "qidpidtriples*"), *triples)}
     runs = [*files_of(source, "run*"), *files_of(source, "top1000*")]
-    parts |= {"run" if len(runs) == 1 else f"run/{split_of(path)}": [path] for path in runs}
+    parts |= {run_part(split_of(path), runs): [path] for path in runs}
     return {part: found for part, found in parts.items() if found}
 
 

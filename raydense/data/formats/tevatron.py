@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.data.formats.files import files_of, plain
-from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, json_object, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet, exact, write_columns, write_json_lines
 from raydense.data.formats.records import ExampleRows, name, names, objects, text
@@ -45,19 +45,21 @@ def passages(source: Path) -> Passages:
 def read(source: Path, intake: Intake) -> None:
     """Import a folder or a file; without a corpus, the texts of legacy training files become the corpus."""
     found = _files(source)
+    own_texts = intake.store is None and not found["corpus"]
+    gathered = TextCorpus()
+    examples = {path: rows for path in found["training"] if len(rows := _read_training(path, gathered, own_texts))}
+    intake.expect(
+        *((f"examples/{plain(path).stem}", path) for path in examples),
+        *((run_part(plain(path).stem, found["run"]), path) for path in found["run"]),
+    )
     if found["corpus"]:
         intake.corpus(passages(source))
-    own_texts = intake.store is None
-    gathered = TextCorpus()
-    examples = {path: _read_training(path, gathered, own_texts) for path in found["training"]}
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        if len(rows):
-            intake.examples(plain(path).stem, rows.table(), rows.at)
+        intake.examples(plain(path).stem, rows.table(), rows.at)
     for path in found["run"]:
-        name_ = "run" if len(found["run"]) == 1 else f"run/{plain(path).stem}"
-        intake.run(name_, partial(columns, path, RUN, spaces=True), where(path))
+        intake.run(run_part(plain(path).stem, found["run"]), partial(columns, path, RUN, spaces=True), where(path))
 
 
 def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from raydense.data.formats.files import files_of, plain
-from raydense.data.formats.intake import Intake
+from raydense.data.formats.intake import Intake, run_part
 from raydense.data.formats.lines import Field, cells_of, columns, first_line, where
 from raydense.data.formats.outlet import Outlet, exact, write_columns
 from raydense.errors import InputError
@@ -42,7 +42,7 @@ def read(source: Path, intake: Intake) -> None:
     runs = [path for path in files if width[path] == len(RUN)]
     for path in files:
         if path in runs:
-            intake.run("run" if len(runs) == 1 else f"run/{plain(path).stem}", partial(_lines, path), where(path))
+            intake.run(run_part(plain(path).stem, runs), partial(_lines, path), where(path))
         elif width[path] == len(QRELS):
             intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces=True)), where(path))
         else:
