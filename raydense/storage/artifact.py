@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WORK = ".work"
+ASIDE = "aside-"  # begins the name of a folder in the work folder for files that are about to be committed
 DAMAGED = "missing, or not of the size in the manifest"
 
 

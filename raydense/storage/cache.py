@@ -15,11 +15,13 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from raydense.errors import InputError
+from raydense.storage.artifact import ASIDE, WORK
 from raydense.storage.files import aside_of, is_aside, locked
 
 DEFAULT_GB = 50.0
 STAYS_S = 300.0
 LEFT_S = 86_400.0
+ABANDONED_S = 7 * 86_400.0
 _TOUCHED_EVERY_S = 60.0  # writing the time of use changes the file's own times, which its checksum is remembered by
 _LOCKS = 64
 
@@ -83,8 +85,9 @@ def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
 
 
 def trim() -> None:
-    """Remove the files that were not used for the longest time, until the rest is within the limit, and what kills left incomplete."""
+    """Remove the files that were not used for the longest time, until the rest is within the limit, and what nobody goes on with."""
     with _removal():
+        _remove_abandoned()
         files, asides = _files(cache() / "files")
         _remove_left([*asides, *(cache() / "work" / "writing").glob(".*.aside")])
         found = sorted(files, key=lambda one: one[0])
@@ -119,6 +122,20 @@ def _remove_left(asides: list[Path]) -> None:
             written = max(one.stat().st_mtime for one in (aside, *aside.rglob("*")))  # a folder's own time is not that of its files
             if time.time() - written > LEFT_S:
                 shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+
+def _remove_abandoned() -> None:
+    """Remove the files of unfinished outputs that were written a week ago: the bucket has them, and who goes on fetches those that it needs.
+
+    Their records stay, and replies of a language model, which were paid for.
+    """
+    for work in (cache() / "work").glob(f"*/{WORK}"):
+        with suppress(FileNotFoundError):  # its process has finished it
+            outside = [one for one in work.parent.iterdir() if one != work]
+            kept = [one for one in work.iterdir() if one.is_file() or one.name.startswith(ASIDE)]
+            for file in (one for top in (*outside, *kept) for one in (top, *top.rglob("*")) if one.is_file()):
+                if time.time() - file.stat().st_mtime > ABANDONED_S:
+                    file.unlink()
 
 
 def _remove_empty(folder: Path) -> None:

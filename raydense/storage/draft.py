@@ -21,15 +21,13 @@ from typing import Any
 
 from raydense.errors import InputError, LostOutput, StorageError
 from raydense.storage import holds
-from raydense.storage.artifact import FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
+from raydense.storage.artifact import ASIDE, FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
 from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
 from raydense.storage.files import follow_umask, sha256_of
 from raydense.storage.place import Place, delete_within
 from raydense.storage.provenance import differences, versions
 from raydense.storage.unfinished import BEGUN, OURS, begun_from, made_something
-
-_ASIDE = "aside-"
 
 
 class Draft:
@@ -110,7 +108,7 @@ class Draft:
 
     def _sweep(self) -> None:
         """Remove what kills left incomplete: here, where no task of this stage runs yet."""
-        for aside in self.work.glob(f"{_ASIDE}*"):
+        for aside in self.work.glob(f"{ASIDE}*"):
             shutil.rmtree(aside, ignore_errors=True)
 
     def _resume(self, begun: bool) -> None:
@@ -260,7 +258,7 @@ class Draft:
     @contextmanager
     def aside(self) -> Iterator[Path]:
         """A new folder of this machine for files that are about to be committed; removed afterwards."""
-        aside = self.work / f"{_ASIDE}{uuid.uuid4().hex}"
+        aside = self.work / f"{ASIDE}{uuid.uuid4().hex}"
         aside.mkdir(parents=True)
         try:
             yield aside

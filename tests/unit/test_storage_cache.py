@@ -1,4 +1,4 @@
-"""What kills left incomplete in the cache is removed."""
+"""What kills left in the cache is removed."""
 
 import os
 import time
@@ -36,3 +36,18 @@ def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch
     cache.trim()
     left = sorted(file.name for file in tmp_path.rglob("*") if file.name.endswith("aside") or file == whole)
     assert left == [".growing.0.aside", ".new.0.aside", ".new.1.aside", ".new.2.aside", "whole"]
+
+
+def test_files_of_an_output_that_nobody_went_on_with_go_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    of_bucket = ["deep/part.bin", ".work/kept.parquet", ".work/aside-0/half"]
+    here_alone = [".work/commits/part.json", ".work/replies/part.jsonl"]
+    for age in (8, 6):
+        for name in (*of_bucket, *here_alone):
+            file = tmp_path / "work" / f"{age:032x}" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("x")
+            os.utime(file, (time.time() - age * 86_400,) * 2)
+    cache.trim()
+    left = sorted(file.relative_to(tmp_path / "work").as_posix() for file in (tmp_path / "work").rglob("*") if file.is_file())
+    assert left == sorted([f"{8:032x}/{name}" for name in here_alone] + [f"{6:032x}/{name}" for name in (*of_bucket, *here_alone)])
