@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from raydense.data.formats import distinct as distinct_format
 from raydense.data.formats import dpr as dpr_format
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
+from raydense.data.formats import outlet as outlet_format
 from raydense.data.formats import records as records_format
 from raydense.data.formats import texts as texts_format
 from raydense.data.formats.intake import Intake
@@ -977,6 +979,28 @@ def test_export_refuses_examples_of_another_corpus(tmp_path: Path) -> None:
     own, foreign = imported("flagembedding", trained, tmp_path / "own"), imported("flagembedding", other, tmp_path / "foreign")
     with pytest.raises(InputError, match="examples/train: was made with another corpus"):
         exported("flagembedding", tmp_path / "x", corpus=foreign / "corpus", queries=own / "queries", examples=own / "examples/train")
+
+
+def test_examples_are_exported_by_blocks_and_their_queries_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [{"query": f"query {n}", "pos": [f"good {n}"], "neg": [f"bad {n}"]} for n in range(40)]
+    out = imported("flagembedding", put_json(tmp_path / "train.jsonl", *entries), tmp_path / "out")
+    other = imported("flagembedding", put_json(tmp_path / "other.jsonl", *entries[:20]), tmp_path / "other")
+    hashed: list[int] = []
+
+    def counted(values: Any, value_set: Any, **rest: Any) -> Any:
+        hashed.append(len(value_set))
+        return index_in(values, value_set=value_set, **rest)
+
+    index_in = pc.index_in
+    monkeypatch.setattr(pc, "index_in", counted)
+    monkeypatch.setattr(outlet_format, "_STEP", 16)  # two examples a block
+    given = {"corpus": out / "corpus", "examples": out / "examples/train"}
+    again = exported("flagembedding", tmp_path / "a.jsonl", queries=out / "queries", **given)
+    assert [json.loads(line) for line in again.read_text().splitlines()] == entries
+    assert hashed.count(40) <= 1
+    first = read_table(out / "examples/train", "examples")["query_id"][20].as_py()
+    with pytest.raises(InputError, match=f"examples/train: names query '{first}', which the queries do not have"):
+        exported("flagembedding", tmp_path / "b.jsonl", queries=other / "queries", **given)
 
 
 @pytest.mark.parametrize("tag", ["my run", " run", "run\n", ""])

@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.dataset import parts_of, refuse_part_name
+from raydense.data.lookup import IdLookup
 from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore
-from raydense.data.tables import query_positions, read_table
+from raydense.data.tables import read_table, unknown_query
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Place, read_manifest
@@ -108,6 +109,10 @@ class Outlet:
             say(f"export: leaves out {count:,} queries that only the judgements named in whose place others are given")
         return table.filter(pc.invert(gone))
 
+    @cached_property
+    def _asked(self) -> IdLookup:
+        return IdLookup(self.queries["query_id"])
+
     @property
     def _replaced(self) -> list[str]:
         """The folders of the data set's own judgements, where others are given."""
@@ -152,7 +157,9 @@ class Outlet:
             raise InputError("the examples name passages that the corpus does not have", path, "give their own corpus")
         found = self.store.take(rows, ["passage_id", "title", "text"]).to_pydict()
         spelled = dict(zip(rows.tolist(), map(Passage, found["passage_id"], found["title"], found["text"]), strict=True))
-        positions = query_positions(table["query_id"], self.queries, path)
+        positions = self._asked.positions(table["query_id"])
+        if (unknown := np.flatnonzero(positions < 0)).size:
+            raise unknown_query(entries[int(unknown[0])]["query_id"], path)
         asked = self.queries.take(pa.array(positions)).to_pylist()
         for entry, query in zip(entries, asked, strict=True):
             yield Example(
