@@ -7,8 +7,9 @@ how the work is distributed, not what comes out, and so is no part of the output
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -98,13 +99,16 @@ class BaseSettings(BaseModel):
         return items if isinstance(value, list) else items[0]
 
     @classmethod
-    def read(cls, values: dict[str, Any], where: str = "") -> Self:
-        """Validate `values`; InputError, or InputErrors where there are several faults, that name the key and the fix."""
+    def read(cls, values: dict[str, Any], where: str = "", flags: Collection[str] = ()) -> Self:
+        """Validate `values`; InputError, or InputErrors where there are several faults, that name the key and the fix.
+
+        `flags` are the keys whose values are not from `where`, but from the command line.
+        """
         kind = cls.chosen(values, where)
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            faults = _faults(kind, error, where)
+            faults = _faults(kind, error, where, flags)
             raise (InputErrors(*faults) if len(faults) > 1 else faults[0]) from None
 
     @classmethod
@@ -280,9 +284,13 @@ def _named(key: str, where: str) -> str:
     return f"{where}{key}" if key else where.rstrip(".: ")
 
 
-def _faults(cls: type[BaseSettings], error: ValidationError, where: str) -> list[InputError]:
+def _faults(cls: type[BaseSettings], error: ValidationError, where: str, flags: Collection[str] = ()) -> list[InputError]:
     """What pydantic found, unknown keys first: others may follow from them."""
-    return [_fault(cls, one, where) for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")]
+    found = []
+    for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden"):
+        above = accumulate(map(str, one["loc"]), "{}.{}".format)
+        found.append(_fault(cls, one, "--" if any(key in flags for key in above) else where))
+    return found
 
 
 def _fault(cls: type[BaseSettings], fault: ErrorDetails, where: str) -> InputError:

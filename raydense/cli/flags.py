@@ -172,13 +172,12 @@ def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str
     """The settings of a file, overridden by those given as flags."""
     values = load_yaml(config) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
+    given = {key: value for key, value in given.items() if value is not None and value != ()}
+    as_flags = given.keys() | {"output"} - values.keys()  # a file that many outputs share has none
     for key, value in given.items():
-        if value is not None and value != ():
-            put(values, key, value)
+        put(values, key, value)
     try:
-        if config:
-            settings_class.read({"output": "-", **values}, f"{config}: ")
-        return settings_class.read(values, "--")
+        return settings_class.read(values, f"{config}: " if config else "--", as_flags)
     except InputErrors as several:
         raise several.args[0] from None  # of flags the first fault alone: the help shows the rest
 

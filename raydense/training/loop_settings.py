@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -133,11 +134,11 @@ class LoopSettings(Settings):
         return own
 
     @classmethod
-    def read(cls, values: dict[str, Any], where: str = "") -> Self:
+    def read(cls, values: dict[str, Any], where: str = "", flags: Collection[str] = ()) -> Self:
         """As `BaseSettings.read`; a missing method is reported first, since it decides which other keys exist."""
         if cls.trains is None and values.get(cls.chosen_by) is None:
             raise InputError("missing", f"{where}{cls.chosen_by}", f"give it: {cls.model_fields[cls.chosen_by].description}")
-        return super().read(values, where)
+        return super().read(values, where, flags)
 
     @classmethod
     def _named_by(cls, value: Any, where: str) -> type[Self]:

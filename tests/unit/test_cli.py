@@ -103,6 +103,10 @@ def test_flags_override_the_file_and_its_unknown_keys_are_named(tmp_path, capsys
     assert code == 2
     assert f"{config}: shard: unknown key; did you mean 'shards'?" in err
     config.write_text("kind: bm25\ncorpus: nowhere\n")
+    code, _, err = call("index", "--config", str(config), "--shards", "-1", "--output", str(tmp_path / "o"), capsys=capsys)
+    assert err.startswith("raydense: --shards: input should be ")
+    code, _, err = call("index", "--config", str(config), capsys=capsys)
+    assert err.startswith("raydense: --output: missing")
     code, _, err = call("index", "--config", str(config), "--corpus", "elsewhere", "--output", str(tmp_path / "o"), capsys=capsys)
     assert code == 2
     assert "elsewhere: no such folder" in err
