@@ -80,7 +80,8 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     draft.commit("analysis.parquet", lambda path: pq.write_table(_table(pairs), path), len(pairs))
     draft.commit("pairs.parquet", lambda path: pq.write_table(_texts(judged, failed, pairs), path), len(pairs))
     write_packages(draft, [_left(judged, failed, pairs)], _PACKAGE, Page(_ASKED, LABELS))
-    draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
+    metrics = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    draft.commit("metrics.json", lambda path: path.write_text(metrics, encoding="utf-8"), 0)
     positives = [_positive(judged, int(number)) for number in failed.numbers]
     draft.commit("report.html", lambda path: write_page(path, settings, result, pairs, failed.ids.to_pylist(), positives, splitter), 0)
     _say(settings, result)

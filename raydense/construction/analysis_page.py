@@ -37,9 +37,10 @@ def write_page(
         {"name": kind, **found, "meaning": meanings.get(kind, "No rule fires."), "examples": _examples(kind, pairs, best, splitter)}
         for kind, found in result["kinds"].items()
     ]
-    source = files("raydense.construction").joinpath("analysis.html.j2").read_text()
+    source = files("raydense.construction").joinpath("analysis.html.j2").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    path.write_text(page.from_string(source).render(run=settings.run, kinds=kinds, **{k: v for k, v in result.items() if k != "kinds"}))
+    shown = page.from_string(source).render(run=settings.run, kinds=kinds, **{k: v for k, v in result.items() if k != "kinds"})
+    path.write_text(shown, encoding="utf-8")
 
 
 def _examples(kind: str, pairs: list[Sorted], best: dict[str, tuple[str, str]], splitter: Splitter) -> list[dict[str, Any]]:

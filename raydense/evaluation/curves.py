@@ -22,7 +22,7 @@ def read_curves(model: Path) -> dict[str, list[tuple[int, float]]]:
     if not path.is_file():
         return {}
     series: dict[str, list[tuple[int, float]]] = {"loss": [], "lr": []}
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             line: dict[str, Any] = json.loads(text)
             step = int(line.pop("step"))

@@ -46,7 +46,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     asked = _asked(settings, queries)
     runs = [_measure(name, folder, asked, queries, settings) for name, folder in folders.items()]
     result = result_of(runs, len(asked.query_ids)) | _analysis(settings, runs, asked.judgements, queries, models)
-    draft.commit("metrics.json", lambda path: path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n"), 0)
+    metrics = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    draft.commit("metrics.json", lambda path: path.write_text(metrics, encoding="utf-8"), 0)
     draft.commit(
         "per_query.parquet",
         lambda path: pq.write_table(_per_query(runs, asked.query_ids), path),

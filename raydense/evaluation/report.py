@@ -48,11 +48,11 @@ def write_report(
         "examples": examples_of(settings, runs, asked, queries),
         "provenance": provenance_of(settings, runs, models),
     }
-    path.write_text(_template().render(page))
+    path.write_text(_template().render(page), encoding="utf-8")
 
 
 def _template() -> jinja2.Template:
-    source = files("raydense.evaluation").joinpath("report.html.j2").read_text()
+    source = files("raydense.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters["figure"] = lambda value: f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
     page.filters["p"] = lambda value: "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -201,7 +201,7 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
     kept = log_file.growing()
     if not kept.exists():  # the store has what another machine, or an earlier command, wrote
         kept.write_bytes(log_file.sent() or b"")
-    with open(kept, "a", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
+    with open(kept, "a", buffering=1, encoding="utf-8") as log, redirect_stderr(log), redirect_stdout(log):
         for number, stage in enumerate(stages, 1):
             label = f"[{number}/{len(stages)}] {stage.name}"
             with _alone(stage):

@@ -22,7 +22,8 @@ def write_page(path: Path, rows: list[dict[str, Any]], k: int, about: dict[str, 
     )
     page = f"<table>\n<tr>{head}</tr>\n{body}</table>\n{chart_svg(rows, k)}\n<p>{notes}</p>"
     title = "Indexes compared"
-    path.write_text(f"<!doctype html>\n<meta charset='utf-8'>\n<title>{title}</title>\n<style>{_STYLE}</style>\n<h1>{title}</h1>\n{page}\n")
+    whole = f"<!doctype html>\n<meta charset='utf-8'>\n<title>{title}</title>\n<style>{_STYLE}</style>\n<h1>{title}</h1>\n{page}\n"
+    path.write_text(whole, encoding="utf-8")
 
 
 def _cell(value: object) -> str:
