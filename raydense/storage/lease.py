@@ -20,7 +20,7 @@ from typing import Any
 from raydense.errors import LostOutput
 from raydense.storage.place import delete_within
 
-WRITER = "writer.json"
+WRITER, CLOCK = "writer.json", "clock"
 RENEWED_EVERY_S, FRESH_S = 15.0, 60.0
 _SETTLES_S = 10.0  # for a renewal on its way, where the bucket's service answers
 # The outputs that this process writes.
@@ -39,30 +39,38 @@ class Lease:
         content, self._version = self._file.read_version()
         there = _owner(content)
         # what lies in an output of this process is nobody else's, whatever the last one wrote there
-        if there is not None and self._is_live(there) and not any(self._place.startswith(f"{other}/") for other in _OWN):
-            raise self._refusal(there)
+        inside = any(self._place.startswith(f"{other}/") for other in _OWN)
+        if there is not None and not inside and not self._has_ended(there) and (age := self._age()) < FRESH_S:
+            raise self._refusal(there, age)
         if not self._write():
-            raise self._refusal(_owner(self._file.read()) or {"host": "another machine", "pid": 0, "time": time.time()})
+            raise self._refusal(_owner(self._file.read()) or {"host": "another machine", "pid": 0}, 0)
         _OWN.add(self._place)
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def _write(self) -> bool:
-        version = self._file.replace(json.dumps({**self._owner, "time": time.time()}).encode(), self._version)
+        content = {**self._owner, "time": time.time()}  # the time is for people, and for earlier versions of raydense
+        version = self._file.replace(json.dumps(content).encode(), self._version)
         self._version = version or self._version
         return version is not None
 
-    def _is_live(self, other: dict[str, Any]) -> bool:
-        """Whether the process of a lease may still write: it renewed it lately, and is not known to have ended.
+    def _has_ended(self, other: dict[str, Any]) -> bool:
+        """Whether the process of a lease is known to have ended.
 
         A process number says something only where the other's numbers are those that are seen here: not those of another container.
         """
         system = self._owner["system"]
         seen = system is not None and (other["host"], other.get("system")) == (self._owner["host"], system)
-        gone = seen and (other["pid"] == self._owner["pid"] or _started(other["pid"]) != other["started"])
-        return not gone and time.time() - other["time"] < FRESH_S
+        return seen and (other["pid"] == self._owner["pid"] or _started(other["pid"]) != other["started"])
 
-    def _refusal(self, other: dict[str, Any]) -> LostOutput:
-        age = max(time.time() - other["time"], 0)
+    def _age(self) -> float:
+        """Seconds since the lease was renewed, by the bucket's clock: those of two machines may be minutes apart."""
+        now, renewed = self._work / CLOCK, self._file.stat()
+        now.write(b"now")
+        found = now.stat()
+        now.delete()
+        return found.written - renewed.written if found and renewed else 0.0
+
+    def _refusal(self, other: dict[str, Any], age: float) -> LostOutput:
         what = f"another process is writing here (process {other['pid']} of {other['host']}, {age:.0f} s ago)"
         return LostOutput(what, self._place, f"wait for it, or, where it is gone, {FRESH_S:.0f} s; or give another --output")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from raydense.storage.artifact import WORK, read_manifest
 from raydense.storage.commits import COMMITS
-from raydense.storage.lease import WRITER
+from raydense.storage.lease import CLOCK, WRITER
 from raydense.storage.local_place import LOCK
 from raydense.storage.place import Place
 
 BEGUN = "made_from.json"
-OURS = {BEGUN, COMMITS, LOCK, WRITER}  # in a work folder in which nothing was made yet
+OURS = {BEGUN, COMMITS, LOCK, WRITER, CLOCK}  # in a work folder in which nothing was made yet
 
 
 def begun_from(output: str | os.PathLike[str]) -> dict[str, Any] | None:

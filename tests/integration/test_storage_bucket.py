@@ -50,6 +50,7 @@ from raydense.storage import (
     checked,
     fingerprint_of,
     holds,
+    lease,
     named,
     named_folders,
     verify,
@@ -366,16 +367,18 @@ def _write_until_killed(uri: str) -> None:
     threading.Event().wait()
 
 
-def test_a_writer_of_another_host_is_waited_for(store: str) -> None:
+def test_a_writer_of_another_host_is_waited_for_by_the_clock_of_the_bucket(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
     draft.close()
     other = {"host": "elsewhere", "pid": os.getpid(), "token": "t"}
-    Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time()}).encode())
-    with pytest.raises(InputError, match=f"process {os.getpid()} of elsewhere"):
-        Draft.open(f"{store}/out", "report", {"x": 1})
-    Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time() - 3_600}).encode())
+    for wrong in (-3_600, 3_600):
+        Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time() + wrong}).encode())
+        with pytest.raises(InputError, match=f"process {os.getpid()} of elsewhere"):
+            Draft.open(f"{store}/out", "report", {"x": 1})
+    monkeypatch.setattr(lease, "FRESH_S", 0)
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
+    assert not Place.of(f"{store}/out/.work/clock").exists()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
