@@ -97,7 +97,8 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
         return f"${producer.name} is {makes}, not {kind}{of}"
     if makes == "dataset" and part and part.split("/")[0] not in kind.split(" or "):
         return f"${producer.name}/{part} is {part.split('/')[0]}, not {kind}"
-    if part and (parts := _parts(producer.settings)) and part not in parts:
+    folder = part.split("/")[0] if isinstance(producer.settings, LoopSettings) else part  # a model has folders of its own
+    if folder and (parts := _parts(producer.settings)) and folder not in parts:
         return f"${producer.name} has no {part}; it has {', '.join(sorted(parts))}"
     return ""
 
@@ -119,7 +120,9 @@ def _producer(path: str, earlier: list[Stage]) -> Stage | None:
 
 
 def _parts(settings: Settings) -> set[str]:
-    """The parts of a data set that a stage will make, as far as that is known before it runs."""
+    """The parts of a data set or of a joint training that a stage will make, as far as that is known before it runs."""
+    if isinstance(settings, LoopSettings):
+        return set(method_of(settings).models) - {""}
     if isinstance(settings, SampleSettings):
         return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
     if isinstance(settings, ExpandSettings):

@@ -683,6 +683,8 @@ class Unnamed(Retriever):
         ({"do": "search", "model": "$joint/reranker", "index": "$words", "corpus": None}, "model: $joint/reranker is re-ranker, not retriever or encoder"),
         ({"do": "generate", "model": "$retriever", "queries": None}, "model: $retriever is retriever, not generator"),
         ({**TRAINED, "objective": "retriever", "negatives": 1, "refresh": {"every": 1, "reranker": "$retriever"}}, "refresh.reranker: $retriever is retriever, not re-ranker"),
+        ({"do": "encode", "model": "$joint/retrievr", "queries": None}, "model: $joint has no retrievr; it has reranker, retriever"),
+        ({"do": "encode", "model": "$joint/retriever/query_encoder", "queries": None}, ""),
         ({"do": "rerank", "model": "$reranker", "run": "$found"}, ""),
         ({"do": "rerank", "model": "$joint/reranker", "run": "$found"}, ""),
         ({"do": "encode", "model": "$joint/retriever", "queries": None}, ""),
