@@ -1,10 +1,10 @@
 """A retriever fine-tuned in the time that sentence-transformers takes from the same encoder, on the same cores: which one finds more?
 
-    python benchmarks/same_time.py --input FOLDER --model MINILM --output OUT --peer PYTHON [--steps 240] [--peer-steps 120] [--cores 0] [--together]
+    python benchmarks/same_time.py --input FOLDER --model MINILM --output OUT --peer PYTHON [--steps 240] [--peer-steps 120] [--peer-bf16] [--cores 0] [--together]
 
 FOLDER is in BEIR's layout; missing splits are drawn. Both begin with the encoder and the training queries, mine hard negatives with it, and train:
-`raydense run benchmarks/same_time.yaml`, and the trainer of sentence-transformers with its `mine_hard_negatives` and
-MultipleNegativesRankingLoss. Timed is all of it, from the start of Python to the saved model, on the processors of `--cores`, one after the other, or with
+`raydense run benchmarks/same_time.yaml`, and the trainer of sentence-transformers with its `mine_hard_negatives`,
+MultipleNegativesRankingLoss and the batches without duplicates that its documentation recommends, in fp32, its default, or bf16. Timed is all of it, from the start of Python to the saved model, on the processors of `--cores`, one after the other, or with
 `--together` ours on the first and the peer on the second of two processors, so that other work slows both alike. `--steps` of ours are to be as many as take no
 longer than the peer's `--peer-steps`. Then both models, the encoder as it is, BM25, and BM25 fused with each (weights by dev queries) are
 measured by the same stages. Choose settings by the table of dev; the one of test is the result. The peer needs the packages `datasets` and `accelerate`.
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--peer", default=sys.executable, help="the Python that has sentence-transformers with its trainer")
     parser.add_argument("--cores", type=int, nargs="+", default=[0])
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--peer-bf16", action="store_true")
     parser.add_argument("--way", choices=["peer"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     for name in ("input", "model", "output"):
@@ -63,6 +64,8 @@ def main() -> None:
     if given.way:
         _peer(given)
         return
+    if given.together and len(given.cores) < 2:
+        raise SystemExit("--together: needs two processors; give --cores 0 1")
     given.output.mkdir(parents=True, exist_ok=True)
     _raydense(["import", "--format", "beir", "--input", given.input, "--output", given.output / "data", "--fill-splits", "--no-strict"])
     _write_pairs(given.output)
@@ -94,6 +97,7 @@ def _trained(given: argparse.Namespace) -> None:
         f"--{name.replace('_', '-')}={getattr(given, name)}"
         for name in ("input", "model", "output", "peer_steps", "batch", "length", "seed", "peer_rate")
     ]
+    flags += ["--peer-bf16"] * given.peer_bf16
     values = {
         "seed": given.seed,
         "data": given.output / "data",
@@ -118,7 +122,12 @@ def _trained(given: argparse.Namespace) -> None:
         "peer": [given.peer, __file__, "--way", "peer", *flags],
     }
     cores = {way: given.cores[number : number + 1] if given.together else given.cores for number, way in enumerate(ways)}
-    threads = [threading.Thread(target=_timed, args=(way, command, cores[way], given.output)) for way, command in ways.items()]
+    asked = {"ours": [given.steps, given.rate], "peer": [given.peer_steps, given.peer_rate, given.peer_bf16]}
+    asked = {way: [str(given.input), str(given.model), given.batch, given.length, given.seed, *of_way] for way, of_way in asked.items()}
+    for way, of_way in asked.items():
+        if (kept := given.output / f"{way}.json").exists() and json.loads(kept.read_text()).get("asked") != of_way:
+            raise SystemExit(f"{kept}: was made with other flags; give another --output")
+    threads = [threading.Thread(target=_timed, args=(way, command, cores[way], given.output, asked[way])) for way, command in ways.items()]
     for thread in threads:
         thread.start()
         if not given.together:
@@ -129,7 +138,7 @@ def _trained(given: argparse.Namespace) -> None:
         raise SystemExit(f"failed: {', '.join(failed)}; see its log in {given.output}")
 
 
-def _timed(way: str, command: list[Any], cores: list[int], output: Path) -> None:
+def _timed(way: str, command: list[Any], cores: list[int], output: Path, asked: list[Any]) -> None:
     from watched import run
 
     kept = output / f"{way}.json"
@@ -140,7 +149,9 @@ def _timed(way: str, command: list[Any], cores: list[int], output: Path) -> None
     found = run(pinned, output / f"{way}.log")
     if found.status:
         return
-    kept.write_text(json.dumps({"wall": round(found.seconds, 1), "cpu": round(sum(found.peaks.cpu.values()), 1), "cores": cores}))
+    kept.write_text(
+        json.dumps({"wall": round(found.seconds, 1), "cpu": round(sum(found.peaks.cpu.values()), 1), "cores": cores, "asked": asked})
+    )
 
 
 def _peer(given: argparse.Namespace) -> None:
@@ -149,6 +160,7 @@ def _peer(given: argparse.Namespace) -> None:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.training_args import BatchSamplers
     from sentence_transformers.util import mine_hard_negatives
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -162,6 +174,7 @@ def _peer(given: argparse.Namespace) -> None:
     arguments = SentenceTransformerTrainingArguments(
         str(given.output / "peer-work"), per_device_train_batch_size=given.batch, max_steps=given.peer_steps, learning_rate=given.peer_rate,
         warmup_steps=given.peer_steps // 10, save_strategy="no", report_to=[], seed=given.seed, use_cpu=True, disable_tqdm=True,
+        batch_sampler=BatchSamplers.NO_DUPLICATES, bf16=given.peer_bf16,
     )  # fmt: skip
     SentenceTransformerTrainer(model, arguments, mined, loss=MultipleNegativesRankingLoss(model)).train()
     model.save(str(given.output / "peer"))
