@@ -21,11 +21,13 @@ from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import serve_http_config
 from raydense.runtime.session import ensure_ray, joins_cluster
 from raydense.runtime.verbosity import limit_logs
+from raydense.runtime.waiting import Waiting
 from raydense.serving.app import application
 from raydense.serving.app_name import keep_name, release_name, take_name
 from raydense.serving.front import MIDDLEWARES
 from raydense.serving.holding import held_bytes
 from raydense.serving.merged import ROUTE
+from raydense.serving.processes import any_unplaced, check_processes, start_fault
 from raydense.serving.searching import Source, connected, sources
 from raydense.serving.searching_all import check_corpus, fusion_of
 from raydense.serving.settings import ServeSettings
@@ -73,6 +75,7 @@ def _deployed(settings: ServeSettings, places: list[Source], name: str, route: s
     """The app runs during the block, under a name that is this process's."""
     stays, begun = take_name(name), False
     try:
+        check_processes(settings)
         held = held_bytes(settings)
         if not held:
             _check_pools(settings, places)
@@ -82,17 +85,29 @@ def _deployed(settings: ServeSettings, places: list[Source], name: str, route: s
             say(f"serve: takes over the app {name!r}, which was left here")
         serve.start(http_options=http, controller_options={"runtime_env": {"env_vars": MIDDLEWARES}})
         limit_logs("ray.serve")
-        serve.run(app, name=name, route_prefix=route)
+        _run(app, name, route)
         stays = False
         keep_name(name)
         yield
-    except RayServeException as error:
-        raise InputError(str(getattr(error, "cause", error)), f"app {name!r}", "give another --route") from error
     finally:
         if begun and not stays:
             _end(places, name)
         elif not stays:
             release_name(name)
+
+
+def _run(app: serve.Application, name: str, route: str) -> None:
+    """Start the app, and wait until all its processes answer; InputError if its route is taken, or one of them does not start."""
+    where = f"app {name!r}"
+    try:
+        with Waiting("serve", lambda: any_unplaced(name)):
+            serve.run(app, name=name, route_prefix=route)
+    except RayServeException as error:
+        raise InputError(str(getattr(error, "cause", error)), where, "give another --route") from error
+    except RuntimeError as error:  # Ray Serve's, which has the reason in its report alone
+        there = _apps().get(name)
+        report = "\n".join(one.message for one in there.deployments.values()) if there else ""
+        raise InputError(f"does not start: {start_fault(report.strip() or str(error))}", where) from error
 
 
 def _check_pools(settings: ServeSettings, places: list[Source]) -> None:

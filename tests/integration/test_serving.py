@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 from embeddings import write_corpus, write_embeddings
 from inference_world import WORDS
 from nodes import free_ports
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
+from ray.util.placement_group import placement_group, remove_placement_group
 from search_versions import until
 
+from raydense.errors import InputError
 from raydense.inference.query_encoder import query_encoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
@@ -31,6 +34,7 @@ from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.serving.app import application
+from raydense.serving.running import _run, running
 from raydense.serving.searching import sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of
@@ -296,6 +300,38 @@ def test_a_pool_of_its_own_that_was_closed_is_started_again(world: World) -> Non
     status, answer = world.post("/words/search", {"query": TEXTS[30], "k": 3})
     assert (status, len(answer["results"][0])) == (200, 3)
     assert world.health("words")[0] == 200
+
+
+def test_an_app_waits_for_what_others_have_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And runs once it is free."""
+    others = placement_group([{"CPU": 1}])  # the apps have the rest
+    ray.get(others.ready())
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        remove_placement_group(others)
+
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr("raydense.runtime.waiting.say", say)
+    monkeypatch.setattr("raydense.runtime.waiting._WAITS_S", 0.5)
+    monkeypatch.setattr("raydense.runtime.waiting._LOOK_S", 0.1)
+    port = int(world.url.rpartition(":")[2])
+    with running(ServeSettings(pool="served", model=world.root / "model"), "late", "/late", "127.0.0.1", port):
+        assert world.post("/late/search", {"query": TEXTS[9], "k": K})[0] == 200
+    assert said == ["serve: waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`)"]
+
+
+def test_a_process_that_does_not_start_says_why_in_a_line(world: World) -> None:
+    @serve.deployment(ray_actor_options={"num_cpus": 0})
+    class Broken:
+        def __init__(self) -> None:
+            raise InputError("cannot be read", "ix/dense", "make it again")
+
+    with pytest.raises(InputError) as refused:
+        _run(Broken.bind(), "broken", "/broken")
+    serve.delete("broken")
+    assert str(refused.value) == "app 'broken': does not start: ix/dense: cannot be read; make it again"
 
 
 def test_a_configuration_that_is_changed_while_it_is_asked(world: World) -> None:
