@@ -1,15 +1,18 @@
-"""The nodes that can take a process of an app: what they can never have is refused."""
+"""The nodes that can take a process of an app: what no cluster of them can have is refused, and an index is held where its process can run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from raydense.errors import InputError
+from raydense.serving.holding import held_bytes
 from raydense.serving.processes import check_processes, start_fault
 from raydense.serving.settings import ServeSettings
+from raydense.storage import Draft
 
 GIB = 2**30
 
@@ -81,6 +84,24 @@ def test_processes_that_the_nodes_can_never_have_are_refused(cluster: Any, nodes
 def test_processes_that_fit_are_not_refused(cluster: Any, nodes: list[Any], given: dict[str, Any]) -> None:
     cluster(nodes)
     check_processes(ServeSettings(index=["i"], **given))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "held"),
+    [
+        ([node("cpu", CPU=4), node("gpu", 0.5, CPU=4, GPU=1)], 1, False),
+        ([node("cpu", CPU=4), node("gpu", 0.5, CPU=4, GPU=1)], 0, True),
+        ([node("cpu", 0.5, CPU=4), node("gpu", CPU=4, GPU=1)], 0.5, True),
+        ([node("head"), node("cpu", 0.5, CPU=4)], 0, False),
+    ],
+)
+def test_an_index_is_held_where_a_node_that_takes_the_process_has_the_memory(
+    cluster: Any, nodes: list[Any], gpus: float, held: bool, tmp_path: Path
+) -> None:
+    """A process of some 400 MiB, and another next to it while settings change."""
+    Draft.open(tmp_path / "ix", "index", {}).finish(1, kind="bm25", shards=[[0, 1]])
+    cluster(nodes)
+    assert bool(held_bytes(ServeSettings(index=[tmp_path / "ix"], gpus_per_replica=gpus))) == held
 
 
 def test_what_kept_a_process_from_its_start_is_a_line() -> None:
