@@ -17,10 +17,11 @@ _BUFFER_BYTES = 128 * 2**20  # a block of decoded vectors (64 MiB), products of 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The bytes of one actor of each shard: process and buffers, and the shard's files."""
+    """The bytes of one actor of each shard of one index, or of several: process and buffers, and the shard's files."""
 
     actor_bytes: list[int]
     replicas: int
+    indexes: int = 1
 
     @property
     def total(self) -> int:
@@ -53,9 +54,11 @@ class MemoryPlan:
             return
         fixes += ["factory SQfp16"] if factory == "Flat" else []
         fixes += ["fewer replicas"] if self.replicas > 1 else []
+        fixes += ["search each alone and `fuse` the runs"] if self.indexes > 1 else []
         have = f"{len(node_bytes)} nodes with {size(sum(node_bytes))}{have}"
         stays = f" next to {size(sum(staying))} of the current actors" if staying else ""
-        raise InputError(f"the index needs {self}{stays}, and there are {have}", "search", ", ".join(fixes))
+        needs = "the index needs" if self.indexes == 1 else f"the {self.indexes} indexes together need"
+        raise InputError(f"{needs} {self}{stays}, and there are {have}", "search", ", ".join(fixes))
 
 
 def _placed(sizes: Sequence[int], node_bytes: Sequence[int]) -> bool:

@@ -245,17 +245,30 @@ class SearchPool:
             say(f"search: k is {k:,}, and FAISS finds at most {LARGEST_K:,} hits of a shard on a GPU: the CPUs search")
 
 
+def check_together(indexes: Sequence[Artifact], replicas: int, gpu: bool) -> None:
+    """InputError if the nodes have not the memory for a pool of each index at once, and the cluster adds none.
+
+    Each pool is checked when it starts, too, but Ray may not report yet what the one before it has reserved: its actors would wait for ever.
+    """
+    ensure_ray()
+    memory = MemoryPlan([size for index in indexes for size in plan_memory(index, 1).actor_bytes], replicas, len(indexes))
+    try:
+        _check_memory(memory, _memory_of([*shard_nodes(False), *shard_nodes(gpu)]), None, ())
+    except InputError:
+        if not autoscales():
+            raise
+
+
 def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Sequence[int] = ()) -> tuple[PoolPlan, bool]:
     """The plan with the number of actors that share a node, and whether the present nodes have memory for them next to those `staying`.
 
     InputError if they do not, or others have reserved it, and the cluster adds no nodes.
     """
-    nodes = {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in shard_nodes(plan.gpu)}
+    nodes = _memory_of(shard_nodes(plan.gpu))
     announce(memory, index, plan.search_params)
     actors = len(memory.actor_bytes) * memory.replicas
     try:
-        memory.check(list(nodes.values()), index.summary["factory"], staying)
-        _check_free(index, memory, nodes, staying)
+        _check_memory(memory, nodes, index.summary["factory"], staying)
     except InputError:
         if not autoscales():
             raise
@@ -264,14 +277,19 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Seque
     return replace(plan, neighbours=-(-actors // len(nodes))), True
 
 
-def _check_free(index: Artifact, memory: MemoryPlan, nodes: dict[str, int], staying: Sequence[int]) -> None:
-    """InputError if the plan exceeds the unreserved memory of the nodes, for longer than ended actors take to release theirs."""
+def _memory_of(nodes: Iterable[dict[str, Any]]) -> dict[str, int]:
+    return {node["NodeID"]: int(node["Resources"].get("memory", 0)) for node in nodes}
+
+
+def _check_memory(memory: MemoryPlan, nodes: dict[str, int], factory: str | None, staying: Sequence[int]) -> None:
+    """InputError if the plan exceeds the memory of the nodes, or what is unreserved of it for longer than ended actors take to release theirs."""
+    memory.check(list(nodes.values()), factory, staying)
     end = time.monotonic() + (_RETIRED_S if staying else _RELEASE_S)
     while True:
         unreserved = free_by_node()
         free = [int(unreserved.get(node, {}).get("memory", 0)) for node in nodes]
         try:
-            return memory.check(list(nodes.values()), index.summary["factory"], staying, free)
+            return memory.check(list(nodes.values()), factory, staying, free)
         except InputError:
             if time.monotonic() > end:
                 raise

@@ -159,10 +159,12 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
 
 def _pools(settings: SearchSettings, asked: _Asked, open_: ExitStack) -> list[SearchPool]:
     """The running pools, or one that is started for each index; those end with `open_`."""
-    from raydense.retrieval.pool import SearchPool
+    from raydense.retrieval.pool import SearchPool, check_together
 
     if asked.pools:
         return [open_.enter_context(pool) for pool in asked.pools]
+    if len(asked.indexes) > 1:
+        check_together(asked.indexes, settings.replicas, settings.gpu)
     found = []
     for index in asked.indexes:
         gpu = settings.gpu and not _without_model(settings, index)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, model_validator
 
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
 from raydense.settings import BaseSettings, Folder, FolderOrNone, OneOrMore, Settings, artifact, group, resource, setting
+from raydense.storage import named
 
 
 class BM25Settings(BaseSettings):
@@ -195,16 +196,19 @@ class SearchSettings(Settings, Pool):
         from raydense.retrieval.forecasts import on_gpus, search_work
 
         one = None if isinstance(self.index, list) else self.index
-        index, several = known.of(one), f", of {len(self.indexes)} indexes" if len(self.indexes) > 1 else ""
+        indexes = [known.of(named(index)[1]) for index in self.indexes]
+        several = f", of {len(indexes)} indexes" if len(indexes) > 1 else ""
         needs = f"{queries} queries x {self.k}{several}{on_gpus(self, one)}"
         made = Holds(queries.rows, queries.word, self.k, 7.0 * queries.rows * self.k)
-        if not index:
+        there = [index for index in indexes if index]
+        if not there or len(there) < len(indexes):
             return Forecast(needs, {self.output: made})
-        kind, work = search_work(known, queries, index, self.k, None if self.vectors else self.model, self.search_params)
         process = TORCH_BYTES if self.model else PROCESS_BYTES
-        return Forecast(
-            needs, {self.output: made}, kind, work, process + index.bytes / max(1, index.files), -1 if self.gpu or self.model else 0
-        )
+        memory = process + max(index.bytes / max(1, index.files) for index in there)
+        if several:  # whose time was not measured
+            return Forecast(needs, {self.output: made}, memory=memory)
+        kind, work = search_work(known, queries, there[0], self.k, None if self.vectors else self.model, self.search_params)
+        return Forecast(needs, {self.output: made}, kind, work, memory, -1 if self.gpu or self.model else 0)
 
     def left_open(self) -> set[str]:
         """The values that a running pool provides: its search parameters, and its index if none is given."""

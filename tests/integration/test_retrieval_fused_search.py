@@ -8,8 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
 from embeddings import write_corpus, write_embeddings
 from inference_world import WORDS, file_bytes, write_table
+from ray.util.placement_group import placement_group, remove_placement_group
+from search_versions import until
 
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -19,6 +22,7 @@ from raydense.inference.query_encoder import query_encoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.index import index
+from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
@@ -123,6 +127,21 @@ def test_pools_with_other_search_parameters_are_refused(world: World) -> None:
     with SearchPool.start(lists, name="lists", search_params="nprobe=2"), SearchPool.start(world.dense, name="dense"), refused:
         world.search("other-params", **pools)
     assert not (world.root / "other-params").exists()
+
+
+def test_indexes_that_fit_one_by_one_but_not_together_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each has its turn, Ray may not have reported what the one before it reserved."""
+    monkeypatch.setattr("raydense.retrieval.pool._RELEASE_S", 0.5)
+    each, there = [plan_memory(one, 1).total for one in (world.words, world.dense)], int(ray.cluster_resources()["memory"])
+    until(lambda: ray.available_resources().get("memory", 0) == there, "actors of other tests keep their memory")
+    others = placement_group([{"memory": there - sum(each) + 1}])
+    ray.get(others.ready())
+    until(lambda: ray.available_resources()["memory"] < sum(each), "the memory is not reserved")
+    try:
+        with pytest.raises(InputError, match=r"the 2 indexes together need 4 actors .* search each alone and `fuse` the runs"):
+            world.search("short", index=world.both, vectors=str(world.root / "query-vectors"))
+    finally:
+        remove_placement_group(others)
 
 
 def test_one_index_is_recorded_as_before(world: World) -> None:

@@ -202,6 +202,20 @@ def test_the_shards_of_an_index_follow_from_its_size(tmp_path: Path, monkeypatch
     assert {factory: int(need.split()[3]) for factory, need in shards.items()} == {"Flat": 8, "SQ8": 2, "RaBitQ": 1}
 
 
+def test_a_search_of_several_indexes_shows_the_memory_of_the_largest(tmp_path: Path) -> None:
+    Draft.open(tmp_path / "queries", "queries", {}).finish(100)
+    for name, size in (("small", 2**20), ("large", 3 * 2**20)):
+        draft = Draft.open(tmp_path / name, "index", {})
+        draft.commit("shard-00000.bin", lambda path, size=size: path.write_bytes(bytes(size)), 1)
+        draft.finish(1, kind="bm25", shards=[[0, 1]])
+    given = {"queries": str(tmp_path / "queries"), "output": "o"}
+    names = [f"{name}={tmp_path / name}" for name in ("small", "large")]
+    several, large, unknown = forecasts_of(SearchSettings(**given, index=one) for one in (names, names[1], [*names, "later"]))
+    assert several.needs == "100 queries x 100, of 2 indexes"
+    assert several.memory == large.memory > 3 * 2**20
+    assert unknown.memory == 0
+
+
 def test_a_search_on_gpus_shows_their_memory(tmp_path: Path) -> None:
     """A million vectors of 768 in float16, in two shards of two actors: 1.5 GB each, CUDA and FAISS's temporary memory."""
     Draft.open(tmp_path / "queries", "queries", {}).finish(100)
