@@ -123,5 +123,6 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
             return 2, f"{link.filename or 'path'}: {(link.strerror or 'not usable').lower()}; give another path"
         chain += [link.__cause__, link.__context__, getattr(link, "cause", None)]
         chain += list(getattr(link, "exceptions", None) or ())
+        chain += [one for one in link.args if isinstance(one, BaseException)]  # what ended an actor when it started
         chain += list((getattr(link, "worker_failures", None) or {}).values())
     return None

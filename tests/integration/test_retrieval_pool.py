@@ -16,9 +16,10 @@ import pytest
 import ray
 from embeddings import write_embeddings
 from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError
 from search_versions import until
 
-from raydense.errors import InputError
+from raydense.errors import InputError, fixable
 from raydense.retrieval.index import index
 from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.merge import first_share
@@ -208,6 +209,16 @@ def test_another_job_connects_by_name(make_index: MakeIndex, tmp_path: Path) -> 
             SearchPool.start(artifact, name="shared")
     with pytest.raises(InputError, match="no search pool of the name 'nobody'"):
         SearchPool.connect("nobody")
+
+
+def test_an_actor_that_cannot_load_is_one_line(make_index: MakeIndex) -> None:
+    artifact = make_index(duplicated_vectors(37)[0], "Flat", 2)
+    plan = PoolPlan(artifact.located, "another", 1, 1, False, "", 1)
+    with pytest.raises(ActorDiedError) as died:
+        ray.get(start_actor(plan, 0, 2**28).describe.remote())
+    code, line = fixable(died.value) or (1, "")
+    assert (code, line.splitlines()) == (2, [line])
+    assert line.startswith(f"{artifact.located}: was made again")
 
 
 def another_holds_the_memory() -> ActorHandle:
