@@ -41,6 +41,7 @@ def compare(settings: CompareSettings) -> Artifact:
         raise InputError(f"{vectors.rows:,} vectors are too few for the best {settings.k}", "k", f"give at most {vectors.rows // 10}")
     if settings.k > (indexed := _sizes(settings, vectors)[0]):
         raise InputError(f"{indexed:,} indexed vectors have no best {settings.k:,}", "k", f"give at most {indexed}, or a larger sample")
+    _check_factories(settings, vectors)
     factories, there = settings.named, draft.committed()
     missing = [(draft, settings, number) for number in range(len(factories)) if _file(number) not in there]
     with Progress("compare", len(factories), "builds", len(factories) - len(missing)) as progress:
@@ -62,6 +63,17 @@ def _sizes(settings: CompareSettings, vectors: Vectors) -> tuple[int, int]:
     """The numbers of vectors that are indexed, and of others that are the queries."""
     queries = min(settings.queries, vectors.rows // 10)
     return min(settings.sample, vectors.rows - queries), queries
+
+
+def _check_factories(settings: CompareSettings, vectors: Vectors) -> None:
+    """InputError on a factory that FAISS cannot make, or not train on the sample, before the first is measured: without it the report is another."""
+    from raydense.retrieval.faiss_plan import check_training, plan_build
+
+    for factory in settings.named:
+        try:
+            check_training(plan_build(factory, vectors.dimension, _sizes(settings, vectors)[0], 1), settings.train_sample)
+        except InputError as error:
+            raise InputError(error.args[0], "factories", "leave it out") from None
 
 
 def _drawn(settings: CompareSettings, vectors: Vectors) -> tuple[Block, Block]:

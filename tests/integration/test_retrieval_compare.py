@@ -57,12 +57,17 @@ def test_a_row_for_each_factory(embeddings: str, tmp_path: Path, capfd: pytest.C
 
 
 def test_what_faiss_cannot_make_is_one_line(embeddings: str, tmp_path: Path) -> None:
+    """Before a factory is measured: a report of others is another one."""
     many = str(tmp_path / "many")
     write_embeddings(Path(many), np.ones((10_010, 2), np.float32))
     for wrong, message in (
-        ({"factories": "Flatt"}, "FAISS cannot make 'Flatt'"),
+        ({"factories": "Flat Flatt"}, "factories: FAISS cannot make 'Flatt'"),
+        ({"factories": "Flat;IVF2800,Flat"}, "factories: 2,700 vectors do not train 'IVF2800,Flat', which needs 2,800; leave it out"),
+        ({"factories": "Flat IVF300,Flat", "train_sample": 256}, "factories: 256 vectors do not train 'IVF300,Flat'"),
+        ({"factories": "Flat IDMap,Flat"}, "factories: 'IDMap,Flat' brings its own ids"),
         ({"factories": "Flat", "k": 400}, "give at most 300"),
         ({"factories": "Flat", "k": 1_001, "sample": 1_000, "embeddings": many}, "give at most 1000, or a larger sample"),
     ):
         with pytest.raises(InputError, match=message):
-            rd.compare(rd.CompareSettings.read({"embeddings": embeddings, "output": str(tmp_path / message[-3:]), **wrong}))
+            rd.compare(rd.CompareSettings.read({"embeddings": embeddings, "output": str(tmp_path / "report"), **wrong}))
+        assert not (tmp_path / "report").exists()
