@@ -101,12 +101,12 @@ class Answering:
         return [replies[i] for i in range(len(questions))]
 
     def _parts(self, questions: list[Question], order: list[int]) -> Iterator[list[int]]:
-        """The numbers `order` of the questions, by k rising, in parts: those of a part have the same k, unless none's hits depend on k."""
+        """The numbers `order` of the questions, by k rising, in parts: those of a part are searched equally deep, unless none's hits depend on it."""
         part: list[int] = []
         queries = 0
         for i in order:
             queries += len(questions[i].asked)
-            alike = self._any_k or not part or questions[part[0]].k == questions[i].k
+            alike = self._any_k or not part or self._deep(questions[part[0]].k) == self._deep(questions[i].k)
             if part and not (alike and queries * self._deep(questions[i].k) <= self.settings.most_hits):
                 yield part
                 part, queries = [], len(questions[i].asked)

@@ -134,6 +134,27 @@ def test_what_callers_ask_together_is_searched_in_parts(world: World, monkeypatc
     assert sizes == [30, 15, 27, 27]
 
 
+def test_small_ks_are_searched_and_re_ranked_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a re-ranker every k up to its depth is searched for equally deep."""
+    deep: list[int] = []
+    ask = SearchingAll.ask
+
+    def noted(self: SearchingAll, queries: list[Any], k: int) -> Any:
+        deep.append(k)
+        return ask(self, queries, k)
+
+    def rerank(questions: list[str], rows: np.ndarray) -> np.ndarray:
+        return (rows * 7 % 31 + np.array([[len(question)] for question in questions])).astype(np.float32)
+
+    questions = [Question(queries=ASKED[at : at + 2], k=k) for at, k in zip(range(0, 12, 2), (3, 12, 10, 5, 1, 12), strict=True)]
+    reranked = {"corpus": str(world.root / "corpus"), "reranker": str(world.root / "model"), "rerank_depth": 10}
+    with Answering(ServeSettings(**world.served, **reranked), "together", True, rerank) as answering:
+        alone = [answering.answer([one])[0] for one in questions]
+        monkeypatch.setattr(SearchingAll, "ask", noted)
+        assert answering.answer(questions) == alone
+    assert deep == [10, 12]
+
+
 @pytest.mark.parametrize(("scale", "weights"), [(True, [0.6, 0.4]), (False, [1.0, 9.0])])
 def test_weights_and_depth_are_those_of_the_fused_run(world: World, scale: bool, weights: list[float]) -> None:
     given = world.fused(f"scale-{scale}", 1_000, 20, method="sum", scale=scale, weights=weights)
