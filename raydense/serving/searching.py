@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from raydense.serving.settings import RetrieverSettings, ServeSettings
 from raydense.storage import Artifact, named
 
 AT_ONCE = 2  # batches that a process encodes and searches at once: each has its share of the cores
+_FAULT_S = 10.0  # for which an index that could not be used is not checked again
 _IDLE_S = 600.0  # seconds after which the pool of an app ends, once all processes of the app have ended
 Reply = dict[str, Any]
 
@@ -129,7 +131,7 @@ class Searching:
 
     def __init__(self, source: Source, pool: SearchPool | HeldIndex) -> None:
         self._source, self._pool = source, pool
-        self._known: dict[str, Known | InputError] = {}
+        self._checked: dict[str, tuple[Known | InputError, float]] = {}  # by fingerprint, with when it was checked
         self._connecting = threading.Lock()
         self.index = pool.index
         self.dimension = source.dimension(self.index)
@@ -147,7 +149,7 @@ class Searching:
                         raise
                     pool = self._reconnected(pool)
                     answer = pool.answer(queries, k)
-                known = self._known.get(answer.index)
+                known = self._remembered(answer.index)
                 if known is None and pool.index.fingerprint == answer.index:  # otherwise it has switched to a third one meanwhile
                     known = self._check(pool.index)
                 if isinstance(known, InputError):
@@ -163,7 +165,7 @@ class Searching:
             return {"ready": True, "index": self.index.fingerprint, "version": 1}, self.known.corpus
         try:
             status = pool_status(self._pool.name)
-            known = self._known.get(status["fingerprint"]) or self._check(Artifact.open(status["index"], "index"))
+            known = self._remembered(status["fingerprint"]) or self._check(Artifact.open(status["index"], "index"))
             if isinstance(known, InputError):
                 raise known
         except InputError as error:
@@ -181,8 +183,13 @@ class Searching:
                 self._pool = self._source.connect()
             return self._pool
 
+    def _remembered(self, fingerprint: str) -> Known | InputError | None:
+        """What a check of the index found; None if there was none, or that was a fault a while ago: a store that was away may be back."""
+        known, at = self._checked.get(fingerprint, (None, 0.0))
+        return None if isinstance(known, InputError) and time.monotonic() - at > _FAULT_S else known
+
     def _check(self, index: Artifact) -> Known:
-        """Check an index, once; InputError, now and at each later call, if it does not hold this model's vectors."""
+        """Check an index, and remember what was found; InputError if it does not hold this model's vectors, or cannot be read."""
         known: Known | InputError
         try:
             self._source.check(index)
@@ -191,8 +198,9 @@ class Searching:
             known = Known(PassageIds(index), index.summary["corpus"])
         except InputError as error:
             known = error
-        last = dict(list(self._known.items())[-1:])  # answers in progress may still come from it
-        self._known = {**last, index.fingerprint: known}
+        others = {one: found for one, found in self._checked.items() if one != index.fingerprint}
+        last = dict(list(others.items())[-1:])  # answers in progress may still come from it
+        self._checked = {**last, index.fingerprint: (known, time.monotonic())}
         if isinstance(known, InputError):
             raise known
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import urllib.error
@@ -34,8 +35,9 @@ from raydense.retrieval.named import close_pool, pool_status, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.serving.app import application
+from raydense.serving.refusal import Unavailable
 from raydense.serving.running import _run, running
-from raydense.serving.searching import sources
+from raydense.serving.searching import Searching, Source, sources
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact, fingerprint_of
 
@@ -202,9 +204,13 @@ def test_bad_input_is_one_line(world: World, body: Any, line: str) -> None:
     assert "\n" not in answer["error"]
 
 
-def test_a_pool_that_switches_its_index_while_it_serves(world: World, truth: Truth) -> None:
+def test_a_pool_that_switches_its_index_while_it_serves(
+    world: World, truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No request fails, and each answer is of one index; an index of another model's vectors is refused until there is a right one again."""
     old, new = world.indexes
+    shutil.copytree(world.root / "model", tmp_path / "model")
+    searching = Searching(Source(ServeSettings(pool="served", model=tmp_path / "model"), "served"), SearchPool.connect("served"))
     answered: list[str] = []
     wrong: list[Any] = []
     stop = threading.Event()
@@ -229,6 +235,16 @@ def test_a_pool_that_switches_its_index_while_it_serves(world: World, truth: Tru
     for caller in callers:
         caller.join()
     assert not wrong
+    (tmp_path / "model").rename(tmp_path / "away")  # as a mount may be when the index is checked
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no such"):
+            searching.ask(truth.queries[:1], K)
+        if not (tmp_path / "model").exists():
+            (tmp_path / "away").rename(tmp_path / "model")
+    assert searching.health()[0]["ready"] is False, "it is not looked for at each call"
+    monkeypatch.setattr("raydense.serving.searching._FAULT_S", 0.0)
+    assert searching.ask(truth.queries[:1], K)[0].index == new.fingerprint
+    assert searching.health()[0]["ready"] is True
     world.pool.swap(world.foreign)
     for _ in range(2):
         status, answer = world.health("dense")
