@@ -55,6 +55,8 @@ def search(settings: SearchSettings) -> Artifact:
     if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
         for index in indexes:
             kind_of(index).check_params(_params(settings, index))
+        if settings.gpu and not any(kind_of(index).encoded for index in indexes):
+            kind_of(indexes[0]).check_gpu("")
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done

@@ -61,12 +61,14 @@ class IndexSettings(Settings):
         if not getattr(self, _OWN[self.kind][0]):
             raise ValueError(f"kind {self.kind} needs {_OWN[self.kind][0]}")
         self._refuse_given(_of_others(self.kind), f"kind {self.kind}")
+        if not _has_lists(self.factory):
+            self._refuse_given(["recall"], f"factory {self.factory}, which has no inverted lists,")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage, without the settings of the other kind."""
-        others = _of_others(str(values.get("kind")))
+        """As for every stage, without the settings of the other kind, and without recall where there are no inverted lists."""
+        others = _of_others(str(values.get("kind"))) + ([] if _has_lists(str(values.get("factory"))) else ["recall"])
         return {key for key in super().takes(values) if key.partition(".")[0] not in others}
 
     def shaping(self) -> dict[str, Any]:
@@ -78,8 +80,8 @@ class IndexSettings(Settings):
         return {name: value for name, value in shaping.items() if (self.kind, name) != ("bm25", "seed")}
 
     def left_open(self) -> set[str]:
-        """The number of shards, if it follows from the size: an index that was begun keeps its own."""
-        return set() if self.shards else {"shards"}
+        """The number of shards, if it follows from the size: an index that was begun keeps its own. And a recall without effect, which earlier versions took."""
+        return {*(() if self.shards else ("shards",)), *(() if _has_lists(self.factory) else ("recall",))}
 
     def forecast(self, known: Known) -> Forecast:
         """By the kind of the index."""
@@ -87,6 +89,11 @@ class IndexSettings(Settings):
 
         read = known.of(getattr(self, _OWN[self.kind][0]))
         return kind_named(self.kind).forecast(self, read) if read else Forecast()
+
+
+def _has_lists(factory: str) -> bool:
+    """Whether a factory string names inverted lists, as FAISS writes them."""
+    return "IVF" in factory or "IMI" in factory
 
 
 def _of_others(kind: str) -> list[str]:
@@ -165,6 +172,8 @@ class SearchSettings(Settings, Pool):
             raise ValueError("a search needs index, or pool")
         if self.vectors:
             self._refuse_given(["model", "background"], "a search with vectors")
+        elif not self.model:
+            self._refuse_given(["background"], "a search without model")
         if len(self.pools or self.indexes) > 1:
             self._refuse_given(["drop_identical"], "a search of several indexes")
         else:
@@ -173,6 +182,11 @@ class SearchSettings(Settings, Pool):
             raise ValueError(f"there are {len(self.pools)} pools and {len(self.indexes)} indexes: give as many, or leave index out")
         self._refuse_same_names("index")
         return self
+
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; without a model nothing is encoded."""
+        return super().takes(values) - (set() if "model" in values else {"background"})
 
     @property
     def indexes(self) -> list[str]:

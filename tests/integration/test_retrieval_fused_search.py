@@ -166,6 +166,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(world: World) -> None:
         ({"index": [*world.both, f"c={world.both[0]}"], "model": model, "fuse": weighted}, "fuses 2 runs, not 3"),
         ({"index": world.both[::-1], "model": model, "fuse": str(world.root / "words-20")}, "is no fused run"),
         ({"index": world.both, "pool": "words"}, "there are 1 pools and 2 indexes"),
+        ({"index": [f"a={world.both[0]}", f"b={world.both[0]}"], "gpu": True}, "BM25 does not use GPUs"),
     ):
         with pytest.raises(InputError, match=message):
             world.search("refused", **given)

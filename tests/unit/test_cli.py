@@ -80,6 +80,14 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
         ),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
+        (
+            ["index", "--kind", "faiss", "--embeddings", "e", "--output", "o", "--factory", "HNSW32", "--recall", "0.99"],
+            "factory HNSW32, which has no inverted lists, does not use recall: leave it out",
+        ),
+        (
+            ["search", "--index", "i", "--queries", "q", "--output", "o", "--background"],
+            "a search without model does not use background: leave it out",
+        ),
         (["serve"], "serving needs index, or pool"),
         (["serve", "--pool", "p", "--shard-replicas", "2"], "serving by pool does not use shard_replicas: leave it out"),
         (["serve", "--index", "nowhere"], "nowhere: no such folder; give a folder of kind index"),
