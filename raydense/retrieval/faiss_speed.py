@@ -29,9 +29,10 @@ def prefer_blas(faiss: Any, dimension: int) -> None:
     By default FAISS 1.15 takes one query after another up to 128,000 / dimension queries, which is 10 times slower for 100 of
     them; before 1.15 the threshold was a number of queries. Its other method for the best k, a heap, takes up to a tenth longer.
     """
+    from raydense.retrieval.faiss_library import COUNTS_NUMBERS  # only here: importing FAISS takes a while
+
     faiss.cvar.distance_compute_min_k_reservoir = 1
-    a_product = faiss.cvar.distance_compute_blas_threshold > 1_000
-    faiss.cvar.distance_compute_blas_threshold = 3 * dimension if a_product else 3
+    faiss.cvar.distance_compute_blas_threshold = 3 * dimension if COUNTS_NUMBERS else 3
 
 
 @contextmanager

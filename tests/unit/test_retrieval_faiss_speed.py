@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
-from raydense.retrieval import faiss_speed
+from raydense.retrieval import faiss_library, faiss_speed
 from raydense.retrieval.faiss_shard import FaissShard
 from raydense.retrieval.faiss_speed import Scan, prefer_blas
 
@@ -103,10 +103,16 @@ def test_a_caller_does_what_other_threads_do_not_begin(n: int) -> None:
     go_on.set()
 
 
-def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss() -> None:
+@pytest.mark.parametrize("dimension", [24, 333, 768])
+@pytest.mark.parametrize("of_numbers", [True, False])
+def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss(
+    dimension: int, of_numbers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every shard that a process opens."""
+    assert faiss_library.COUNTS_NUMBERS, "the FAISS that is tested"
+    monkeypatch.setattr(faiss_library, "COUNTS_NUMBERS", of_numbers)
     before = faiss.cvar.distance_compute_blas_threshold
-    for default, set_to in ((128_000, 3 * 768), (20, 3)):
-        faiss.cvar.distance_compute_blas_threshold = default
-        prefer_blas(faiss, 768)
-        assert faiss.cvar.distance_compute_blas_threshold == set_to
+    for _ in range(2):
+        prefer_blas(faiss, dimension)
+        assert faiss.cvar.distance_compute_blas_threshold == (3 * dimension if of_numbers else 3)
     faiss.cvar.distance_compute_blas_threshold = before
