@@ -35,6 +35,8 @@ Requests = Iterable[tuple[K, Body]]
 Work = Callable[[], object]
 
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that may succeed when it is sent again
+_OF_THE_TEXT = {400, 413, 422}  # of a request that may be refused for its text: its length, or what it says
+_REFUSED_ALWAYS = 10  # texts that may be refused whatever the share
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
 _BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
 _MOST_BYTES = 16 * 2**20  # of a reply
@@ -45,18 +47,22 @@ _KEPT = "what was answered is kept: run the same command again to continue"
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's reply: its text, its tokens (0, 0 where the endpoint counts none), whether a limit cut it, and the model that it names."""
+    """A model's reply: its text, its tokens (0, 0 where the endpoint counts none), whether a limit cut it, and the model that it names.
+
+    Where the endpoint refused the text the reply is empty, and `refused` says why.
+    """
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cut: bool = False
     model: str = ""
+    refused: str = ""
 
     @property
     def metered(self) -> bool:
-        """Whether the endpoint counted its tokens."""
-        return bool(self.prompt_tokens or self.completion_tokens)
+        """Whether its tokens are known: the endpoint counted them, or refused the text."""
+        return bool(self.prompt_tokens or self.completion_tokens or self.refused)
 
 
 class Pace:
@@ -124,7 +130,7 @@ class Endpoint:
         self._url = f"{settings.url}/chat/completions"
         self._key, self._proxy = _key(settings.key_variable), proxy_of(self._url)
         self._secrets = [secret for secret in (self._key, self._proxy and urlsplit(self._proxy).password) if secret]
-        self._said, self._answered = float("-inf"), False
+        self._said, self._answered, self._refused = float("-inf"), 0, 0
         self._pace = Pace(settings.requests_per_minute)
         self.prompt_tokens = self.completion_tokens = 0
 
@@ -133,18 +139,22 @@ class Endpoint:
         """The dollars of all replies."""
         return self._settings.cost(self.prompt_tokens, self.completion_tokens)
 
-    def count(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Add tokens to those of all replies."""
+    def count(self, prompt_tokens: int, completion_tokens: int, answered: int = 0, refused: int = 0) -> None:
+        """Add tokens to those of all replies, and to how many requests were answered, and refused for their texts."""
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
+        self._answered += answered
+        self._refused += refused
 
     def ask(self, files: Iterable[Requests[K]], got: Callable[[K, Reply], Work | None], broken: Callable[[K, Reply], None]) -> None:
         """Send each body of each file, and call `got` with its key and the reply, in the order of the answers.
 
         What takes its time happens in a thread next to the open requests, one at a time: the next of `files`, and the work that `got`
-        returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. At the first failure
+        returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. A text that is refused
+        by an endpoint that has answered is an empty reply, unless these are more than 10 and `most_refused` of the requests. At the first failure
         no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
-        its model, the request), EndpointError if it does not answer in `attempts`, or if `max_cost` is reached, and what the caller's raise.
+        its model, the request, which is named by its key as text), EndpointError if it does not answer in `attempts`, or if `max_cost` is
+        reached, and what the caller's raise.
         """
         _run(self._ask(iter(files), got, broken))
 
@@ -157,7 +167,7 @@ class Endpoint:
             try:
                 while not self._stop.is_set() and (following := await requests.following(aside)) is not None:
                     key, body = following
-                    reply = await self._reply(session, body, partial(broken, key))
+                    reply = await self._reply(session, key, body, partial(broken, key))
                     self.count(reply.prompt_tokens, reply.completion_tokens)
                     if left := got(key, reply):
                         async with aside:
@@ -178,7 +188,7 @@ class Endpoint:
         if failures:
             raise failures[0]
 
-    async def _reply(self, session: aiohttp.ClientSession, body: Body, broken: Callable[[Reply], None]) -> Reply:
+    async def _reply(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> Reply:
         """The reply to one request, sent again after each failure that may pass."""
         attempt = 0
         while True:
@@ -191,9 +201,11 @@ class Endpoint:
                     content = await _content(response)
                 if response.status == 200:
                     reply = self._read(content)
-                    self._answered = True
+                    self._answered += 1
                     return reply
                 fault = self._line(response.status, content)
+                if response.status in _OF_THE_TEXT and _SPENT not in fault:
+                    return self._without(key, fault)
                 if response.status not in _PASSING or _SPENT in fault:
                     raise self._refusal(response.status, fault)
                 asked_to_wait = retry_after(response.headers.get("Retry-After"))
@@ -254,13 +266,24 @@ class Endpoint:
         except (ValueError, LookupError, TypeError, AttributeError):
             raise _NoReply(Reply("", read, written)) from None
 
+    def _without(self, key: object, fault: str) -> Reply:
+        """The empty reply to a text that is refused; InputError where that is more than the fault of single texts."""
+        if not self._answered:
+            fix = "shorten what is asked, or see `prompt` and `endpoint.extra_body`; if others were answered, the same command goes on without it"
+            raise InputError(f"refuses the request for {key} ({fault})", self._url, fix)
+        self._refused += 1
+        asked = self._answered + self._refused
+        if self._refused > max(_REFUSED_ALWAYS, self._settings.most_refused * asked):
+            what = f"has refused {self._refused:,} of {asked:,} requests, the last for {key} ({fault})"
+            raise InputError(what, self._url, "raise endpoint.most_refused to leave more of them empty; what was answered is kept")
+        return Reply("", refused=fault)
+
     def _refusal(self, status: int, fault: str) -> InputError:
         fixes = {
             401: f"check the key in {self._settings.key_variable}" if self._key else f"put the key into {self._settings.key_variable}",
             404: "check endpoint.url and endpoint.model",
         }
-        fix = "shorten what is asked, or see `prompt` and `endpoint.extra_body`" if status in (400, 413, 422) else "see what it says"
-        return InputError(f"refuses the request ({fault})", self._url, fixes.get(status, f"{fix}; what was answered is kept"))
+        return InputError(f"refuses the request ({fault})", self._url, fixes.get(status, "see what it says; what was answered is kept"))
 
     def _line(self, status: int, content: bytes) -> str:
         """A status and what the body says of it, in one line."""

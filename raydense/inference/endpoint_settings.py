@@ -32,6 +32,12 @@ class EndpointSettings(BaseSettings):
     requests_per_minute: float = resource(0.0, "most requests of a minute, evenly spaced, repeated ones included; 0: no limit", ge=0)
     attempts: int = resource(8, "how often a request is sent that the endpoint fails to answer, or refuses for now", ge=1)
     timeout: float = resource(120.0, "seconds until an attempt has failed", gt=0)
+    most_refused: float = resource(
+        0.01,
+        "the share of all requests that may be refused for what their text is (400, 413, 422) and stay empty; 10 always may",
+        ge=0,
+        le=1,
+    )
     price_in: float = resource(0.0, "dollars for a million tokens of prompts", ge=0)
     price_out: float = resource(0.0, "dollars for a million tokens of replies", ge=0)
     max_cost: float = resource(

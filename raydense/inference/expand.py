@@ -180,7 +180,10 @@ def _questions(settings: ExpandSettings, endpoint: EndpointSettings, part: Part,
     def commit(replies: list[Reply], note: dict[str, Any]) -> None:
         files.commit(part, [_one_line(text_of(reply.text)) for reply in replies], **note)
 
-    return Questions(part.name, len(prompts), partial(_body, endpoint, prompts, settings.seed + part.start, sampling), commit)
+    def text(at: int) -> str:
+        return f"query {part.queries['query_id'][at].as_py()!r} for its {part.kind}"
+
+    return Questions(part.name, len(prompts), partial(_body, endpoint, prompts, settings.seed + part.start, sampling), text, commit)
 
 
 def _body(endpoint: EndpointSettings, prompts: list[str], seed: int, sampling: dict[str, Any], at: int) -> dict[str, Any]:

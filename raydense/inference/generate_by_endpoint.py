@@ -58,7 +58,10 @@ def _questions(
         seed = (settings.seed + start + at) % 2**31
         return endpoint.body(prompt.replace("{passage}", passages[at]), max_tokens=longest, seed=seed, **sampling)
 
-    return Questions(name, len(passages), body, partial(_commit, settings, draft, name, start))
+    def text(at: int) -> str:
+        return f"passage {store.ids(np.array([start + at]))[0].as_py()!r}"
+
+    return Questions(name, len(passages), body, text, partial(_commit, settings, draft, name, start))
 
 
 def _commit(settings: GenerateSettings, draft: Draft, name: str, start: int, replies: list[Reply], note: dict[str, Any]) -> None:

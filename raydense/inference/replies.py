@@ -14,7 +14,7 @@ from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Draft, File
 
-COUNTS = ("prompt_tokens", "completion_tokens", "cut", "unmetered")
+COUNTS = ("prompt_tokens", "completion_tokens", "cut", "unmetered", "refused")
 
 
 @dataclass
@@ -32,25 +32,39 @@ class Replies:
             self.of[number] = reply
 
     def note(self) -> dict[str, Any]:
-        """What the record of a file says of its replies: tokens, how many a limit cut, how many came without counts, the models named."""
+        """What the record of a file says of its replies: tokens, how many a limit cut, came without counts or are refusals, the models named."""
         replies = [*self.of.values(), *self.broken]
         return {
             "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
             "completion_tokens": sum(reply.completion_tokens for reply in replies),
             "cut": sum(reply.cut for reply in replies),
             "unmetered": sum(not reply.metered for reply in replies),
+            "refused": sum(bool(reply.refused) for reply in replies),
             "answered_by": sorted({reply.model for reply in replies if reply.model}),
         }
 
 
 @dataclass(frozen=True)
 class Questions:
-    """The requests for one file of a draft: `body` gives that of each number below `count`, and `commit` writes the file from the replies and a note of them."""
+    """The requests for one file of a draft: `body` gives that of each number below `count`, `text` the words for what it asks about, as `passage 'p7'`,
+    and `commit` writes the file from the replies and a note of them."""
 
     name: str
     count: int
     body: Callable[[int], Body]
+    text: Callable[[int], str]
     commit: Callable[[list[Reply], dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One request of a file; as text it is what the request asks about."""
+
+    file: Questions
+    number: int
+
+    def __str__(self) -> str:
+        return self.file.text(self.number)
 
 
 class Journal:
@@ -96,12 +110,13 @@ class _Asked:
     def whole(self) -> bool:
         return len(self._there.of) == self._file.count
 
-    def requests(self) -> Iterator[tuple[tuple[str, int], Body]]:
+    def requests(self) -> Iterator[tuple[_Question, Body]]:
         missing = [number for number in range(self._file.count) if number not in self._there.of]
-        return (((self._file.name, number), self._file.body(number)) for number in missing)
+        return ((_Question(self._file, number), self._file.body(number)) for number in missing)
 
     def add(self, number: int | None, reply: Reply) -> None:
-        self._journal.add(number, reply)
+        if not reply.refused:  # it cost nothing, and an endpoint that allows more by the next run may answer it
+            self._journal.add(number, reply)
         self._there.add(number, reply)
 
     def commit(self) -> None:
@@ -119,17 +134,18 @@ class Asker:
         self._settings = settings
         self._endpoint = Endpoint(settings, stage)
         self._shown = (stage, total, unit)
-        self._before = 0
+        self._before, self._named = 0, False
 
     def count(self, draft: Draft, name: str, committed: File | None) -> None:
         """Count what an earlier run asked for a file."""
         if committed:
-            self._endpoint.count(*(committed.note[key] for key in COUNTS[:2]))
-            self._before += committed.rows
+            note, rows = committed.note, committed.rows
         else:
             there = Journal(draft, name).read()
-            self._endpoint.count(*(there.note()[key] for key in COUNTS[:2]))
-            self._before += len(there.of)
+            note, rows = there.note(), len(there.of)
+        refused = note.get("refused", 0)
+        self._endpoint.count(note["prompt_tokens"], note["completion_tokens"], rows - refused, refused)
+        self._before += rows
 
     def __enter__(self) -> Self:
         self._progress = Progress(*self._shown, self._before).__enter__()
@@ -145,7 +161,7 @@ class Asker:
         """
         asked: dict[str, _Asked] = {}
 
-        def requests() -> Iterator[Iterator[tuple[tuple[str, int], Body]]]:
+        def requests() -> Iterator[Iterator[tuple[_Question, Body]]]:
             for file in files:
                 one = _Asked(file, Journal(draft, file.name))
                 if one.whole:
@@ -154,14 +170,17 @@ class Asker:
                     asked[file.name] = one
                     yield one.requests()
 
-        def got(key: tuple[str, int], reply: Reply) -> Callable[[], None] | None:
-            name, number = key
-            asked[name].add(number, reply)
+        def got(question: _Question, reply: Reply) -> Callable[[], None] | None:
+            name = question.file.name
+            asked[name].add(question.number, reply)
             self._progress.add(1, self._spent())
+            if reply.refused and not self._named:
+                self._named = True
+                say(f"{self._shown[0]}: the endpoint refuses {question} ({reply.refused}): it stays empty, as others that are refused")
             return asked.pop(name).commit if asked[name].whole else None
 
-        def broken(key: tuple[str, int], reply: Reply) -> None:
-            asked[key[0]].add(None, reply)
+        def broken(question: _Question, reply: Reply) -> None:
+            asked[question.file.name].add(None, reply)
 
         self._endpoint.ask(requests(), got, broken)
 
@@ -173,7 +192,7 @@ class Asker:
 def summed(notes: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Several notes, or summaries, as one."""
     notes = list(notes)
-    found: dict[str, Any] = {key: sum(note[key] for note in notes) for key in COUNTS}
+    found: dict[str, Any] = {key: sum(note.get(key, 0) for note in notes) for key in COUNTS}  # an earlier version had no `refused`
     found["answered_by"] = sorted({model for note in notes for model in note["answered_by"]})
     return found | ({"cost": sum(note["cost"] for note in notes)} if any("cost" in note for note in notes) else {})
 
@@ -186,6 +205,8 @@ def say_spent(stage: str, words: str, found: dict[str, Any]) -> None:
         say(
             f"{stage}: the limit of tokens cut {found['cut']:,} replies: allow more of them, or see `endpoint.extra_body` for models that think"
         )
+    if found["refused"]:
+        say(f"{stage}: the endpoint refused {found['refused']:,} requests: what they asked for is empty")
 
 
 def summary_of(settings: EndpointSettings, notes: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -170,8 +170,8 @@ def test_an_endpoint_that_stays_away_is_one_line_and_what_it_answered_is_kept(co
 
 def test_a_line_that_a_kill_left_incomplete_is_asked_again(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    refused = pytest.raises(InputError, match=r"refuses the request \(400 too long\)")
-    with chat_server(three_lines, fault=lambda number: (400, {}, b"too long") if number >= 5 else None) as server, refused:
+    refused = pytest.raises(InputError, match=r"refuses the request \(403 not now\)")
+    with chat_server(three_lines, fault=lambda number: (403, {}, b"not now") if number >= 5 else None) as server, refused:
         generate(settings(corpus, output, server, endpoint={"requests_at_once": 1}))
     journal = output / ".work" / "replies" / "generated-00000.arrow.jsonl"
     written = journal.read_bytes()
@@ -225,7 +225,7 @@ def test_what_a_broken_reply_cost_counts_in_the_next_run_too(corpus: Path, tmp_p
 def test_a_line_that_a_crash_of_the_machine_damaged_is_asked_again(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with (
-        chat_server(three_lines, fault=lambda number: (400, {}, b"too long") if number >= 5 else None) as server,
+        chat_server(three_lines, fault=lambda number: (403, {}, b"not now") if number >= 5 else None) as server,
         pytest.raises(InputError),
     ):
         generate(settings(corpus, output, server, endpoint={"requests_at_once": 1}))
@@ -243,6 +243,7 @@ def test_a_line_that_a_crash_of_the_machine_damaged_is_asked_again(corpus: Path,
     [
         ((404, {}, b'{"error": {"message": "The model `small` does not exist\\nmore"}}'), "(404 The model `small` does not exist); check"),
         ((403, {}, b"forbidden\nhere"), "refuses the request (403 forbidden); see what it says"),
+        ((400, {}, b"no field seed"), "refuses the request for passage 'p0' (400 no field seed); shorten what is asked"),
         ((302, {"Location": "http://elsewhere/"}, b""), "refuses the request (302); see what it says"),
         ((200, {}, b"<html>\nhello"), "does not answer with a chat completion (200 <html>); check endpoint.url"),
         ((200, {}, b'{"choices": []}'), "does not answer with a chat completion (200 {'choices': []}); check"),
@@ -260,6 +261,34 @@ def test_what_does_not_pass_is_refused_at_once_in_one_line(corpus: Path, tmp_pat
         assert f"{server.url}/chat/completions: " in str(caught.value)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_is_refused_stays_empty(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = {4: (400, {}, b"too long"), 7: (422, {}, b"filtered"), 15: (413, {}, b"")}
+    with chat_server(three_lines, fault=refused.get) as server:
+        more = {"requests_at_once": 1, "price_in": 1, "max_cost": 100}
+        made = generate(settings(corpus, tmp_path / "out", server, endpoint=more))
+        assert len(server.asked) == PASSAGES
+    assert lists(made) == [[] if n in refused else [f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
+    assert (made.summary["refused"], made.summary["unmetered"], made.summary["empty"]) == (3, 0, 9)
+    said = [line.partition("generate: ")[2] for line in capsys.readouterr().err.splitlines() if "refuse" in line]
+    assert said == [
+        "the endpoint refuses passage 'p4' (400 too long): it stays empty, as others that are refused",
+        "the endpoint refused 3 requests: what they asked for is empty",
+    ]
+
+
+def test_where_many_texts_are_refused_it_stops_and_goes_on(corpus: Path, tmp_path: Path) -> None:
+    one, output = {"requests_at_once": 1}, tmp_path / "out"
+    with chat_server(three_lines, fault=lambda number: (400, {}, b"too long") if number >= 2 else None) as server:
+        with pytest.raises(
+            InputError, match=r"has refused 11 of 13 requests, the last for passage 'p12' \(400 too long\); raise endpoint.most_refused"
+        ):
+            generate(settings(corpus, output, server, endpoint=one))
+        # the first file is committed, with those refused; of the next only what was answered is kept, which is nothing
+        made = generate(settings(corpus, output, server, endpoint={**one, "most_refused": 1.0}))
+        assert len(server.asked) == 13 + PASSAGES - SHARD
+    assert (made.summary["refused"], made.rows) == (PASSAGES - 2, PASSAGES)
 
 
 class Command:
