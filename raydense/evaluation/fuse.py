@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from raydense.retrieval.fusion import Hits, spread
 from raydense.retrieval.fusion_rule import Rule, in_order
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
+
+_WEIGHTS = "weights.json"  # those that were tuned, of a run that was stopped after it
 
 
 class Block:
@@ -73,7 +76,7 @@ def fuse(settings: FuseSettings) -> Artifact:
     places = [Places(IdLookup(query_ids), run) for run in runs.values()]
     for each in places:
         each.find()
-    rule, found = _rule(settings, list(runs), places, query_ids)
+    rule, found = _rule(settings, list(runs), places, query_ids, draft)
     weights = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, rule.weights, strict=True))
     say(f"fuse: {rule.method}, weights {weights}")
     done, rows = draft.committed(), 0
@@ -128,7 +131,7 @@ def _blocks(places: list[Places]) -> Iterator[Rows]:
         yield from np.split(np.arange(len(hits)), np.flatnonzero(np.diff(hits // BLOCK_ROWS)) + 1)
 
 
-def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_ids: pa.Array) -> tuple[Rule, dict[str, Any]]:
+def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_ids: pa.Array, draft: Draft) -> tuple[Rule, dict[str, Any]]:
     """The rule, and what the summary says of how its weights were found."""
     equal = [1.0 / len(names)] * len(names) if settings.method == "sum" and settings.scale else [1.0] * len(names)
     if settings.weights_of:
@@ -138,6 +141,17 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     rule = Rule(str(settings.method), settings.scale, settings.weights or equal)
     if not settings.qrels:
         return rule, {}
+    if kept := draft.kept(_WEIGHTS):
+        found = json.loads(kept.read_text())
+    else:
+        found = _tuned(settings, rule, names, places, query_ids)
+        draft.keep(_WEIGHTS, lambda path: path.write_text(json.dumps(found)))
+    return Rule(rule.method, rule.scale, found["weights"]), {"dev": found["dev"]}
+
+
+def _tuned(settings: FuseSettings, rule: Rule, names: list[str], places: list[Places], query_ids: pa.Array) -> dict[str, Any]:
+    """The weights that are best on the dev queries, and what the summary says of them."""
+    assert settings.qrels
     judgements = Judgements(read_table(settings.qrels, "qrels"), [settings.metric], settings.qrels, "metric")
     numbers = IdLookup(query_ids).positions(judgements.query_ids)
     numbers = np.sort(numbers[numbers >= 0])
@@ -146,11 +160,12 @@ def _rule(settings: FuseSettings, names: list[str], places: list[Places], query_
     pieces = _pieces(numbers, places)
     tried = combinations(len(names)) if rule.method == "reciprocal" or rule.scale else lambdas(_spreads(places, query_ids, pieces))
     blocks = (Block(places, query_ids, part) for part in pieces)
-    weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), tried, settings.k)
+    with Progress("fuse weights", len(pieces) * len(tried), "fusions") as progress:
+        weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), tried, settings.k, progress)
     alone = dict(zip(names, values["alone"], strict=True))
     measured = ", ".join(f"{name} {value:.4f}" for name, value in alone.items())
     say(f"fuse: {settings.metric} on {len(numbers):,} dev queries: {measured}, fused {values['fused']:.4f}")
-    return Rule(rule.method, rule.scale, weights), {"dev": {"metric": settings.metric, "runs": alone, "fused": values["fused"]}}
+    return {"weights": weights, "dev": {"metric": settings.metric, "runs": alone, "fused": values["fused"]}}
 
 
 def _refuse_other_kinds(weights_of: str, places: dict[str, Places]) -> None:

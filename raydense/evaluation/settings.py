@@ -187,12 +187,19 @@ class FuseSettings(Settings):
         return self
 
     def forecast(self, known: Known) -> Forecast:
-        """The time grows with the hits of all runs."""
+        """The time grows with the hits of all runs; with qrels those of the judged queries are fused once more for each weights that are tried."""
         runs = [held for run in self.run if (held := known.of(named(run)[1]))]
         if len(runs) < len(self.run):
             return Forecast()
         each = min(float(self.k), sum(run.each for run in runs))
         rows = max(run.rows for run in runs)
         made = Holds(rows, "at most", each, rows * each * 8.0)
-        hits = {"hits": sum(run.rows * run.each for run in runs)}
-        return Forecast(f"{len(runs)} runs over {made} queries", {self.output: made}, "fuse", hits, 2 * PROCESS_BYTES)
+        needs, hits = f"{len(runs)} runs over {made} queries", sum(run.rows * run.each for run in runs)
+        if self.qrels:
+            from raydense.evaluation.tuning import combinations, lambdas  # only here, as the metrics above
+
+            tried = len(combinations(len(runs)) if self.method == "reciprocal" or self.scale else lambdas([1.0, 1.0]))
+            judged = known.of(self.qrels)
+            hits += tried * sum(min(run.rows, judged.rows if judged else run.rows) * run.each for run in runs)
+            needs = f"{needs}, {tried} weights tried"
+        return Forecast(needs, {self.output: made}, "fuse", {"hits": hits}, 2 * PROCESS_BYTES)

@@ -10,6 +10,7 @@ import numpy as np
 
 from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.retrieval.fusion import Pooled
+from raydense.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from raydense.evaluation.fuse import Block
@@ -38,12 +39,12 @@ def lambdas(spreads: list[float]) -> list[list[float]]:
 
 
 def tuned(
-    judgements: Judgements, blocks: Iterable[tuple[Block, Pooled]], tried: list[list[float]], most: int
+    judgements: Judgements, blocks: Iterable[tuple[Block, Pooled]], tried: list[list[float]], most: int, progress: Progress
 ) -> tuple[list[float], dict[str, Any]]:
     """Of the weights that are tried the first with the best mean metric over the first `most` hits; and the means: `fused`, and of each run `alone`.
 
     A run alone is measured by its own hits, as `evaluate` does: with the other weights 0 it would end in the passages that it lacks.
-    A judged query that no run has counts 0 for all.
+    A judged query that no run has counts 0 for all. `progress` counts each block with each weights.
     """
     measuring = [Measuring(judgements, "the fused run") for _ in tried]
     alone = [Measuring(judgements, f"run {number}") for number in range(1, len(tried[0]) + 1)]
@@ -55,6 +56,7 @@ def tuned(
             each.add(block.table(hits))
         for weights, each in zip(tried, measuring, strict=True):
             each.add(block.table(pooled.fused(weights, depth)))
+            progress.add(1)
     means = [_mean(each) for each in measuring]
     best = int(np.argmax(np.round(means, 12)))
     return tried[best], {"fused": means[best], "alone": [_mean(each) for each in alone]}

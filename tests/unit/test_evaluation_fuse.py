@@ -19,6 +19,7 @@ from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.fuse import fuse
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.evaluation.tuning import combinations, lambdas
+from raydense.forecast import Holds, Known
 from raydense.storage import Artifact
 from tests.mining_world import Run, write_table
 
@@ -145,6 +146,37 @@ def test_the_weights_are_those_with_the_best_metric_of_all_that_are_tried(world:
     assert [hashlib.sha256(part.read_bytes()).digest() for part in again.parts(".parquet")] == [
         hashlib.sha256(part.read_bytes()).digest() for part in tuned.parts(".parquet")
     ]
+
+
+def test_weights_that_were_tuned_before_a_kill_are_not_tuned_again(
+    world: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    root, runs = world
+    asked = {"run": runs, "qrels": str(root / "qrels"), "metric": "RR@5"}
+    whole = fuse(FuseSettings(output=str(tmp_path / "whole"), **asked))
+    assert "fuse weights: 21 fusions" in capsys.readouterr().err
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fusing, "commit_table", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fuse(FuseSettings(output=str(tmp_path / "out"), **asked))
+    assert "on 15 dev queries" in capsys.readouterr().err
+    made = fuse(FuseSettings(output=str(tmp_path / "out"), **asked))
+    assert "dev queries" not in capsys.readouterr().err
+    assert (made.fingerprint, made.summary) == (whole.fingerprint, whole.summary)
+
+
+def test_the_plan_counts_the_hits_of_each_weights_that_are_tried():
+    known, given = Known(), {"output": "o", "run": ["a", "b"], "method": "sum"}
+    known.expect({"a": Holds(30, each=9.0), "b": Holds(20, each=4.0), "dev": Holds(15)})
+    assert FuseSettings(**given).forecast(known).work == {"hits": 350}
+    for scale, tried in ((True, 21), (False, 35)):
+        tuned = FuseSettings(**given, scale=scale, qrels="dev").forecast(known)
+        assert tuned.work == {"hits": 350 + tried * 15 * 13}
+        assert tuned.needs.endswith(f", {tried} weights tried")
 
 
 def test_weights_of_a_fused_run_follow_the_names_where_they_are_its_own(world: tuple[Path, list[str]], tmp_path: Path):
