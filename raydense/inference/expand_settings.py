@@ -60,6 +60,8 @@ class ExpandSettings(WriterSettings):
         prompts = {kind: getattr(self.prompts, kind) or (PROMPTS[kind] if self.endpoint else "{query}") for kind in self.kinds}
         if without := [kind for kind, prompt in prompts.items() if "{query}" not in prompt]:
             raise ValueError(f"prompts.{without[0]} must contain {{query}}")
+        if same := [kind for kind in prompts if list(prompts.values()).count(prompts[kind]) > 1]:
+            raise ValueError(f"{', '.join(same[:-1])} and {same[-1]} ask the same: give kinds, or a prompt for each")
         self.__dict__["prompts"] = self.prompts.model_copy(update=prompts)
         return self
 

@@ -141,6 +141,8 @@ def test_the_budget_counts_all_kinds(root: Path) -> None:
         ({"model": "m", "kinds": []}, "kinds: needs 1 or more"),
         ({"model": "m", "kinds": "title", "prompts": {"answer": "{query}"}}, "does not use prompts.answer"),
         ({"model": "m", "prompts": {"answer": "what?"}}, "prompts.answer must contain {query}"),
+        ({"model": "m"}, "answer, title and sentence ask the same: give kinds, or a prompt for each"),
+        ({"model": "m", "prompts": {"answer": "{query}?"}}, "title and sentence ask the same: give kinds"),
         ({"endpoint": {"url": "http://h/v1", "model": "m"}, "precision": "fp32"}, "expand with endpoint does not use precision"),
     ],
 )
@@ -154,5 +156,5 @@ def test_given_prompts_are_not_changed() -> None:
     from raydense import PromptSettings
 
     prompts = PromptSettings(answer="{query}?")
-    settings = ExpandSettings(queries="q", output="o", model="m", prompts=prompts)
+    settings = ExpandSettings(queries="q", output="o", model="m", kinds="answer title", prompts=prompts)
     assert (settings.prompts.answer, settings.prompts.title, prompts.title) == ("{query}?", "{query}", None)

@@ -75,7 +75,7 @@ def test_a_part_that_the_manifest_records_and_that_is_gone(dataset: Path, tmp_pa
 VALUES = {
     "encode": {"corpus": "data/zh"},
     "generate": {"model": "data/zh"},
-    "expand": {"model": "data/zh"},
+    "expand": {"model": "data/zh", "kinds": "answer"},
     "index": {"kind": "bm25", "corpus": "data/zh"},
     "search": {"index": "data/zh"},
     "filter": {"index": "data/zh", "model": "data/zh"},
