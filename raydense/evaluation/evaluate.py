@@ -19,7 +19,7 @@ from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import Asked, MeasuredRun, Places
 from raydense.evaluation.settings import EvaluateSettings, SimilaritySettings
-from raydense.evaluation.significance import SAMPLES, compare_all
+from raydense.evaluation.significance import compare_all, flips_for
 from raydense.evaluation.similarity import similarities
 from raydense.evaluation.truncation import cut_deeper_than, cut_to, deeper_than, most_held
 from raydense.runtime.progress import Progress, say
@@ -153,11 +153,11 @@ def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
     first = runs[0].measured.per_query
     others = {run.name: run.measured.per_query for run in runs[1:]}
     found = compare_all({name: {m: (values[m], first[m]) for m in first if m in values} for name, values in others.items()})
+    comparisons = sum(map(len, found.values()))
     return {
         "compared_with": runs[0].name,
-        "tests": f"paired, two-sided: Student's t-test; randomisation test with {SAMPLES:,} sign flips",
-        "correction": "Corrected p (p_holm): that of the randomisation test, corrected by Holm for"
-        f" {sum(map(len, found.values()))} comparisons",
+        "tests": f"paired, two-sided: Student's t-test; randomisation test with {flips_for(comparisons):,} sign flips",
+        "correction": f"Corrected p (p_holm): that of the randomisation test, corrected by Holm for {comparisons} comparisons",
         "runs": found,
     }
 

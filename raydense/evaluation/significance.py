@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-SAMPLES = 10_000
+_FLIPS = 10_000
+_FLIPS_EACH = 200  # for each of many comparisons, so that the smallest p is 0.005 at most after their correction
 _SEED = 20_070_611
 _BLOCK = 1 << 22
 
@@ -27,11 +28,16 @@ class Comparison:
     p_randomisation: float
 
 
-def compare(values: NDArray[np.float64], first: NDArray[np.float64]) -> Comparison:
+def flips_for(comparisons: int) -> int:
+    """How many random sign flips a test takes that is corrected for so many comparisons."""
+    return max(_FLIPS, _FLIPS_EACH * comparisons)
+
+
+def compare(values: NDArray[np.float64], first: NDArray[np.float64], flips: int = _FLIPS) -> Comparison:
     """Compare the per-query values of a run with the first run's, both float64 [queries], in the same order; a query with NaN is left out.
 
     Two-sided, paired: Student's t-test, and Fisher's randomisation test of the mean difference (Smucker, Allan and Carterette
-    2007) with 10,000 random sign flips from a fixed seed. Where no query differs both p-values are 1.
+    2007) with `flips` random sign flips from a fixed seed. Where no query differs both p-values are 1.
     """
     there = ~np.isnan(values - first)
     values, first = values[there], first[there]
@@ -42,16 +48,19 @@ def compare(values: NDArray[np.float64], first: NDArray[np.float64]) -> Comparis
         return Comparison(0.0, 0, len(gaps), 0, 1.0, 1.0)
     spread = len(gaps) > 1 and float(np.ptp(gaps)) > 0
     t_test = float(stats.ttest_rel(values, first).pvalue) if spread else None
-    return Comparison(float(gaps.mean()), wins, int(same.sum()), losses, t_test, sign_flip(gaps[~same]))
+    return Comparison(float(gaps.mean()), wins, int(same.sum()), losses, t_test, sign_flip(gaps[~same], flips))
 
 
 Values = NDArray[np.float64]
 
 
 def compare_all(pairs: Mapping[str, Mapping[str, tuple[Values, Values]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """`compare` for each name and metric of `pairs`, with `p_holm`: the randomisation p-values are corrected together, by Holm."""
+    """`compare` for each name and metric of `pairs`, with `p_holm`: the randomisation p-values are corrected together, by Holm.
+
+    Each takes the flips of `flips_for` all of them.
+    """
     keys = [(name, metric) for name, of in pairs.items() for metric in of]
-    compared = [compare(*pairs[name][metric]) for name, metric in keys]
+    compared = [compare(*pairs[name][metric], flips_for(len(keys))) for name, metric in keys]
     corrected = holm([c.p_randomisation for c in compared])
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in pairs}
     for (name, metric), comparison, p_holm in zip(keys, compared, corrected, strict=True):
@@ -59,8 +68,8 @@ def compare_all(pairs: Mapping[str, Mapping[str, tuple[Values, Values]]]) -> dic
     return found
 
 
-def sign_flip(gaps: NDArray[np.float64]) -> float:
-    """The share of random sign flips whose sum is as far from 0 as the observed one; the observed one counts too.
+def sign_flip(gaps: NDArray[np.float64], flips: int = _FLIPS) -> float:
+    """The share of so many random sign flips whose sum is as far from 0 as the observed one; the observed one counts too.
 
     Gaps of equal size are flipped together (the number of plus signs is binomial), so that 10^5 queries cost little.
     """
@@ -69,10 +78,10 @@ def sign_flip(gaps: NDArray[np.float64]) -> float:
     rng = np.random.default_rng(_SEED)
     rows = max(1, _BLOCK // len(sizes))
     far = 0
-    for start in range(0, SAMPLES, rows):
-        plus = rng.binomial(counts, 0.5, size=(min(rows, SAMPLES - start), len(sizes)))
+    for start in range(0, flips, rows):
+        plus = rng.binomial(counts, 0.5, size=(min(rows, flips - start), len(sizes)))
         far += int((np.abs((2 * plus - counts) @ sizes) >= observed).sum())
-    return (far + 1) / (SAMPLES + 1)
+    return (far + 1) / (flips + 1)
 
 
 def holm(p_values: list[float]) -> list[float]:

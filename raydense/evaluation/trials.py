@@ -10,14 +10,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from raydense.evaluation.report import significance_mark
-from raydense.evaluation.significance import SAMPLES, compare_all
+from raydense.evaluation.significance import compare_all, flips_for
 from raydense.evaluation.table import metrics_of, piped
 from raydense.storage import Artifact
 
 Reports = Mapping[str, Mapping[str, Artifact]]
 
-TESTS = (
-    f"Against the first variant: paired, two-sided randomisation test over queries ({SAMPLES:,} sign flips), the values of a query"
+_TESTS = (
+    "Against the first variant: paired, two-sided randomisation test over queries ({} sign flips), the values of a query"
     " averaged over the seeds that both have, and corrected by Holm for all variants and metrics of a run. It shows whether these"
     " models differ on queries like these; the spread shows how much another seed would change them."
 )
@@ -38,15 +38,18 @@ def summarise(reports: Reports) -> dict[str, Any]:
     per_query = {variant: _per_query(of) for variant, of in reports.items() if of}
     first = next(iter(per_query), "")
     runs: dict[str, dict[str, Any]] = {}
+    flips = set[int]()
     for run in dict.fromkeys(run for values in per_query.values() for run in values["run"].unique()):
         rows = {variant: values[values["run"] == run].drop(columns="run") for variant, values in per_query.items()}
         rows = {variant: values for variant, values in rows.items() if len(values)}
         runs[run] = {variant: _row(run, reports[variant]) for variant in rows}
         if first in rows:
             pairs = {variant: _pairs(values, rows[first]) for variant, values in rows.items() if variant != first}
+            flips.add(flips_for(sum(map(len, pairs.values()))))
             for variant, found in compare_all(pairs).items():
                 runs[run][variant]["significance"] = found
-    return {"compared_with": first, "tests": TESTS, "runs": runs}
+    tests = _TESTS.format(" or ".join(f"{number:,}" for number in sorted(flips or {flips_for(0)})))
+    return {"compared_with": first, "tests": tests, "runs": runs}
 
 
 def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from raydense.evaluation.report import significance_mark
-from raydense.evaluation.significance import compare, compare_all, holm, sign_flip
+from raydense.evaluation.significance import compare, compare_all, flips_for, holm, sign_flip
 
 
 def every_flip(gaps: np.ndarray) -> float:
@@ -52,6 +52,15 @@ def test_holm_equals_the_adjusted_p_values_of_r():
     """p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") and a tie at 1."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_a_difference_as_clear_as_can_be_stays_significant_among_many():
+    """With 10,000 flips the smallest p of 600 comparisons would be 0.06."""
+    clear = (np.full(40, 1.0), np.zeros(40))
+    few, many = (compare_all({f"v{n}": {"m": clear} for n in range(number)})["v0"]["m"] for number in (50, 600))
+    assert few["p_randomisation"] == 1 / 10_001
+    assert many["p_randomisation"] == 1 / (flips_for(600) + 1)
+    assert significance_mark(few) == significance_mark(many) == "▲▲"
 
 
 def test_all_names_and_metrics_are_corrected_together():
