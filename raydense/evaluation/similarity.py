@@ -48,7 +48,8 @@ def similarities(
 
     The queries are at most `settings.queries` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
     the first `settings.passages` of the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where
-    s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Holds the vectors of 1,024 queries
+    s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Vectors have the dimension that the run
+    records, else the model's own, and texts its own lengths. Holds the vectors of 1,024 queries
     and their passages, whatever the number of queries.
     """
     retrievers = {fingerprint_of(folder): folder for model in models.values() for folder in (model, model / _RETRIEVER) if folder.is_dir()}
@@ -94,7 +95,7 @@ def _similarity(
     """What the model's similarities are, block by block of the queries; None without a pair."""
     from raydense.models.dual_encoder import DualEncoder  # only here: importing torch takes seconds
 
-    model, asked = DualEncoder.load(folder), _chosen(judgements, settings.queries)
+    model, asked = DualEncoder.load(folder, dimension=run.artifact.summary.get("dimension")), _chosen(judgements, settings.queries)
     found = []
     with Progress("evaluate similarity", len(asked), "queries") as progress:
         for start in range(0, len(asked), _QUERIES_AT_ONCE):

@@ -82,16 +82,18 @@ class _Asked:
     pools: list[SearchPool]
 
     def about(self, k: int) -> dict[str, Any]:
-        """What the summary has of them: of several as that of a fused run."""
+        """What the summary has of them: of several as that of a fused run; and the dimension of their vectors, if there is one."""
+        dimensions = {one.summary["dimension"] for one in self.indexes if one.summary.get("dimension")}
+        vectors = {"dimension": dimensions.pop()} if len(dimensions) == 1 else {}
         if self.fusion is None:
-            return {"kind": self.indexes[0].summary["kind"], "index": self.indexes[0].fingerprint}
+            return {"kind": self.indexes[0].summary["kind"], "index": self.indexes[0].fingerprint, **vectors}
         rule, depths = self.fusion.rule, [max(k, depth) for depth in self.fusion.depths]
         runs = {
             name: {"kind": one.summary["kind"], "depth": depth} for name, one, depth in zip(self.names, self.indexes, depths, strict=True)
         }
         weights = dict(zip(self.names, rule.weights, strict=True))
         fused = {"kind": "fused", "method": rule.method, "scale": rule.scale, "weights": weights, "runs": runs}
-        return {**fused, "index": [one.fingerprint for one in self.indexes]}
+        return {**fused, "index": [one.fingerprint for one in self.indexes], **vectors}
 
 
 def _without_model(settings: SearchSettings, index: Artifact) -> bool:

@@ -63,6 +63,7 @@ def test_run_names_the_nearest_passages_and_none_that_is_not_there(root: Path, t
     assert search(settings(root, tmp_path / "all", k=10**9)).rows == run.rows, "k beyond the passages there are takes no memory"
     assert [len(pq.read_table(p)) for p in run.parts(".parquet")] == [960, 960, 960, 120]
     vectors = query_encoder(str(root / "model"))(TEXTS).astype(np.float64)
+    assert run.summary["dimension"] == vectors.shape[1]
     true = vectors[:50] @ vectors.T
     scores = table["score"].to_numpy().reshape(50, 60)
     rows = np.array([int(p[1:]) for p in table["passage_id"].to_pylist()]).reshape(50, 60)

@@ -141,23 +141,31 @@ def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "chosen", "passages"),
+    ("given", "chosen", "passages", "dimension"),
     [
-        ({}, range(QUERIES), 10),
-        ({"queries": 0, "passages": 100}, range(QUERIES), 100),
-        ({"queries": 7, "passages": 3}, (0, 5, 10, 14, 19, 24, 29), 3),
+        ({}, range(QUERIES), 10, None),
+        ({"queries": 0, "passages": 100}, range(QUERIES), 100, None),
+        ({"queries": 7, "passages": 3}, (0, 5, 10, 14, 19, 24, 29), 3, 4),
     ],
 )
 def test_similarities_are_those_that_sentence_transformers_gives(
-    world: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, int], chosen: Sequence[int], passages: int
+    world: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, int],
+    chosen: Sequence[int],
+    passages: int,
+    dimension: int | None,
 ) -> None:
+    """Also of a run that records the dimension of its index, which holds the first numbers of each vector."""
     for bound, small in (("_QUERIES_AT_ONCE", 4), ("_TEXTS_AT_ONCE", 9), ("_PAIRS_AT_ONCE", 50)):
         monkeypatch.setattr(similarity_module, bound, small)
     from sentence_transformers import SentenceTransformer
 
     root = world["root"]
     folders = {"queries": str(root / "queries"), "corpus": str(root / "corpus"), "models": [f"trained={root / 'retriever'}"]}
-    result = measure(world, f"similar-{passages}", **folders, **({"similarity": given} if given else {}))
+    made_from = Artifact.open(root / "found").manifest["made_from"]
+    run = write(root / f"found-{passages}", "run", as_run(world["found"]), made_from, **({"dimension": dimension} if dimension else {}))
+    result = measure(world, f"similar-{passages}", run=[f"dense={run.path}"], **folders, **({"similarity": given} if given else {}))
     assert list(result["similarity"]) == ["dense"]
     similarity = result["similarity"]["dense"]
     model = SentenceTransformer(str(root / "retriever"))
@@ -166,7 +174,7 @@ def test_similarities_are_those_that_sentence_transformers_gives(
     for q, judged in ((f"q{number}", world["judged"][f"q{number}"]) for number in chosen):
         positive = next(p for p, grade in judged.items() if grade == 2)
         negatives = [p for p, _ in world["found"][q] if judged.get(p, 0) < 1 and text[p] != text[positive]][:passages]
-        vectors = model.encode([text[positive], world["queries"][q], *(text[p] for p in negatives)])
+        vectors = model.encode([text[positive], world["queries"][q], *(text[p] for p in negatives)])[:, :dimension]
         to_query.append(float(vectors[0] @ vectors[1]))
         to_negative += (vectors[2:] @ vectors[0]).tolist()
         nearer += [to_query[-1] > value for value in to_negative[-len(negatives) :]]
