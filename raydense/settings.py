@@ -104,7 +104,7 @@ class BaseSettings(BaseModel):
 
         `flags` are the keys whose values are not from `where`, but from the command line.
         """
-        kind = cls.chosen(values, where)
+        kind = cls.chosen(values, "--" if cls.chosen_by in flags else where)
         try:
             return kind.model_validate(values)
         except ValidationError as error:
@@ -286,10 +286,11 @@ def _named(key: str, where: str) -> str:
 
 def _faults(cls: type[BaseSettings], error: ValidationError, where: str, flags: Collection[str] = ()) -> list[InputError]:
     """What pydantic found, unknown keys first: others may follow from them."""
-    found = []
+    found, given = [], set(flags) - {"output"}  # which every command has
     for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden"):
         above = accumulate(map(str, one["loc"]), "{}.{}".format)
-        found.append(_fault(cls, one, "--" if any(key in flags for key in above) else where))
+        by_flag = any(key in flags for key in above) if one["loc"] else given
+        found.append(_fault(cls, one, "--" if by_flag else where))
     return found
 
 

@@ -122,7 +122,8 @@ def _producer(path: str, earlier: list[Stage]) -> Stage | None:
 def _parts(settings: Settings) -> set[str]:
     """The parts of a data set or of a joint training that a stage will make, as far as that is known before it runs."""
     if isinstance(settings, LoopSettings):
-        return set(method_of(settings).models) - {""}
+        models = set(method_of(settings).models)
+        return set() if "" in models else models
     if isinstance(settings, SampleSettings):
         return _SAMPLE | ({"qrels/unjudged"} if settings.unjudged else set())
     if isinstance(settings, ExpandSettings):

@@ -6,7 +6,7 @@ from raydense.retrieval.kind import kind_named
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.sharding import with_shards
 from raydense.runtime.session import ensure_ray
-from raydense.storage import Artifact, Draft, made_or_begun_from, provenance_of, releases_outputs
+from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 
 @releases_outputs
@@ -18,7 +18,7 @@ def index(settings: IndexSettings) -> Artifact:
     recall. Raises InputError on settings that FAISS or bm25s cannot follow, or on an index that these machines could not build or search.
     """
     settings = with_shards(settings)
-    draft = Draft.open(settings.output, "index", provenance_of(made_or_begun_from(settings.output), "index", settings))
+    draft = Draft.open(settings.output, "index", provenance("index", settings))
     if draft.done:
         return draft.done
     ensure_ray()

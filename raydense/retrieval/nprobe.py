@@ -60,7 +60,10 @@ def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vector
     `empty` is the name of the trained index without vectors; each task reserves `memory` bytes. The same vectors, seed and index give
     the same, whatever the workers.
     """
-    if not settings.recall or not has_lists(settings.factory, vectors.dimension) or vectors.rows < 2:
+    lists = has_lists(settings.factory, vectors.dimension)
+    if not lists and "recall" in settings.given_keys():
+        say(f"index: recall has no effect: {settings.factory} has no inverted lists")
+    if not settings.recall or not lists or vectors.rows < 2:
         return {}
     drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(QUERIES, vectors.rows), replace=False)
     sample = Sample(vectors.artifact.located, vectors.artifact.fingerprint, np.sort(drawn), min(DEPTH, vectors.rows - 1))

@@ -61,14 +61,12 @@ class IndexSettings(Settings):
         if not getattr(self, _OWN[self.kind][0]):
             raise ValueError(f"kind {self.kind} needs {_OWN[self.kind][0]}")
         self._refuse_given(_of_others(self.kind), f"kind {self.kind}")
-        if not _has_lists(self.factory):
-            self._refuse_given(["recall"], f"factory {self.factory}, which has no inverted lists,")
         return self
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage, without the settings of the other kind, and without recall where there are no inverted lists."""
-        others = _of_others(str(values.get("kind"))) + ([] if _has_lists(str(values.get("factory"))) else ["recall"])
+        """As for every stage, without the settings of the other kind."""
+        others = _of_others(str(values.get("kind")))
         return {key for key in super().takes(values) if key.partition(".")[0] not in others}
 
     def shaping(self) -> dict[str, Any]:
@@ -80,8 +78,8 @@ class IndexSettings(Settings):
         return {name: value for name, value in shaping.items() if (self.kind, name) != ("bm25", "seed")}
 
     def left_open(self) -> set[str]:
-        """The number of shards, if it follows from the size: an index that was begun keeps its own. And a recall without effect, which earlier versions took."""
-        return {*(() if self.shards else ("shards",)), *(() if _has_lists(self.factory) else ("recall",))}
+        """The number of shards, if it follows from the size: an index that was begun keeps its own."""
+        return set() if self.shards else {"shards"}
 
     def forecast(self, known: Known) -> Forecast:
         """By the kind of the index."""
@@ -89,11 +87,6 @@ class IndexSettings(Settings):
 
         read = known.of(getattr(self, _OWN[self.kind][0]))
         return kind_named(self.kind).forecast(self, read) if read else Forecast()
-
-
-def _has_lists(factory: str) -> bool:
-    """Whether a factory string names inverted lists, as FAISS writes them."""
-    return "IVF" in factory or "IMI" in factory
 
 
 def _of_others(kind: str) -> list[str]:

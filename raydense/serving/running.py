@@ -34,6 +34,7 @@ from raydense.serving.settings import ServeSettings
 from raydense.storage import Artifact
 
 _LOOK_S = 2.0
+_FAILED = ("UNHEALTHY", "DEPLOY_FAILED")  # of a deployment; others have messages, too, as of a start that takes long
 
 
 @contextmanager
@@ -106,7 +107,8 @@ def _run(app: serve.Application, name: str, route: str) -> None:
         raise InputError(str(getattr(error, "cause", error)), where, "give another --route") from error
     except RuntimeError as error:  # Ray Serve's, which has the reason in its report alone
         there = _apps().get(name)
-        report = "\n".join(one.message for one in there.deployments.values()) if there else ""
+        failed = [one.message for one in there.deployments.values() if one.status in _FAILED] if there else []
+        report = "\n".join(failed)
         raise InputError(f"does not start: {start_fault(report.strip() or str(error))}", where) from error
 
 

@@ -7,6 +7,7 @@ last minutes stays even where the cache is full, as its reader may not have open
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -125,16 +126,17 @@ def _remove_left(asides: list[Path]) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Remove the files of unfinished outputs that were written a week ago: the bucket has them, and who goes on fetches those that it needs.
+    """Remove the files of unfinished outputs that were written a week ago and are in the bucket, from where who goes on fetches them.
 
-    Their records stay, and replies of a language model, which were paid for.
+    Those that were not whole go, too. Records stay, and what the bucket may not have, as replies of a language model.
     """
     for work in (cache() / "work").glob(f"*/{WORK}"):
         with suppress(FileNotFoundError):  # its process has finished it
-            outside = [one for one in work.parent.iterdir() if one != work]
-            kept = [one for one in work.iterdir() if one.is_file() or one.name.startswith(ASIDE)]
-            for file in (one for top in (*outside, *kept) for one in (top, *top.rglob("*")) if one.is_file()):
-                if time.time() - file.stat().st_mtime > ABANDONED_S:
+            records = [json.loads(record.read_bytes()) for record in work.glob("commits/*.json")]
+            uploaded = [work.parent / record["path"] for record in records if record.get("version")]
+            asides = [file for aside in work.glob(f"{ASIDE}*") for file in aside.rglob("*")]
+            for file in (*uploaded, *asides):
+                if file.is_file() and time.time() - file.stat().st_mtime > ABANDONED_S:
                     file.unlink()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from raydense.storage import Place
+from raydense.storage.files import take
 from raydense.training.outage import Latest, outlasting
 
 HISTORY = "history.jsonl"
@@ -34,7 +35,7 @@ class History:
         self._file, self._event_file, self._next_sending = shared / name, shared / events, 0.0
         self._sending, self._one_at_a_time = Latest("history"), threading.Lock()
         self._stream = open(self._file.growing(), "a+")  # noqa: SIM115 - held as long as the run
-        fcntl.flock(self._stream, fcntl.LOCK_EX)
+        take(self._stream.fileno(), fcntl.LOCK_EX, self._file.growing().parent)
         sent = self._file.sent()
         if sent is not None:
             self._stream.truncate(0)

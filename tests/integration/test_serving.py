@@ -323,6 +323,8 @@ def test_an_app_waits_for_what_others_have_and_says_so(world: World, monkeypatch
     others = placement_group([{"CPU": 1}])  # the apps have the rest
     ray.get(others.ready())
     said: list[str] = []
+    freed = threading.Timer(60, remove_placement_group, [others])  # also where the line is never said
+    freed.start()
 
     def say(line: str) -> None:
         said.append(line)
@@ -333,8 +335,12 @@ def test_an_app_waits_for_what_others_have_and_says_so(world: World, monkeypatch
     monkeypatch.setattr("raydense.runtime.waiting._WAITS_S", 0.5)
     monkeypatch.setattr("raydense.runtime.waiting._LOOK_S", 0.1)
     port = int(world.url.rpartition(":")[2])
-    with running(ServeSettings(pool="served", model=world.root / "model"), "late", "/late", "127.0.0.1", port):
-        assert world.post("/late/search", {"query": TEXTS[9], "k": K})[0] == 200
+    try:
+        with running(ServeSettings(pool="served", model=world.root / "model"), "late", "/late", "127.0.0.1", port):
+            assert world.post("/late/search", {"query": TEXTS[9], "k": K})[0] == 200
+    finally:
+        freed.cancel()
+        remove_placement_group(others)
     assert said == ["serve: waits for CPUs, GPUs or memory in use by others, or for new nodes (see `ray status`)"]
 
 

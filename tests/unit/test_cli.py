@@ -81,10 +81,6 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
         (
-            ["index", "--kind", "faiss", "--embeddings", "e", "--output", "o", "--factory", "HNSW32", "--recall", "0.99"],
-            "factory HNSW32, which has no inverted lists, does not use recall: leave it out",
-        ),
-        (
             ["search", "--index", "i", "--queries", "q", "--output", "o", "--background"],
             "a search without model does not use background: leave it out",
         ),
@@ -115,6 +111,10 @@ def test_flags_override_the_file_and_its_unknown_keys_are_named(tmp_path, capsys
     assert err.startswith("raydense: --shards: input should be ")
     code, _, err = call("index", "--config", str(config), capsys=capsys)
     assert err.startswith("raydense: --output: missing")
+    code, _, err = call("index", "--config", str(config), "--embeddings", "e", "--output", str(tmp_path / "o"), capsys=capsys)
+    assert (code, err) == (2, "raydense: kind bm25 does not use embeddings: leave it out\n")
+    code, _, err = call("train", "--config", str(config), "--objective", "pairr", "--output", str(tmp_path / "o"), capsys=capsys)
+    assert err.startswith("raydense: --objective: no method 'pairr'")
     code, _, err = call("index", "--config", str(config), "--corpus", "elsewhere", "--output", str(tmp_path / "o"), capsys=capsys)
     assert code == 2
     assert "elsewhere: no such folder" in err

@@ -15,9 +15,8 @@ from raydense.recipes.content import recipe_file, recipe_named
 from raydense.recipes.recipe import Recipe, plan, run, state
 from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep
-from raydense.retrieval.index import index
 from raydense.retrieval.search import search
-from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Draft, provenance
 from raydense.training.method import method_of
 from raydense.training.methods.retriever import Retriever
@@ -405,30 +404,15 @@ stages:
     )
 
 
-def test_a_default_that_a_search_or_an_index_does_not_use_is_for_others(tmp_path):
+def test_a_default_that_a_search_does_not_use_is_for_others(tmp_path):
     (tmp_path / "recipe.yaml").write_text("""
-defaults: {recall: 0.9, background: true}
+defaults: {background: true}
 stages:
-  flat: {do: index, kind: faiss, embeddings: v}
-  lists: {do: index, kind: faiss, embeddings: v, factory: "IVF4,Flat"}
   words: {do: search, index: i, queries: q}
   dense: {do: search, index: i, queries: q, model: m}
 """)
-    flat, lists, words, dense = (stage.settings for stage in Recipe.read(tmp_path / "recipe.yaml", "out").stages)
-    assert (flat.recall, lists.recall) == (0.95, 0.9)
+    words, dense = (stage.settings for stage in Recipe.read(tmp_path / "recipe.yaml", "out").stages)
     assert (words.background, dense.background) == (False, True)
-
-
-def test_an_index_that_was_made_with_a_recall_that_has_no_effect_there_stays_done(tmp_path):
-    """Earlier versions took one, and recorded it."""
-    embeddings = Draft.open(tmp_path / "v", "embeddings", {}).finish(9, dimension=4)
-    asked = {"kind": "faiss", "embeddings": str(embeddings.path), "shards": 1, "output": str(tmp_path / "ix")}
-    made = provenance("index", IndexSettings(**asked))
-    made["settings"]["recall"] = 0.99
-    there = Draft.open(tmp_path / "ix", "index", made).finish(9)
-    assert state(Stage("ix", "index", IndexSettings(**asked), ()))[0] == "done"
-    assert index(IndexSettings(**asked)).fingerprint == there.fingerprint
-    assert state(Stage("ix", "index", IndexSettings(**asked, factory="IVF4,Flat"), ()))[0] == "changed"
 
 
 def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):

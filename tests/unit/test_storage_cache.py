@@ -1,5 +1,6 @@
 """What kills left in the cache is removed."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -40,13 +41,15 @@ def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch
 
 def test_files_of_an_output_that_nobody_went_on_with_go_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
-    of_bucket = ["deep/part.bin", ".work/kept.parquet", ".work/aside-0/half"]
-    here_alone = [".work/commits/part.json", ".work/replies/part.jsonl"]
+    of_bucket = ["deep/part.bin", ".work/aside-0/half"]
+    records = {"part": {"path": "deep/part.bin", "version": "1"}, "other": {"path": "other.bin"}}
+    texts = {f".work/commits/{name}.json": json.dumps(record) for name, record in records.items()}
+    here_alone = ["other.bin", ".work/kept.parquet", ".work/replies/part.jsonl", *texts]
     for age in (8, 6):
         for name in (*of_bucket, *here_alone):
             file = tmp_path / "work" / f"{age:032x}" / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("x")
+            file.write_text(texts.get(name, "x"))
             os.utime(file, (time.time() - age * 86_400,) * 2)
     cache.trim()
     left = sorted(file.relative_to(tmp_path / "work").as_posix() for file in (tmp_path / "work").rglob("*") if file.is_file())
