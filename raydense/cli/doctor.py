@@ -165,7 +165,8 @@ def _ray() -> Iterator[Finding]:
 
     try:
         ensure_ray()
-        answered = ray.get(ray.remote(num_cpus=1)(_process_id).remote(), timeout=60)
+        # no CPU: a head has none where the cluster starts its machines for the work, and none is to be started for this
+        answered = ray.get(ray.remote(num_cpus=0)(_process_id).remote(), timeout=60)
     except Exception as error:
         yield Finding(
             "ray",

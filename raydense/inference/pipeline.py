@@ -15,6 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from raydense.errors import InputError, fixable
+from raydense.inference.arrivals import Arrivals
 from raydense.inference.layout import TOKENISE_CPUS, Layout
 from raydense.inference.live_line import live_line
 from raydense.inference.precision import forget_precision
@@ -97,13 +98,19 @@ def run_parts(
     actor: Callable[..., Any],
     **more: Any,
 ) -> None:
-    """`run` over all `pending` parts of these `sizes`, whose actors commit files; the live line counts in `unit` up to `total`."""
+    """`run` over all `pending` parts of these `sizes`, whose actors commit a file each; the live line counts in `unit` up to `total`.
+
+    InputError if the files of an actor do not appear in the output, as on a node that does not share its folder.
+    """
     settings, stage = settings.located(), draft.made_from["stage"]
     forget_precision(draft)
     least = list(accumulate(sorted(sizes)))  # of so many parts, whichever they are
+    arrivals = Arrivals(draft)
     with live_line(stage, draft, unit, total, total - sum(sizes)) as committed:
         for number, _ in enumerate(run(stage, settings, pending, tokenise, actor, settings=settings, draft=draft, **more)):
             committed(least[number])
+            arrivals.check(number + 1)
+        arrivals.end(len(pending))
 
 
 def _tokenise(table: pa.Table, step: Callable[..., pa.Table], arguments: dict[str, Any]) -> pa.Table:

@@ -1,0 +1,45 @@
+"""Whether the files that actors commit arrive where the driver reads them; those of a node that does not share the output's folder do not."""
+
+from __future__ import annotations
+
+import time
+
+from raydense.errors import InputError
+from raydense.storage import Draft
+
+_LOOK_S = 30.0
+_ARRIVES_S = 90.0  # more than a network file system takes to show what another machine wrote
+
+
+class Arrivals:
+    """Compares what the actors report with the files that are there, twice a minute and at the end."""
+
+    def __init__(self, draft: Draft):
+        self._draft, self._before = draft, len(draft.committed())
+        self._next, self._owed, self._since = 0.0, 0, 0.0
+
+    def check(self, reported: int) -> None:
+        """InputError if files that were `reported` a while ago are not there."""
+        now = time.monotonic()
+        if self._draft.place.everywhere or now < self._next:
+            return
+        self._next, there = now + _LOOK_S, self._there()
+        if there >= self._owed:
+            self._owed, self._since = (reported, now) if there < reported else (0, now)
+        elif now - self._since > _ARRIVES_S:
+            self._refuse(there, self._owed)
+
+    def end(self, reported: int) -> None:
+        """Wait a while until all files that were `reported` are there; InputError if they are not."""
+        until = time.monotonic() + _ARRIVES_S
+        while (there := self._there()) < reported:
+            if time.monotonic() > until:
+                self._refuse(there, reported)
+            time.sleep(0.5)
+
+    def _there(self) -> int:
+        return len(self._draft.committed()) - self._before
+
+    def _refuse(self, there: int, reported: int) -> None:
+        what = f"of {reported:,} files that the actors wrote, {there:,} are there: a node of the cluster writes to a folder of its own of this name"
+        raise InputError(what, self._draft.place.located, "give a folder that all nodes share, or a bucket")
