@@ -12,16 +12,17 @@ _ARRIVES_S = 90.0  # more than a network file system takes to show what another 
 
 
 class Arrivals:
-    """Compares what the actors report with the files that are there, twice a minute and at the end."""
+    """Compares what the actors report with the files that are there, twice a minute and at the end; not in a bucket, which all nodes share."""
 
     def __init__(self, draft: Draft):
-        self._draft, self._before = draft, len(draft.committed())
+        self._draft, self._shared = draft, draft.place.everywhere
+        self._before = 0 if self._shared else len(draft.committed())
         self._next, self._owed, self._since = 0.0, 0, 0.0
 
     def check(self, reported: int) -> None:
         """InputError if files that were `reported` a while ago are not there."""
         now = time.monotonic()
-        if self._draft.place.everywhere or now < self._next:
+        if self._shared or now < self._next:
             return
         self._next, there = now + _LOOK_S, self._there()
         if there >= self._owed:
@@ -32,7 +33,7 @@ class Arrivals:
     def end(self, reported: int) -> None:
         """Wait a while until all files that were `reported` are there; InputError if they are not."""
         until = time.monotonic() + _ARRIVES_S
-        while (there := self._there()) < reported:
+        while not self._shared and (there := self._there()) < reported:
             if time.monotonic() > until:
                 self._refuse(there, reported)
             time.sleep(0.5)
