@@ -1,11 +1,12 @@
 """A retriever fine-tuned in the time that sentence-transformers takes from the same encoder, on the same cores: which one finds more?
 
-    python benchmarks/same_time.py --input FOLDER --model MINILM --output OUT --peer PYTHON [--steps 240] [--peer-steps 120] [--peer-bf16] [--cores 0] [--together]
+    python benchmarks/same_time.py --input FOLDER --model MINILM --output OUT --peer PYTHON [--steps 240] [--peer-steps 120] [--peer-bf16] \\
+        [--cores 0] [--together]
 
 FOLDER is in BEIR's layout; missing splits are drawn. Both begin with the encoder and the training queries, mine hard negatives with it, and train:
 `raydense run benchmarks/same_time.yaml`, and the trainer of sentence-transformers with its `mine_hard_negatives`,
-MultipleNegativesRankingLoss and the batches without duplicates that its documentation recommends, in fp32, its default, or bf16. Timed is all of it, from the start of Python to the saved model, on the processors of `--cores`, one after the other, or with
-`--together` ours on the first and the peer on the second of two processors, so that other work slows both alike. `--steps` of ours are to be as many as take no
+MultipleNegativesRankingLoss and the batches without duplicates that its documentation recommends, in fp32, its default, or bf16. Timed is
+all of it, from the start of Python to the saved model, on the processors of `--cores`, one after the other, or with `--together` ours on the first and the peer on the second of two processors, so that other work slows both alike. `--steps` of ours are to be as many as take no
 longer than the peer's `--peer-steps`. Then both models, the encoder as it is, BM25, and BM25 fused with each (weights by dev queries) are
 measured by the same stages. Choose settings by the table of dev; the one of test is the result. The peer needs the packages `datasets` and `accelerate`.
 """

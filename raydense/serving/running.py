@@ -108,8 +108,8 @@ def _run(app: serve.Application, name: str, route: str) -> None:
     except RuntimeError as error:  # Ray Serve's, which has the reason in its report alone
         there = _apps().get(name)
         failed = [one.message for one in there.deployments.values() if one.status in _FAILED] if there else []
-        report = "\n".join(failed)
-        raise InputError(f"does not start: {start_fault(report.strip() or str(error))}", where) from error
+        fault = start_fault("\n".join(failed).strip() or str(error))
+        raise InputError(f"does not start: {fault}", where) from error
 
 
 def _check_pools(settings: ServeSettings, places: list[Source]) -> None:

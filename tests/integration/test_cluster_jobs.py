@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import socket
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from nodes import MARK, end_marked, free_ports
 from sentence_transformers import SentenceTransformer
+from warm_worker import own_ray_environment
 
 import raydense as rd
 from raydense.models.tiny import make_tiny_encoder
@@ -31,7 +31,7 @@ SMALL += ["retriever-1.max_steps=4", "retriever-2.max_steps=4", "reranker-1.max_
 @pytest.fixture(scope="module")
 def environment():
     """Ray accepts only clients with the cluster's token."""
-    own = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    own = own_ray_environment()
     return {**own, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from inference_world import make_corpus, make_retriever
 from transformers import BertConfig, BertModel
+from warm_worker import own_ray_environment
 
 from raydense.inference.generate import generate
 from raydense.inference.settings import GenerateSettings
@@ -89,7 +90,7 @@ PASSAGES = 4_000  # enough that a quick machine is not done before a node has co
 def started():
     """The script as `make cluster-local` runs it, and its output once the cluster is up."""
     command = [sys.executable, str(ROOT / "cluster" / "local.py"), "--workers", "2", "--memory", "0.8", "--idle", "2"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PATH": "/usr/bin:/bin"}
+    environment = own_ray_environment() | {"PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     for line in process.stdout:

@@ -5,7 +5,6 @@ Its search pool lives through the training, and no longer.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from killing import kill_once_committed
 from search_versions import until
 from training_data import TrainingData, make_training_data
+from warm_worker import own_ray_environment
 
 from raydense.retrieval.named import pools
 from raydense.runtime.ray_internals import actors_of
@@ -89,7 +89,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_killed_while_it_mines_and_run_again(tmp_path: Path, joining: dict[str, str], mode: str) -> None:
     data = make_training_data(tmp_path)
-    undisturbed = start(data, tmp_path / "undisturbed", mode, {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
+    undisturbed = start(data, tmp_path / "undisturbed", mode, own_ray_environment())
     finish(undisturbed)
 
     work, before = tmp_path / "killed/.work/refresh/002", controllers()  # which needs what the one before found

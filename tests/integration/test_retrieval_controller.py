@@ -21,6 +21,7 @@ import pytest
 import ray
 from embeddings import write_corpus, write_embeddings
 from search_versions import DIMENSION, K, Versions, make_versions, until
+from warm_worker import own_ray_environment
 
 from raydense.cli import main
 from raydense.data.tables import commit_table
@@ -329,7 +330,7 @@ def test_the_commands(versions: Versions, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_pool_needs_a_cluster_that_outlives_the_command(versions: Versions) -> None:
-    alone = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    alone = own_ray_environment()
     command = [sys.executable, "-m", "raydense", "pool", "start", "--name", "x", "--index", str(versions.indexes[0].path)]
     ended = forked.run(command, capture_output=True, text=True, timeout=120, env=alone)
     assert ended.returncode == 2

@@ -1,7 +1,6 @@
 """The wheel: built from this checkout, installed in a folder, and run from another one, as somebody who has no checkout would."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from killing import heeds_ctrl_c
+from warm_worker import own_ray_environment
 
 ROOT = Path(__file__).parents[2]
 SMALL = """base: {quickstart}
@@ -54,7 +54,7 @@ def _command(installed: Path, *words: str) -> list[str]:
 
 
 def _environment(installed: Path) -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | {"PYTHONPATH": str(installed)}
+    return own_ray_environment() | {"PYTHONPATH": str(installed)}
 
 
 def _call(installed: Path, folder: Path, *words: str) -> str:
