@@ -26,7 +26,8 @@ _OF_THE_NODE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 class Node:
     """A node: `ray start` and all that it starts, known by a mark in the environment that they inherit."""
 
-    def __init__(self, cluster: Nodes, name: str, words: list[str]) -> None:
+    def __init__(self, cluster: Nodes, name: str, words: list[str], own: Path | None = None) -> None:
+        """`own` is a folder that it does not share with the others: there it has a disk of its own."""
         self.frozen = False
         self.name, self._mark, self._log = name, f"{cluster.mark}/{name}/", cluster.folder / f"{name}.log"
         self.temp_dir = cluster.folder / ("ray" if "--head" in words else name)
@@ -34,10 +35,12 @@ class Node:
         command = [RAY, "start", "--block", *words, f"--object-store-memory={_OBJECTS}", f"--dashboard-agent-listen-port={agent}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         command += [f"--temp-dir={self.temp_dir}"]
-        own = {MARK: self._mark, "RAYDENSE_CACHE": str(cluster.folder / "caches" / self.temp_dir.name)}
+        if own:
+            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs own "$0" && exec "$@"', str(own), *command]
+        marks = {MARK: self._mark, "RAYDENSE_CACHE": str(cluster.folder / "caches" / self.temp_dir.name)}
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
-                command, env=cluster.environment | own, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command, env=cluster.environment | marks, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def log(self) -> str:
@@ -124,13 +127,13 @@ class Nodes:
         (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self.head = _patiently(lambda: Node(self, f"head-{self._number()}", words))
 
-    def begin(self) -> Node:
+    def begin(self, own: Path | None = None) -> Node:
         """A new node, which joins by itself; its files lie in a folder of its own."""
-        return Node(self, f"node-{self._number()}", [f"--address={self.address}", f"--num-cpus={self.cpus}"])
+        return Node(self, f"node-{self._number()}", [f"--address={self.address}", f"--num-cpus={self.cpus}"], own)
 
-    def add(self) -> Node:
+    def add(self, own: Path | None = None) -> Node:
         """A new node, once it has joined."""
-        self.nodes.append(_patiently(self.begin))
+        self.nodes.append(_patiently(lambda: self.begin(own)))
         return self.nodes[-1]
 
     def driver(self, *words: str, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:

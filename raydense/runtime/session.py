@@ -83,11 +83,18 @@ def _connect() -> None:
                 ray.init(address=where, **common)
         except AuthenticationError as error:
             raise InputError("RAY_AUTH_MODE=token is set, and no token", where, TOKEN) from error
-        except (ConnectionError, ValueError) as error:  # without the token Ray says no more than that it failed to connect
-            fix = f"check --address and RAY_ADDRESS; if it requires a token, {TOKEN}"
-            raise InputError(f"no Ray cluster answers ({error})", where, fix) from error
+        except (ConnectionError, ValueError) as error:
+            raise _not_joined(error, where) from error
     else:
         _start(**common)
+
+
+def _not_joined(error: Exception, address: str) -> InputError:
+    if "No node info found" in str(error.__cause__):  # Ray looks for a raylet among the processes of this machine
+        fix = "run this on a node, or `raydense submit` it to the address of the cluster's jobs, as http://HEAD:8265"
+        return InputError("a Ray cluster answers, and this machine is no node of it", address, fix)
+    # without the token Ray says no more than that it failed to connect
+    return InputError(f"no Ray cluster answers ({error})", address, f"check --address and RAY_ADDRESS; if it requires a token, {TOKEN}")
 
 
 def _refuse_unreachable(address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from raydense.training.history import HISTORY, USAGE, Follower, Line
 from raydense.training.loop import FOUND, Job
 from raydense.training.notice import withdraw
 from raydense.training.registered import fix_registered, keep_registered, newest_state
+from raydense.training.shared_folder import mark
 from raydense.training.status import dev_line, forget, start_line, steps_done
 from raydense.training.tracking import Send
 from raydense.training.workers import Workers, leave
@@ -51,6 +53,7 @@ class Followed:
         from ray.train import TrainingFailedError
 
         lost, at = 0, checkpointed(job)
+        job = replace(job, mark=mark(self._shared))
         while True:
             try:
                 result = self._once(Workers(job, gpu), builder, progress)

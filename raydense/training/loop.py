@@ -34,6 +34,7 @@ from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.registered import State, newest_state
 from raydense.training.settings import DevSettings
+from raydense.training.shared_folder import refuse_other_folder
 from raydense.training.start_model import load_start
 from raydense.training.status import Status, dev_measured, when
 from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
@@ -64,6 +65,7 @@ class Job:
     until: int
     inputs: dict[str, str]
     code: str = ""
+    mark: str = ""  # of the shared folder
 
 
 def train_worker(job: Job) -> dict[str, Any]:
@@ -78,6 +80,8 @@ def train_worker(job: Job) -> dict[str, Any]:
     context, loop = get_context(), None
     try:
         worker = Worker(context.get_world_rank(), context.get_world_size(), context.get_local_world_size(), get_device())
+        with together():
+            refuse_other_folder(job.shared, job.mark, job.generations.output.located)
         loop = Loop(job, worker)
         return loop.run()
     except InputError as error:
