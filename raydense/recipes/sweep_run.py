@@ -98,9 +98,8 @@ def _tune(sweep: Sweep, left: list[Trial], concurrent: int) -> dict[str, Excepti
     from ray import tune
 
     limit_logs("ray.tune", "CRITICAL")
-    here = _Here(
-        ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), min(concurrent, len(left))
-    )
+    sharers = -(-min(concurrent, len(left)) // _computing_nodes())
+    here = _Here(ray.get_runtime_context().get_node_id(), _address(), os.getcwd(), os.environ.get("RAY_ADDRESS"), sharers)
     running: dict[str, Trial] = {}
     tuner = tune.Tuner(
         # Of no CPU: a trial only waits for its stages, and these need the CPUs. It lives on the machine of this process, which
@@ -160,15 +159,22 @@ def _address() -> str:
     return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
 
 
+def _computing_nodes() -> int:
+    """The nodes over which trials spread."""
+    import ray
+
+    return max(1, sum(node["Alive"] and any(node["Resources"].get(kind) for kind in ("CPU", "GPU")) for node in ray.nodes()))
+
+
 @dataclass(frozen=True)
 class _Here:
-    """Where the command runs: stages are begun from there too, with the same relative paths; `trials` are at work there at once."""
+    """Where the command runs: stages are begun from there too, with the same relative paths; `sharers` trials share the cores of a node."""
 
     node: str
     ip: str
     folder: str
     address: str | None
-    trials: int
+    sharers: int
 
 
 def _trainable(trial: Trial, here: _Here) -> None:
@@ -178,7 +184,7 @@ def _trainable(trial: Trial, here: _Here) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place = NodeAffinitySchedulingStrategy(here.node, soft=False)
-    shared = {"env_vars": {SHARERS: str(here.trials)}} if here.trials > 1 else None  # what a stage starts has it too
+    shared = {"env_vars": {SHARERS: str(here.sharers)}} if here.sharers > 1 else None  # what a stage starts has it too
     task = ray.remote(_stages).options(num_cpus=0, num_returns="streaming", max_retries=0, scheduling_strategy=place, runtime_env=shared)
     finished: Any
     try:
