@@ -122,7 +122,8 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
     several = Counter(name for name, _ in left)
     named = [_of_trials(row) if several[row["stage"]] > 1 else row["stage"] for row in waiting]
     lines = [_HEADS, *(_line(name, row["estimate"]) for name, row in zip(named, waiting, strict=True)), _line("total", total)]
-    shown = [column for column in range(len(_HEADS)) if any(line[column] not in ("", "0.00") for line in lines[1:])]
+    nothing = {"GPU hours": ("", "0.00")}
+    shown = [column for column, head in enumerate(_HEADS) if any(line[column] not in nothing.get(head, ("",)) for line in lines[1:])]
     widths = {column: max(len(line[column]) for line in lines) for column in shown}
     print()
     for line in lines:

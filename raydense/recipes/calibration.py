@@ -102,6 +102,8 @@ def calibrate(recipe: Recipe, seconds: float) -> Measured:
                 folder / f"slice-{number}", recipe.stages, known, shares.passages, shares.queries, _files(calibration), shares.steps
             )
             _run(calibration, small, number, begun + 2 * seconds)
+            # a cluster that had scaled down has added nodes for the slice
+            calibration.here = max(calibration.here, _here(), key=lambda here: (here.gpus, here.cpus))
             small.folder.delete()
     for name, reason in calibration.refused.items():
         say(f"calibrate: {name} is not measured: {reason}")

@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from nodes import several_nodes
 
 from raydense.recipes import calibration
 from raydense.recipes.calibration import calibrate
@@ -96,3 +99,23 @@ def test_a_folder_whose_judgements_are_in_another_order_than_its_queries_is_cali
     )
     own = Recipe.read(tmp_path / "own.yaml", tmp_path / "out")
     assert [row["estimate"]["error"] is not None for row in plan(own, calibrate(own, 60.0))] == [True, True, True]
+
+
+@pytest.mark.long
+def test_nodes_that_a_cluster_adds_for_the_slices_are_counted(tmp_path: Path) -> None:
+    """The head has no CPUs, as in a cluster that has scaled down, and the node comes when the first slice waits for it."""
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    words = ["plan", str(tmp_path / "r.yaml"), "--output", str(tmp_path / "out"), "--calibrate", "--calibrate-seconds", "600", "--json"]
+    words += ["--price-cpu-hour", "100"]
+    with (
+        tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as folder,
+        several_nodes(Path(folder), 0, RAYDENSE_CACHE=str(tmp_path / "cache")) as cluster,
+    ):
+        driver = cluster.driver("-m", "raydense", *words, log=tmp_path / "log")
+        while not list(tmp_path.glob("out/.*/slice-1")):
+            assert driver.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        cluster.add()
+        assert driver.wait(300) == 0, (tmp_path / "log").read_text()
+    [line] = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    assert json.loads(line)["total"]["cost"] > 0
