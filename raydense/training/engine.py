@@ -246,7 +246,7 @@ class DeepSpeedEngine(Engine):
         self.module = self._engine.module
         self._outlast_lowest_scale()
         if self.precision == "fp16" and self.zero < 3 and not offloads(settings, device.type == "cuda"):
-            # its norm tells overflow, too; to look at each gradient before takes a dozen kernels a weight
+            # its norm tells overflow, too (since 0.19.8); to look at each gradient before takes a dozen kernels a weight
             self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
 
     def forward(self, **batch: Any) -> Any:
@@ -309,6 +309,8 @@ def import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed for a device; imported only where it is used: it takes a second, which DDP need not spend."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+    elif device.index is not None:
+        os.environ["LOCAL_RANK"] = str(device.index)  # the GPU that it takes; Ray numbers workers otherwise where a node has more than ten
     import deepspeed
 
     if device.type == "cpu":

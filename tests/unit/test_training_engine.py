@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from raydense.errors import InputError
 from raydense.storage import Place
-from raydense.training.engine import TorchEngine, deepspeed_config, learning_rate, make_engine, make_optimizer, tied
+from raydense.training.engine import TorchEngine, deepspeed_config, import_deepspeed, learning_rate, make_engine, make_optimizer, tied
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 from raydense.training.settings import TrainSettings
 
@@ -225,6 +226,17 @@ def test_gradients_are_reduced_while_others_are_computed_on_several_gpus() -> No
 
 def test_no_timer_of_deepspeeds_waits_for_the_gpu_in_a_step() -> None:
     assert not deepspeed_config(settings(), "fp32", 2)["timers"]["throughput"]["enabled"]
+
+
+def test_deepspeed_takes_the_gpu_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node of sixteen GPUs the third worker has the ninth of them: Ray lists them as text, "0", "1", "10"."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    import_deepspeed(torch.device("cuda", 8))
+    assert os.environ["LOCAL_RANK"] == "8"
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    assert callable(stage_1_and_2.is_invalid_grad_norm), "by its norm alone it tells overflow: see DeepSpeedEngine"
 
 
 def test_offload_changes_nothing_on_a_cpu_and_keeps_a_gpus_share_in_the_machines_memory() -> None:
