@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from raydense.cli.visibility import SUBMISSION
 from raydense.cli.work import Work, entrypoint, packed, submission_name
 from raydense.errors import InputError
+from raydense.runtime.network import network_env
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import TOKEN
 from raydense.runtime.verbosity import VARIABLE, limit_logs
@@ -91,7 +92,7 @@ def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
         try:
             with packed(work) as folder:
                 verbosity = {key: value for key, value in os.environ.items() if key == VARIABLE}
-                environment = {"working_dir": str(folder), "env_vars": {SUBMISSION: name, **verbosity}}
+                environment = {"working_dir": str(folder), "env_vars": {SUBMISSION: name, **verbosity, **network_env()}}
                 client.submit_job(entrypoint=entrypoint(work, python), submission_id=name, runtime_env=environment)
             return name, f"submitted again: {earlier}" if earlier else "submitted"
         except (RuntimeError, OSError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.exiting import ends_before_ray
+from raydense.runtime.network import network_env
 from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import trainer_type
 from raydense.runtime.session import joins_cluster
@@ -84,7 +85,7 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
 
     each = {"CPU": job.settings.cpus_per_worker} | ({"GPU": 1.0} if gpu else {})
     # otherwise idle threads keep their cores busy, and two trainings on one machine take ten times as long as one
-    env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **_allocator(job, gpu)}
+    env = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **network_env(), **_allocator(job, gpu)}
     trainer = trainer_type()(
         lambda: train_worker(job),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),

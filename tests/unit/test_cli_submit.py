@@ -210,6 +210,14 @@ def test_a_job_has_the_python_the_verbosity_and_the_code(flags, python, verbosit
     assert cluster.submitted == [(f"{python} -m raydense sample --output s3://b/o", name, environment, ["raydense"])]
 
 
+def test_a_job_has_the_network_of_the_command(monkeypatch):
+    """Nodes were started without it."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ens5")
+    cluster = Cluster()
+    jobs.start(cluster, index())
+    assert cluster.submitted[0][2]["NCCL_SOCKET_IFNAME"] == "ens5"
+
+
 def test_a_job_that_has_ended_is_submitted_under_the_next_name():
     work = index()
     name = submission_name(work)
