@@ -36,6 +36,7 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import joins_cluster
 from raydense.storage import Artifact, Draft, Place, fingerprint_of, read_manifest, releases_outputs
+from raydense.training.capacity import actors_beside
 from raydense.training.generations import Generations
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
@@ -62,7 +63,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
     known = _positives(settings, before, number, work / "positives")
     concurrent = generations.behind > 0
-    spread = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
+    spread = _spread(settings, concurrent)
     generations.refuse_given_up()
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     generations.refuse_given_up()
@@ -87,6 +88,13 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     say(f"refresh {number}: {made.summary['candidates']:,} candidates seen; removed: {listed(made.summary['removed'])}")
     if pool.name and joins_cluster():
         say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
+
+
+def _spread(settings: TrainSettings, concurrent: bool) -> dict[str, Any]:
+    """The actors of a generation: of the kind of the workers and, while these train, beside them."""
+    spread: dict[str, Any] = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
+    most = actors_beside(settings) if concurrent else 0
+    return spread | ({"concurrency": (1, most)} if most else {})
 
 
 def index_settings(refresh: RefreshSettings, output: Place | str, vectors: Artifact | str) -> IndexSettings:
@@ -160,8 +168,7 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
     }
     if refresh.reranker is None:
         return mine(MineSettings.read({**common, "skip": refresh.skip, **refresh.margins}))
-    asked = {"model": refresh.reranker, "s_pos": 1.0, "s_neg": refresh.s_neg, "background": concurrent}
-    asked["gpus_per_actor"] = settings.gpus_per_worker
+    asked = {"model": refresh.reranker, "s_pos": 1.0, "s_neg": refresh.s_neg, **_spread(settings, concurrent)}
     return label(LabelSettings.read({**common, **asked}))
 
 

@@ -16,10 +16,7 @@ _COMES_BACK_S = 60.0  # time for a lost node of a fixed cluster to return, for e
 def require_capacity(settings: LoopSettings) -> bool:
     """Whether workers get a GPU each. InputError if the workers do not fit on a cluster that adds no nodes, or cannot train in this precision."""
     ensure_ray()
-    import ray
-
-    asked = settings.gpus_per_worker
-    gpu = asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
+    gpu = _on_gpus(settings)
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
     if not lack(settings, gpu, _nodes()) or (joins_cluster() and autoscales()):
@@ -30,6 +27,27 @@ def require_capacity(settings: LoopSettings) -> bool:
             raise lacking
         time.sleep(1)
     return gpu
+
+
+def actors_beside(settings: LoopSettings) -> int:
+    """How many actors may find new negatives while the workers train, so that workers that start again find their place.
+
+    0 means as many as there is work for: on a cluster that adds nodes, and on the CPUs of one machine, where there is one.
+    """
+    import ray
+
+    gpu, there = _on_gpus(settings), ray.cluster_resources()
+    if autoscales() if joins_cluster() else not gpu:
+        return 0
+    left = there["GPU"] - settings.workers if gpu else 1 + there["CPU"] - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
+    return max(1, int(left))
+
+
+def _on_gpus(settings: LoopSettings) -> bool:
+    import ray
+
+    asked = settings.gpus_per_worker
+    return asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -37,6 +37,7 @@ from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact, Place, fingerprint_of
+from raydense.training.capacity import actors_beside
 from raydense.training.fit import fit
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
@@ -162,6 +163,18 @@ def test_in_mode_async_they_are_taken_a_period_later(
     assert not np.allclose(column(history, "loss")[EVERY : 2 * EVERY], column(other, "loss")[EVERY : 2 * EVERY], atol=1e-4)
     first, same = negatives(later.path / "refresh/001"), negatives(waited.path / "refresh/001")
     assert np.mean([first[query] == same[query] for query in same]) > 0.95
+
+
+def test_actors_that_find_negatives_leave_the_workers_their_place(
+    data: TrainingData, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster's four CPUs; a worker that is lost is started again among them."""
+    asked = data.settings("model", workers=2)
+    assert actors_beside(asked) == 0, "on one machine there is one actor"
+    monkeypatch.setenv("RAY_ADDRESS", joining["RAY_ADDRESS"])
+    assert actors_beside(asked) == 1
+    assert actors_beside(asked.model_copy(update={"workers": 1})) == 2
+    assert actors_beside(asked.model_copy(update={"workers": 4})) == 1
 
 
 def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
