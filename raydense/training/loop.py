@@ -27,7 +27,7 @@ from raydense.training.inputs import refuse_edited, refuse_replaced
 from raydense.training.log import Log
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, method_of
-from raydense.training.micro_batch import Kept, find_micro_batch, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
+from raydense.training.micro_batch import Kept, find_micro_batch, keep_half, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
@@ -89,7 +89,13 @@ def train_worker(job: Job) -> dict[str, Any]:
             raise
         return {"fault": list(error.args)}
     except torch.OutOfMemoryError as error:
+        if loop and job.settings.micro_batch == "auto":
+            keep_half(_kept_in(job, loop.worker), int(loop.settings.micro_batch))
         raise out_of_memory(job.settings) from error
+
+
+def _kept_in(job: Job, worker: Worker) -> Place:
+    return job.shared / f"micro_batch-{worker.workers}.json"
 
 
 class Loop:
@@ -154,7 +160,7 @@ class Loop:
 
         It is found once for a training, a number of workers and their devices: another one would change what dropout draws after a restart.
         """
-        worker, place = self.worker, self.job.shared / f"micro_batch-{self.worker.workers}.json"
+        worker, place = self.worker, _kept_in(self.job, self.worker)
         kept, devices = kept_micro_batch(place, worker.device, worker.on_machine)
         if kept and kept.devices == devices:
             texts, line = kept.texts, f"micro_batch {kept.texts}, as before"

@@ -116,7 +116,7 @@ class Outline:
         """The memory of a worker that sends at most `micro_batch` texts of a kind through the model at once; 0 means all."""
         settings = self.settings.model_copy(update={"micro_batch": micro_batch})
         pieces = pieces_of(settings)
-        weights, gradients, optimizer, updating = self._held()
+        weights, gradients, optimizer, updating = self._held(pieces)
         if pieces not in self._running:
             self._running[pieces] = self.running(pieces)
         running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES)) + self._gathered()
@@ -142,7 +142,7 @@ class Outline:
                 forward_and_back(self.model, batch)
         return tally.peak
 
-    def _held(self) -> tuple[int, int, int, int]:
+    def _held(self, pieces: int) -> tuple[int, int, int, int]:
         """Bytes of weights, of gradients, of the optimiser, and of what is added when it updates the weights.
 
         Those of DeepSpeed are measured with version 0.19, as multiples of the weights.
@@ -158,7 +158,9 @@ class Outline:
             # LAMB makes two tensors of each weight's size at once, fused AdamW none
             made = 2 * trained if s.optimizer == "lamb" else 0
             summed = trained if s.engine.name == "deepspeed" else 0  # over workers, from one flat copy
-            return 4 * whole, 4 * trained, 8 * trained, 4 * max(made, summed)
+            # DDP's buckets: gradients lie in them once workers have exchanged them, and until then next to them
+            buckets = trained if s.engine.name == "ddp" and s.workers > 1 and s.accumulation * pieces > 1 else 0
+            return 4 * whole, 4 * (trained + buckets), 8 * trained, 4 * max(made, summed)
         if s.engine.zero == 3:  # float32 weights and moments, and the gradients' sums, of its share; they are copied in an update
             shared = int(4 * share * trained)
             return int(each * share * whole), shared + each * bucket_of(trained), 3 * shared, shared

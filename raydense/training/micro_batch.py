@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -91,6 +91,12 @@ def out_of_memory(settings: LoopSettings) -> InputError:
     auto = "" if settings.micro_batch == "auto" else ", or auto"
     fix = f"set a smaller one{auto}; or --activation-checkpointing, or DeepSpeed with --engine.offload; nvidia-smi shows who else uses it"
     return InputError("the GPU has too little free memory for the training", "micro_batch", fix)
+
+
+def keep_half(place: Place, texts: int) -> None:
+    """Keep half of the `texts` at once, which did not fit after all, for the workers that are started again."""
+    if found := place.read_text():
+        place.write_text(json.dumps(asdict(replace(Kept(**json.loads(found)), texts=max(1, texts // 2)))))
 
 
 def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: torch.device, on_machine: int) -> None:

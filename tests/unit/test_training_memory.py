@@ -31,6 +31,7 @@ from raydense.training.method import load_model
 from raydense.training.micro_batch import (
     bounded_by,
     find_micro_batch,
+    keep_half,
     largest_by_estimate,
     largest_by_trial,
     memory_for,
@@ -194,7 +195,7 @@ def test_the_update_of_one_worker_adds_nothing_on_a_gpu(data: TrainingData, monk
     for workers, more in ((1, False), (2, True)):
         asked = settings(data, engine={"name": "deepspeed", "zero": zero}, workers=workers, batch_size=workers, micro_batch=1)
         found = Outline(asked, asked.model, torch.device("cuda"))
-        assert (found._held()[-1] > 0) == more
+        assert (found._held(1)[-1] > 0) == more
 
 
 @pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2)])
@@ -215,6 +216,18 @@ def test_zero_3_holds_a_share_of_everything(data: TrainingData, monkeypatch: pyt
     saved = found.memory(1).total
     found._gpu = True
     assert found.memory(1).total < saved, "the copy to save is not on the GPU"
+
+
+def test_ddp_has_buckets_next_to_the_gradients_of_pieces(data: TrainingData) -> None:
+    """Of several workers, until the last piece of the last part, after which a gradient is a part of its bucket."""
+
+    def gradients(workers: int, **changes: Any) -> int:
+        asked = settings(data, engine={"name": "ddp"}, workers=workers, **changes)
+        return outline(asked).memory(changes.get("micro_batch", 0)).gradients
+
+    weights = sum(p.numel() for p in loaded(settings(data)).parameters())
+    assert gradients(1) == gradients(2) == gradients(1, micro_batch=2) == 4 * weights
+    assert gradients(2, micro_batch=2) == gradients(2, accumulation=2) == 8 * weights
 
 
 def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +367,15 @@ def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, t
     assert begun(asked, tmp_path).settings.micro_batch == 4
     assert (tmp_path / FOUND).read_text() == "micro_batch 4, as before"
     assert begun(asked, tmp_path, workers=2).settings.micro_batch == 12
+
+
+def test_after_memory_ran_out_a_run_is_started_again_with_half(data: TrainingData, tmp_path: Path) -> None:
+    """Several workers may run out of it at once, and it stays half of what they used."""
+    asked = settings(data, micro_batch="auto", max_steps=1)
+    used = begun(asked, tmp_path).settings.micro_batch
+    for _ in range(2):
+        keep_half(Place.of(tmp_path / "micro_batch-1.json"), int(used))
+    assert begun(asked, tmp_path).settings.micro_batch == 6
 
 
 def test_a_run_that_is_resumed_on_another_device_searches_its_micro_batch_again(
