@@ -54,7 +54,8 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
     """The encoder in a folder, without its pooler, which no vector needs, and of a T5 without its decoder; InputError where weights are missing."""
     config = _config(inner, dropout)
     half = config.model_type in _HALVES
-    if not half and (config.is_encoder_decoder or type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
+    decodes = config.is_encoder_decoder or type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if not half and (decodes or not hasattr(config, "hidden_size")):  # without: of texts and images, as CLIP
         raise InputError(f"a {config.model_type} is no encoder", inner, "give an encoder such as BERT")
     bare = {"add_pooling_layer": False} if has_pooler(config) else {}
     if not bare and hasattr(config, "use_cache"):

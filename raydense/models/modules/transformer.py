@@ -42,7 +42,10 @@ class Transformer(InputModule):
 
     @classmethod
     def check(cls, folder: Path) -> None:
-        weights_folder(folder)
+        inner = weights_folder(folder)
+        if optional_json(inner / "config.json").get("model_type") == "dpr":  # also of a BERT that was saved from one
+            fix = 'save_pretrained the `bert_model` in it, write "model_type": "bert" in that config.json, and give it pooling cls'
+            raise InputError("is DPR's wrapper of a BERT", inner, fix)
 
     @classmethod
     def limit(cls, folder: Path) -> int:
