@@ -47,7 +47,7 @@ class TextTokenizer:
         self.config = config
         self._special = special_tokens
         self.query_source, self.passage_source = query, passage
-        self.pad_id = int(passage.pad_token_id)
+        self.pad_id = int(passage.pad_token_id or query.pad_token_id or 0)  # a static encoder names none
         self._query = _cut_to(query, config.query_length)
         self._passage = _cut_to(passage, config.passage_length)
 
@@ -106,7 +106,7 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     config = read_encoder_config(root, **overrides)
     kinds, inner = zip(*(input_module(folder) for folder in encoder_folders(root)), strict=True)
     query, passage = (kind.tokenizer(folder) for kind, folder in zip(kinds, inner, strict=True))
-    if query.pad_token_id != passage.pad_token_id:
+    if len({query.pad_token_id, passage.pad_token_id} - {None}) > 1:
         raise InputError("the two encoders pad with different tokens", root, "train both from one model")
     return TextTokenizer(query, passage, config, (kinds[0].special_tokens, kinds[1].special_tokens))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +15,12 @@ import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from training_data import make_training_data
 
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.encoder_config import write_own_config
 from raydense.models.model_kind import multiplies
 from raydense.models.modules.static_embedding import distilled
 from raydense.training.memory import Outline
@@ -68,6 +71,55 @@ def test_the_numbers_of_sentence_transformers_in_both_directions(static: Path, t
     assert again.config.passage_length == 9
     np.testing.assert_allclose(ours(again, texts), theirs(tmp_path / "saved", texts), atol=1e-6)
     assert np.abs(ours(again, texts) - ours(model, texts)).max() > 0.01
+
+
+def byte_level() -> Tokenizer:
+    """As that of GPT-2: no padding token, and "!" is token 0."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    core.train_from_iterator(["wow!! what a day!! there !! the end!!"] * 9, trainer)
+    return core
+
+
+def words(*vocabulary: str) -> Tokenizer:
+    core = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*vocabulary, "[UNK]"])}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return core
+
+
+@pytest.mark.parametrize("core", [byte_level(), words("the", "re"), words("[PAD]", "x[PAD]"), words("the", "<pad>", "<pad>there")])
+def test_tokens_are_those_of_the_folder_whether_or_not_it_can_pad(core: Tokenizer, tmp_path: Path) -> None:
+    """A token that is named for padding would be split out of every word that has it inside."""
+    texts = ["wow!! what a day !!", "there the cat", "x[PAD] <pad>there", ""]
+    torch.manual_seed(2)
+    module = StaticEmbedding(core, embedding_dim=8)
+    SentenceTransformer(modules=[module], device="cpu").save(str(tmp_path / "theirs"), create_model_card=False)
+    wanted = [found.ids for found in core.encode_batch(texts, add_special_tokens=False)]
+    model = DualEncoder.load(tmp_path / "theirs")
+    model.save(tmp_path / "saved")
+    for folder in ("theirs", "saved"):
+        read = DualEncoder.load(tmp_path / folder)
+        tokens = read.tokenize_passages(texts)
+        assert [found.tolist() for found in np.split(tokens.ids, tokens.offsets[1:-1])] == wanted
+        np.testing.assert_allclose(ours(read, texts), theirs(tmp_path / folder, texts), atol=1e-6)
+    kept = json.loads((tmp_path / "saved/tokenizer.json").read_text())["added_tokens"]
+    assert kept == json.loads((tmp_path / "theirs/tokenizer.json").read_text())["added_tokens"]
+
+
+def test_one_for_queries_beside_a_transformer_whose_padding_it_does_not_have(tiny_folder: Path, tmp_path: Path) -> None:
+    module = StaticEmbedding(words("the", "cat"), embedding_dim=128)
+    SentenceTransformer(modules=[module], device="cpu").save(str(tmp_path / "static"), create_model_card=False)
+    static, tiny = DualEncoder.load(tmp_path / "static"), DualEncoder.load(tiny_folder)
+    static.save(tmp_path / "both/query_encoder")
+    tiny.save(tmp_path / "both/passage_encoder")
+    write_own_config(tmp_path / "both", replace(tiny.config, shared=False))
+    model = DualEncoder.load(tmp_path / "both")
+    assert model.tokenizer.pad_id == tiny.tokenizer.pad_id
+    with torch.no_grad():
+        for pad in (model.tokenizer.pad_id, 1_000_000):
+            found = model.encode_queries(model.tokenize_queries(["the", "cat the cat"]).pad(pad))
+            np.testing.assert_allclose(found.numpy(), ours(static, ["the", "cat the cat"]), atol=1e-6)
 
 
 def test_every_row_that_is_read_learns_as_a_mean_has_it(static: Path, texts: list[str]) -> None:

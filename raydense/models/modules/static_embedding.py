@@ -63,7 +63,8 @@ class StaticEmbedding(InputModule):
         if not ids.shape[1]:
             return {**features, VECTORS: self.table.new_zeros(len(ids), self.width)}
         weights = (mask / mask.sum(dim=1, keepdim=True).clamp(min=1)).to(self.table.dtype)
-        return {**features, VECTORS: embedding_bag(ids, self.table, per_sample_weights=weights, mode="sum")}
+        real = ids * mask  # whichever token pads, the mean leaves it out, and the table need not have it
+        return {**features, VECTORS: embedding_bag(real, self.table, per_sample_weights=weights, mode="sum")}
 
     @classmethod
     def check(cls, folder: Path) -> None:
@@ -86,9 +87,9 @@ class StaticEmbedding(InputModule):
         core = _tokenizer(folder)
         core.no_truncation()
         core.no_padding()
-        # which token pads does not matter, since the mean leaves padding out
-        pad = next((token for token in ("[PAD]", "<pad>") if core.token_to_id(token) is not None), core.id_to_token(0))
-        return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=core
+        )  # without a pad_token, which would be split out of the words that have it inside
 
     def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
         core = Tokenizer.from_str(source.backend_tokenizer.to_str())
