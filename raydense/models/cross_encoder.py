@@ -26,7 +26,7 @@ from raydense.models.encoder_folder import (
     write_json,
 )
 from raydense.models.model_card import reranker_card
-from raydense.models.tokenizer import PairTokenizer
+from raydense.models.tokenizer import PairTokenizer, require_room
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.models.weights import load_scorer, save_weights
@@ -83,7 +83,9 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
     length = length or _pair_length(root, inner, limit)
     if length > limit:
         raise InputError(f"length {length} is more than the {limit} positions of the model", folder, "make it smaller")
-    return PairTokenizer(read_tokenizer(inner), length)
+    source = read_tokenizer(inner)
+    require_room(source, "length", length, folder, pair=True)
+    return PairTokenizer(source, length)
 
 
 def refuse_untrained(folder: str | Path) -> None:

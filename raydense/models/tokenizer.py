@@ -100,7 +100,7 @@ class PairTokenizer:
 def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     """The tokenizer of a retriever's folder, with its prefixes and lengths; overrides as for `DualEncoder.load`.
 
-    InputError if the folder is not a retriever that raydense can read.
+    InputError if the folder is not a retriever that raydense can read, or a length has no room for a text.
     """
     root = model_place(folder).local()
     config = read_encoder_config(root, **overrides)
@@ -108,7 +108,19 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     query, passage = (kind.tokenizer(folder) for kind, folder in zip(kinds, inner, strict=True))
     if len({query.pad_token_id, passage.pad_token_id} - {None}) > 1:
         raise InputError("the two encoders pad with different tokens", root, "train both from one model")
-    return TextTokenizer(query, passage, config, (kinds[0].special_tokens, kinds[1].special_tokens))
+    special = (kinds[0].special_tokens, kinds[1].special_tokens)
+    for source, adds, name in zip((query, passage), special, ("query_length", "passage_length"), strict=True):
+        if adds:
+            require_room(source, name, getattr(config, name), root)
+    return TextTokenizer(query, passage, config, special)
+
+
+def require_room(source: PreTrainedTokenizerBase, name: str, length: int, folder: str | Path, pair: bool = False) -> None:
+    """InputError if special tokens fill a text of `length`, or the half of a pair that is the passage's: `tokenizers` would not cut, or fail."""
+    special = source.backend_tokenizer.num_special_tokens_to_add(pair)
+    least = 1 + (2 if pair else 1) * special
+    if length < least:
+        raise InputError(f"{name} {length} leaves no room beside {special} special tokens", folder, f"make it at least {least}")
 
 
 def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:

@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
+from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from raydense.errors import InputError
@@ -111,3 +112,33 @@ def test_a_length_beyond_the_positions_is_refused(tiny_folder, key):
 def test_a_pair_length_beyond_the_positions_is_refused(tiny_folder):
     with pytest.raises(InputError, match="length 513 is more than the 512 positions"):
         load_pair_tokenizer(tiny_folder, 513)
+
+
+def roberta_like(folder, tiny_folder):
+    """Four special tokens in a pair, where BERT has three."""
+    core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"abcdef"])}, unk_token="<unk>"))
+    core.pre_tokenizer, core.post_processor = Whitespace(), RobertaProcessing(("</s>", 2), ("<s>", 0))
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(tiny_folder / name)
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", unk_token="<unk>").save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("special", [3, 4])
+def test_a_length_that_special_tokens_fill_is_refused_and_the_next_one_holds(special, tiny_folder, texts, tmp_path):
+    """tokenizers does not cut at all to fewer tokens than the special ones, and fails on a pair whose passage has no room."""
+    folder = tiny_folder if special == 3 else roberta_like(tmp_path, tiny_folder)
+    for key in ("query_length", "passage_length"):
+        for length in (1, 2):
+            with pytest.raises(InputError, match=f"{key} {length} leaves no room beside 2 special tokens; make it at least 3"):
+                load_tokenizer(folder, **{key: length})
+        lengths = load_tokenizer(folder, **{key: 3})
+        assert (lengths.queries if key[0] == "q" else lengths.passages)(texts).lengths.max() == 3
+    for length in (1, special, 2 * special):
+        with pytest.raises(
+            InputError, match=f"length {length} leaves no room beside {special} special tokens; make it at least {2 * special + 1}"
+        ):
+            load_pair_tokenizer(folder, length)
+    long = "a b c d e f " * 9
+    tokens = load_pair_tokenizer(folder, 2 * special + 1).pairs([long, "a", long, ""], [long, long, "a", ""])
+    assert tokens.lengths.tolist() == [2 * special + 1, 2 * special + 1, 2 * special + 1, special]
