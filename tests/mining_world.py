@@ -41,9 +41,9 @@ def write_world(root: Path, texts: list[str], qrels: list[tuple[str, str, int]],
     write_table(root / "run", "run", [table.slice(a, b - a) for a, b in pairwise(edges)], **summary)
 
 
-def write_trained(folder: Path | str, loss: str | None) -> Path | str:
+def write_trained(folder: Path | str, loss: str | None, **settings: str) -> Path | str:
     """The folder of a re-ranker that `train` made with a loss, for what looks at it and reads no weights."""
-    draft = Draft.open(folder, "model", {"stage": "train", "settings": {"loss": loss}})
+    draft = Draft.open(folder, "model", {"stage": "train", "settings": {"loss": loss, **settings}})
     files = {"config.json": '{"architectures": ["BertForSequenceClassification"]}', "model.safetensors": "", "tokenizer.json": "{}"}
     for name, text in files.items():
         draft.commit(name, lambda path, text=text: path.write_text(text), 0)

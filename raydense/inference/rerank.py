@@ -88,8 +88,9 @@ def rerank(settings: RerankSettings) -> Artifact:
 
 
 def loss_of(model: str) -> str | None:
-    """The loss that a re-ranker, in a folder, in a bucket or on the Hub, was trained with, if raydense trained it."""
-    return (((read_manifest(model_place(model)) or {}).get("made_from") or {}).get("settings") or {}).get("loss")
+    """The loss that a re-ranker, in a folder, in a bucket or on the Hub, was trained with, if raydense trained it; None for a frozen teacher."""
+    settings = ((read_manifest(model_place(model)) or {}).get("made_from") or {}).get("settings") or {}
+    return None if settings.get("teacher") == "static" else settings.get("loss")
 
 
 def warn_of_loss(stage: str, model: str, loss: str | None) -> None:

@@ -39,6 +39,12 @@ def test_a_model_trained_listwise_is_named(tmp_path: Path, capsys: pytest.Captur
     assert bool(said) == warned
 
 
+def test_the_frozen_teacher_of_a_joint_training_was_not_trained_with_its_loss(tmp_path: Path) -> None:
+    """`joint` records the default, which a static teacher refuses to be given, beside the re-ranker as it was before."""
+    assert loss_of(str(write_trained(tmp_path / "frozen", "listwise", teacher="static"))) is None
+    assert loss_of(str(write_trained(tmp_path / "learned", "listwise", teacher="dynamic"))) == "listwise"
+
+
 def test_only_a_run_of_rerank_has_scores_of_a_reranker(tmp_path: Path) -> None:
     for stage in ("search", "rerank"):
         write_table(tmp_path / stage, "run", [], stage=stage)
