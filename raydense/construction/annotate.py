@@ -32,7 +32,16 @@ from raydense.inference.settings import RerankSettings
 from raydense.mining.negatives import Positives
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import Progress, say
-from raydense.storage import WORK, Artifact, Draft, check_made_with, folders_by_name, provenance, releases_outputs
+from raydense.storage import (
+    WORK,
+    Artifact,
+    Draft,
+    check_made_with,
+    folders_by_name,
+    made_or_begun_from,
+    provenance_of,
+    releases_outputs,
+)
 
 SCHEMA = pa.schema(
     [
@@ -66,7 +75,7 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     what is judged already. InputError on a model that is no trained re-ranker, an unknown query or passage, or runs without a judged
     query.
     """
-    made_from = provenance("annotate", settings)
+    made_from = provenance_of(made_or_begun_from(settings.output), "annotate", settings)
     runs, models = folders_by_name(settings.run, "run"), folders_by_name(settings.model, "model")
     for name, folder in models.items():
         refuse_untrained(folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, below, fewest, tokens, total
-from raydense.inference.settings import Spread, pairs_forecast
+from raydense.inference.settings import SPREAD, Spread, pairs_forecast
 from raydense.models.encoder_folder import is_reranker
 from raydense.models.model_size import model_of
 from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, resource, setting
@@ -47,6 +47,9 @@ class ConstructSettings(Settings):
         return Forecast("what it holds shows when it has run", memory=TASK_BYTES)
 
 
+_OF_MODEL = ("token_budget", "block", *SPREAD)  # what `annotate` uses only where re-rankers score the pool
+
+
 class AnnotateSettings(Settings, Spread):
     """Pool the first passages of several runs, and write those that a re-ranker puts first as pages on which people judge them."""
 
@@ -65,8 +68,21 @@ class AnnotateSettings(Settings, Spread):
     token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; without models nothing that only they use, and no seed without pairs to review."""
+        return super().takes(values) - (set() if values.get("model") else set(_OF_MODEL)) - (set() if values.get("review", 1) else {"seed"})
+
+    def left_open(self) -> set[str]:
+        """A block or a seed without effect: earlier versions took and recorded them."""
+        return (set() if self.model else {"block"}) | (set() if self.review else {"seed"})
+
     @model_validator(mode="after")
-    def _named_apart(self) -> Self:
+    def _fits(self) -> Self:
+        if not self.model:
+            self._refuse_given(_OF_MODEL, "annotate without model")
+        if not self.review:
+            self._refuse_given(["seed"], "review 0")
         self._refuse_same_names("run", "model")
         return self
 

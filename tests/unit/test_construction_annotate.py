@@ -20,7 +20,7 @@ from raydense.construction.settings import AnnotateSettings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.forecast import Known
-from raydense.storage import Artifact, Draft
+from raydense.storage import Artifact, Draft, provenance
 from tests.annotation_world import annotate_settings
 from tests.mining_world import worlds, write_trained
 
@@ -233,3 +233,33 @@ def test_plan_foresees_the_pairs_that_are_scored(tmp_path: Path) -> None:
     found = base.forecast(Known())
     assert found.work == {"hits": 4.0 * 50 * 2}  # four judgements of at most as many queries
     assert found.makes[base.output].rows == 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"block": 64}, {"token_budget": 9}, {"concurrency": "1,2"}, {"gpus_per_actor": 1}, {"cpus_per_actor": 2}, {"background": True}],
+)
+def test_what_only_re_rankers_use_is_refused_without_one(given: dict) -> None:
+    asked = {"run": ["a"], "corpus": "c", "queries": "q", "qrels": "j", "output": "o"}
+    with pytest.raises(InputError, match=f"annotate without model does not use {next(iter(given))}: leave it out"):
+        AnnotateSettings.read({**asked, **given})
+    AnnotateSettings.read({**asked, **given, "model": ["m"]})
+    assert not AnnotateSettings.takes(asked) & given.keys()  # nor has it as a recipe's default
+    assert AnnotateSettings.takes({**asked, "model": ["m"]}) >= given.keys()
+
+
+def test_a_seed_of_no_page_is_refused() -> None:
+    asked = {"run": ["a"], "corpus": "c", "queries": "q", "qrels": "j", "output": "o", "review": 0}
+    with pytest.raises(InputError, match="review 0 does not use seed: leave it out"):
+        AnnotateSettings.read({**asked, "seed": 3})
+    assert "seed" not in AnnotateSettings.takes(asked)
+    assert "seed" in AnnotateSettings.takes(asked | {"review": 1})
+
+
+def test_pairs_for_which_a_block_and_a_seed_were_given_without_effect_stay_valid(tmp_path: Path) -> None:
+    """Earlier versions took them, and recorded them."""
+    asked = world_of(tmp_path, review=0)
+    made_from = provenance("annotate", asked)
+    begun = {**made_from, "settings": made_from["settings"] | {"block": 64, "seed": 3}}
+    before = Draft.open(asked.output, "annotation", begun).finish(0)
+    assert annotate(asked).fingerprint == before.fingerprint
