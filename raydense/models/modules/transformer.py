@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
 from raydense.models.adapters import adapt
-from raydense.models.encoder_folder import optional_json, positions, weights_folder, write_json
+from raydense.models.encoder_folder import optional_json, positions, sentence_config, weights_folder, write_json
 from raydense.models.modules.module import STATES, Features, InputModule, Options
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.weights import has_pooler, load_encoder, save_weights
@@ -53,9 +53,10 @@ class Transformer(InputModule):
 
     @classmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
-        found = optional_json(folder / _CONFIG)
+        file = sentence_config(folder)
+        found = optional_json(file)
         if found.get("do_lower_case") and not optional_json(folder / "tokenizer_config.json").get("do_lower_case"):
-            raise InputError("lower-cases outside its tokenizer", folder / _CONFIG, "let the tokenizer do it: do_lower_case")
+            raise InputError("lower-cases outside its tokenizer", file, "let the tokenizer do it: do_lower_case")
         both = found.get("max_seq_length")
         return found.get(_QUERY_LENGTH) or both, found.get("document_length") or both
 
