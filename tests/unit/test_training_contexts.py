@@ -105,6 +105,16 @@ def test_lists_by_row_over_files(root: Path) -> None:
         assert generated.slice(start, stop).to_pylist() == QUERIES[start:stop]
 
 
+def test_lists_of_one_file_are_not_copied(root: Path) -> None:
+    """`filter` takes them for each block of the file's queries."""
+    generated = Generated(root / "generated")
+    generated.counts()  # opens the files
+    before = pa.total_allocated_bytes()
+    lists = [generated.slice(start, stop) for start, stop in generated.ranges.values() for _ in range(3)]
+    assert pa.total_allocated_bytes() <= before
+    assert [len(one) for one in lists[::3]] == [stop - start for start, stop in generated.ranges.values()]
+
+
 def test_what_cannot_give_contexts_is_refused(root: Path, tmp_path: Path) -> None:
     make_corpus(tmp_path / "corpus", documents=False)
     with pytest.raises(InputError, match="has no doc_id; context passage needs to know documents"):
