@@ -11,11 +11,13 @@ from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
 from raydense.data.splits import SHARES
 from raydense.errors import InputError
 from raydense.inference.expand_settings import ExpandSettings
+from raydense.mining.settings import Shortage
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings
 from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
+from raydense.training.settings import TrainSettings
 
 # What a verb makes, unless its method decides it; a data set has parts, which can be inputs.
 _MAKES = {
@@ -66,7 +68,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     """The first fault of a stage's inputs, else the empty string.
 
     An input that no earlier stage makes is not there, one is of another kind, a model is trained for something else, or examples lack what
-    the method learns from.
+    the method learns from, or as many negatives as it takes.
     """
     for key, kind in stage.settings.inputs().items():
         value = stage.settings.value_of(key)
@@ -83,7 +85,7 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             method_of(stage.settings).check_examples(stage.settings)
     except InputError as error:
         return f"examples: {error}"
-    return ""
+    return _fewer_negatives(stage.settings, earlier) if isinstance(stage.settings, TrainSettings) else ""
 
 
 def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
@@ -113,6 +115,30 @@ def _other_model(path: str, wanted: tuple[str, ...], earlier: list[Stage]) -> st
     if made is None or made in wanted:
         return ""
     return f"${producer.name}{'/' if part else ''}{part} is {made}, not {' or '.join(wanted)}"
+
+
+def _fewer_negatives(settings: TrainSettings, earlier: list[Stage]) -> str:
+    """What is wrong with examples that an earlier stage will make, if it is to keep queries with fewer negatives than the training takes."""
+    takes = method_of(settings).draws(settings).negatives
+    for path in (settings.examples, settings.more_examples):
+        for maker in _examples_from(path, earlier) if path else ():
+            made = maker.settings
+            assert isinstance(made, Shortage)
+            has = made.negatives if made.shortage == "keep" else made.enough
+            if has < takes:
+                key = "negatives" if has == made.negatives else "min_negatives"
+                return f"negatives: takes {takes} of each query, and ${maker.name} has {key} {has}: give it {takes}, or take fewer"
+    return ""
+
+
+def _examples_from(path: str, earlier: list[Stage]) -> list[Stage]:
+    """The stages, not run yet, that choose the negatives of these examples, also of those that are mixed."""
+    producer = _producer(path, earlier)
+    if producer is None or read_manifest(producer.settings.output) is not None:
+        return []
+    if isinstance(producer.settings, MixSettings):
+        return [one for item in producer.settings.examples for one in _examples_from(named(item)[1], earlier)]
+    return [producer] if isinstance(producer.settings, Shortage) else []
 
 
 def _producer(path: str, earlier: list[Stage]) -> Stage | None:

@@ -10,10 +10,12 @@ from raydense.data.settings import MixSettings
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
 from raydense.recipes.content import recipe_file
+from raydense.recipes.inputs import _fewer_negatives
 from raydense.recipes.recipe import Recipe
+from raydense.recipes.sweep import Sweep
 from raydense.retrieval.settings import SearchSettings
 from raydense.training.forecasts import _steps
-from raydense.training.settings import LoopSettings, VectorSettings
+from raydense.training.settings import LoopSettings, TrainSettings, VectorSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
 MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
@@ -220,6 +222,16 @@ def test_lists_of_one_kind_and_of_the_other_are_as_long(recipe: str, tmp_path: P
     joint: Any = stages["joint"]
     assert (joint.examples, joint.more_examples) == (stages["undenoised"].output, stages["denoised"].output)
     assert {getattr(stages[name], "negatives", None) for name in ("joint", "undenoised", "denoised")} == {joint.negatives}
+
+
+@pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_examples_have_as_many_negatives_as_are_taken_of_each_query(file: Path, tmp_path: Path) -> None:
+    """A twin takes the settings of its base for the examples, and may train with more negatives."""
+    sweep = Sweep.read(file, tmp_path)
+    recipes = [Recipe.read(file, tmp_path), *(trial.recipe for trial in (sweep.trials if sweep else []))]
+    stages = [(stage, list(recipe.stages[:place])) for recipe in recipes for place, stage in enumerate(recipe.stages)]
+    trained = [(one.name, _fewer_negatives(one.settings, earlier)) for one, earlier in stages if isinstance(one.settings, TrainSettings)]
+    assert not [(name, fault) for name, fault in trained if fault]
 
 
 @pytest.mark.parametrize("file", sorted(recipe_file("own-data").parent.glob("*.yaml")), ids=lambda file: file.stem)

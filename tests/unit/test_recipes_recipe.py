@@ -594,6 +594,51 @@ def test_examples_without_the_scores_that_a_method_learns_from_are_wrong(tmp_pat
     assert planned("retriever", "plain")["state"] == "waits"
 
 
+MINED = {"do": "mine", "run": "$found", "negatives": 4, "corpus": "$data/corpus", "queries": "$data/queries", "qrels": "$data/qrels/train"}
+
+
+@pytest.mark.parametrize(
+    ("mined", "trained", "note"),
+    [
+        ({}, {"negatives": 4}, ""),
+        ({}, {"negatives": 5}, "negatives: takes 5 of each query, and $mined has negatives 4: give it 5, or take fewer"),
+        ({"shortage": "drop"}, {"negatives": 4}, ""),
+        ({"shortage": "drop", "min_negatives": 1}, {"negatives": 1}, ""),
+        ({"shortage": "drop", "min_negatives": 1}, {"negatives": 2}, "negatives: takes 2 of each query, and $mined has min_negatives 1: give it 2, or take fewer"),
+        ({"shortage": "fail", "min_negatives": 3}, {"negatives": 4}, "negatives: takes 4 of each query, and $mined has min_negatives 3: give it 4, or take fewer"),
+        ({"min_negatives": 1}, {"negatives": 4}, ""),
+        ({"negatives": 3}, {"negatives": 4, "examples": "$both/examples"}, "negatives: takes 4 of each query, and $mined has negatives 3: give it 4, or take fewer"),
+        ({"negatives": 3}, {"negatives": 4, "examples": "$more", "more_examples": "$mined"}, "negatives: takes 4 of each query, and $mined has negatives 3: give it 4, or take fewer"),
+        ({}, {"objective": "multi-positive", "positives": 3, "negatives": 5}, "negatives: takes 5 of each query, and $mined has negatives 4: give it 5, or take fewer"),
+    ],
+)  # fmt: skip
+def test_examples_that_may_have_fewer_negatives_than_are_taken_are_wrong(tmp_path, mined, trained, note):
+    """The training would end so, after all that its examples are made of."""
+    stages = {
+        "data": {"do": "sample"},
+        "words": {"do": "index", "kind": "bm25", "corpus": "$data/corpus"},
+        "found": {"do": "search", "index": "$words", "queries": "$data/queries"},
+        "more": MINED,
+        "mined": MINED | mined,
+        "both": {"do": "mix", "examples": ["a=$more", "b=$mined"], **TEXTS},
+        "last": {**TRAINED, "objective": "retriever", "examples": "$mined", **trained},
+    }
+    row = plan(Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml"))[-1]
+    assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", row["note"]))
+
+
+def test_examples_that_are_made_are_asked_how_many_negatives_they_have(tmp_path):
+    Draft.open(tmp_path / "out" / "mined", "examples", {}).finish(1)
+    stages = {
+        "data": {"do": "sample"},
+        "words": {"do": "index", "kind": "bm25", "corpus": "$data/corpus"},
+        "found": {"do": "search", "index": "$words", "queries": "$data/queries"},
+        "mined": MINED | {"min_negatives": 1, "shortage": "drop"},
+        "last": {**TRAINED, "objective": "retriever", "examples": "$mined", "negatives": 4},
+    }
+    assert plan(Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml"))[-1]["state"] == "waits"
+
+
 @pytest.mark.parametrize(
     ("missing", "note"),
     [
