@@ -9,15 +9,21 @@ import pytest
 from raydense.data.settings import MixSettings
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
+from raydense.mining.settings import MineSettings
 from raydense.recipes.content import recipe_file
 from raydense.recipes.inputs import _fewer_negatives
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep
-from raydense.retrieval.settings import SearchSettings
+from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.training.forecasts import _steps
 from raydense.training.settings import LoopSettings, TrainSettings, VectorSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
+LARGE = [
+    file
+    for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
+    if re.search(r"-(msmarco|nq|wq|trec|trivia|squad|multi)$", file.stem)
+]
 MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
 
 RETRIEVER = {
@@ -254,6 +260,16 @@ def test_no_step_is_chosen_on_what_is_reported(file: Path, tmp_path: Path) -> No
     assert not [name for name, judged in chooses.items() if judged & reported]
 
 
+@pytest.mark.parametrize("file", LARGE, ids=lambda file: file.stem)
+def test_a_query_whose_only_hit_is_its_positive_ends_no_training(file: Path, tmp_path: Path) -> None:
+    """Of half a million queries BM25 finds for some no passage but the positive."""
+    settings = [stage.settings for stage in Recipe.read(file, tmp_path).stages]
+    bm25 = {one.output for one in settings if isinstance(one, IndexSettings) and one.kind == "bm25"}
+    found = {one.output for one in settings if isinstance(one, SearchSettings) and one.index in bm25}
+    mined = [one for one in settings if isinstance(one, MineSettings) and one.run in found and not one.random]
+    assert [one.output for one in mined if one.shortage != "drop"] == []
+
+
 def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:
     stages = {stage.name: stage.settings for stage in Recipe.read(recipe_file("multiple-positives-multi"), tmp_path).stages}
     fused = {name: one for name, one in stages.items() if isinstance(one, FuseSettings)}
@@ -265,15 +281,7 @@ def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:
         assert [(searched[run].qrels, searched[run].k) for run in one.run] == [(report.qrels, 2_000)] * 2
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        file
-        for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
-        if re.search(r"-(msmarco|nq|wq|trec|trivia|squad|multi)$", file.stem)
-    ],
-    ids=lambda file: file.stem,
-)
+@pytest.mark.parametrize("file", LARGE, ids=lambda file: file.stem)
 def test_a_dev_metric_among_millions_of_passages_has_hard_ones(file: Path, tmp_path: Path) -> None:
     trainings = [one for stage in Recipe.read(file, tmp_path).stages if isinstance(one := stage.settings, LoopSettings)]
     assert all(one.dev.run for one in trainings if getattr(one, "dev", None))
