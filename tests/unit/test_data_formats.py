@@ -479,6 +479,28 @@ def test_msmarco_text_triples_are_the_same_however_they_are_cut(tmp_path: Path, 
         assert [f.sha256 for f in Artifact.open(whole / name).files] == [f.sha256 for f in Artifact.open(cut / name).files]
 
 
+@pytest.mark.parametrize("block", [8, 1 << 20])
+def test_msmarco_has_the_titles_of_the_file_of_rocketqa(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], block: int
+) -> None:
+    """`corpus/marco/para.title.txt`: pid and title, here in another order than the passages, and without one of them."""
+    monkeypatch.setattr(lines, "BLOCK_BYTES", block)
+    source = msmarco(tmp_path / "in")
+    put(source / "para.title.txt", "3\tThe third's title", '1\ta "quoted title')
+    out = imported("msmarco", source, tmp_path / "out")
+    assert passages(out / "corpus") == [
+        ("1", 'a "quoted title', 'a "quoted passage'),
+        ("2", "", "second"),
+        ("3", "The third's title", "third"),
+    ]
+    assert "import corpus: 2 of 3 passages have a title of para.title.txt" in capsys.readouterr().err
+    assert passages(import_corpus("msmarco", source, tmp_path / "alone").path) == passages(out / "corpus")
+    assert [title for _, title, _ in passages(imported("msmarco", source, tmp_path / "off", titles=False) / "corpus")] == [""] * 3
+    put(source / "para.title.txt", "1\ttwo\ttabs")
+    with pytest.raises(InputError, match=r"para\.title\.txt:1: 3 columns, not 2; lines are pid<TAB>title"):
+        imported("msmarco", source, tmp_path / "bad")
+
+
 def test_msmarco_text_triples_are_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "triples.train.tsv", *(f"query\tpassage {i}\tpassage {i + 1}" for i in range(300)))
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)

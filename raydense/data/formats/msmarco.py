@@ -2,7 +2,7 @@
 
 A folder is read by the names that its files have when downloaded: `collection.tsv`, `queries.<split>.tsv`,
 `qrels.<split>.tsv`, `qidpidtriples.<split>.tsv`, `triples.<split>.tsv`, `top1000.<split>.tsv`, `run.<name>.tsv`. A file of
-another name, given alone, is a run.
+another name, given alone, is a run. `para.title.txt` of RocketQA's archive has titles for the collection.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from raydense.data.formats.intake import Intake, Passages, first_of_each, run_pa
 from raydense.data.formats.lines import Field, columns, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
+from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 
 COLLECTION = [Field("passage_id", "id", "pid"), Field("text", "text", "passage")]
+TITLES = [Field("passage_id", "id", "pid"), Field("title", "text")]
 QUERIES = [Field("query_id", "id", "qid"), Field("text", "text", "query")]
 QRELS = [Field("query_id", "id", "qid"), Field("iteration", "text", "0"), Field("passage_id", "id", "pid"), Field("relevance", "int", "1")]
 TRIPLES = [Field("query_id", "id", "qid"), Field("positive", "id", "pos"), Field("negative", "id", "neg")]
@@ -36,14 +38,29 @@ RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "pid"), Field("
 
 
 def passages(source: Path) -> Passages:
-    """The passages of the collection in a folder, or of the file that is one."""
+    """The passages of the collection in a folder, with titles if that has them, or of the file that is one."""
     found = files_of(source, "collection*.tsv")
     if not found:
         raise InputError("no such file", source / "collection.tsv", "check the folder")
     if len(found) > 1:
         raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
+    titles = files_of(source, "para.title.txt") if source.is_dir() else []
+    if titles:
+        return _titled(found[0], titles[0]), where(found[0])
     blank = (table.add_column(1, "title", pa.repeat("", table.num_rows)) for table in columns(found[0], COLLECTION))
     return blank, where(found[0])
+
+
+def _titled(collection: Path, path: Path) -> Iterator[pa.Table]:
+    """The passages, each with its title by its id, "" where the file of titles has none."""
+    titles = pa.concat_tables(columns(path, TITLES))
+    known, text, passages, some = IdLookup(titles["passage_id"]), titles["title"].combine_chunks(), 0, 0
+    for table in columns(collection, COLLECTION):
+        place = known.positions(table["passage_id"])
+        found = text.take(pa.array(place, mask=place < 0))
+        passages, some = passages + table.num_rows, some + table.num_rows - found.null_count
+        yield table.add_column(1, "title", pc.fill_null(found, ""))
+    say(f"import corpus: {some:,} of {passages:,} passages have a title of {path.name}")
 
 
 def read(source: Path, intake: Intake) -> None:
