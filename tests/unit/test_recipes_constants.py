@@ -16,7 +16,7 @@ from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.training.forecasts import _steps
-from raydense.training.settings import LoopSettings, TrainSettings, VectorSettings
+from raydense.training.settings import LoopSettings, RefreshedSettings, TrainSettings, VectorSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
 LARGE = [
@@ -61,6 +61,7 @@ JOINT = {
 NQ_JOINT = JOINT | {"negatives": 31, "epochs": 3}
 DPR = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0, "clip": 2.0, "negatives": 1, "batch_size": 128, "epochs": 40}
 ANCE = {"lr": 1e-6, "batch_size": 64, "optimizer": "lamb", "max_steps": 210_000, "warmup": 0.024, "weight_decay": 0, "in_batch": False}
+NQ_ANCE = ANCE | {"lr": 1e-5, "batch_size": 128, "max_steps": 136_000, "warmup": 0.0074, "clip": 2.0}
 FINE_TUNED = {"objective": "retriever", "lr": 2e-5, "warmup": 0.1, "weight_decay": 0.01, "negatives": 15, "batch_size": 64}
 MULTIPLE = {
     "objective": "multi-positive",
@@ -103,6 +104,7 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("main-table-msmarco", "pair-1", PAIR, (1_800_000, 17_560)),
     ("main-table-msmarco", "pair", PAIR_2, (MARCO, 5_185)),
     ("main-table-msmarco", "joint", JOINT, (2 * MARCO, 20_954)),
+    ("main-table-nq", "ance", NQ_ANCE, None),
     ("main-table-nq", "retriever-3", RETRIEVER | {"batch_size": 1024, "epochs": 30}, None),
     ("main-table-nq", "pair", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
     ("main-table-nq", "joint", NQ_JOINT, (2 * NQ, 3_675)),
@@ -201,6 +203,15 @@ def test_the_main_table_trains_rocketqav2_as_its_own_recipe(data: str, tmp_path:
         assert values[0] == values[1]
     joint: Any = table["joint"]
     assert joint.reranker == table["reranker-base"].output
+
+
+@pytest.mark.parametrize(("data", "negatives"), [("msmarco", 20), ("nq", 100)])
+def test_ance_draws_from_as_many_new_negatives_as_its_scripts(data: str, negatives: int, tmp_path: Path) -> None:
+    """`--topk_training 200 --negative_sample 20` and 100."""
+    ance = next(one.settings for one in Recipe.read(recipe_file(f"main-table-{data}"), tmp_path).stages if one.name == "ance")
+    assert isinstance(ance, RefreshedSettings)
+    assert ance.refresh is not None
+    assert (ance.refresh.depth, ance.refresh.negatives) == (200, negatives)
 
 
 @pytest.mark.parametrize("pseudo", [0, 1_234, 100_000, 1_700_000])
