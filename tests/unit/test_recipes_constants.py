@@ -90,6 +90,8 @@ TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("pair-msmarco", "stage-1", PAIR, (1_800_000, 17_560)),
     ("pair-msmarco", "stage-2", PAIR_2, (MARCO, 5_185)),
     ("rocketqav2-nq", "reranker-1", NQ_RERANKER, (NQ, 3_674)),
+    ("pair-nq", "retriever-0", DPR | {"query_length": 256, "passage_length": 256}, None),
+    ("main-table-nq", "dpr", DPR | {"query_length": 256, "passage_length": 256}, None),
     ("pair-nq", "teacher", NQ_RERANKER, (NQ, 3_674)),
     ("pair-nq", "stage-1", PAIR | {"optimizer": "adamw", "cross_batch": False}, (1_800_000, 17_560)),
     ("pair-nq", "stage-2", RETRIEVER | {"batch_size": 512, "epochs": 40}, (NQ, 4_560)),
@@ -169,7 +171,8 @@ def test_two_encoders_are_trained_where_the_scripts_have_two(file: Path, tmp_pat
 
 ON_PURPOSE = {  # stages that read texts, or make vectors, as no other of their recipe
     ("distillation-sample", "margin-mse"),  # margins of vectors of length 1 are too small for the teacher's
-    ("main-table-nq", "dpr"),
+    ("main-table-nq", "dpr"),  # DPR's script has 256 tokens on both sides
+    ("pair-nq", "retriever-0"),
     ("main-table-nq", "ance"),
 }
 
