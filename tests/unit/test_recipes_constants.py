@@ -194,6 +194,15 @@ def test_retrievers_of_one_recipe_read_texts_alike(file: Path, tmp_path: Path) -
     assert len(reads) <= 1
 
 
+@pytest.mark.parametrize("name", ["query-as-context-medquad-sweep", "query-as-context-medquad-controls"])
+def test_variants_of_pre_training_make_as_many_updates(name: str, tmp_path: Path) -> None:
+    """An epoch leaves out passages that have no context: one that is alone in its answer, or without a question."""
+    sweep = Sweep.read(recipe_file(name), tmp_path)
+    assert sweep is not None
+    encoders = [stage.settings for trial in sweep.trials for stage in trial.recipe.stages if stage.name == "encoder"]
+    assert {one.max_steps for one in encoders if isinstance(one, LoopSettings)} == {337}
+
+
 @pytest.mark.parametrize("data", ["msmarco", "nq"])
 def test_the_main_table_trains_rocketqav2_as_its_own_recipe(data: str, tmp_path: Path) -> None:
     """From as large models: RocketQA's own re-ranker is larger than RocketQAv2's."""
