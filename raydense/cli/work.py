@@ -18,13 +18,13 @@ from typing import Any
 
 import yaml
 
-from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.recipes.content import load_recipe
+from raydense.recipes.inputs import absolute_inputs, is_path
 from raydense.recipes.stage import Stage
 from raydense.runtime.progress import say
 from raydense.settings import Settings
-from raydense.storage import Place, digest_of, is_hub_name, named
+from raydense.storage import Place, digest_of, named
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,12 @@ def input_paths(settings: Settings) -> Iterator[tuple[str, str]]:
         value = settings.value_of(key)
         if isinstance(value, list):
             yield from ((key, named(item)[1]) for item in value)
-        elif value is not None and _is_path(settings, key, value):
+        elif value is not None and is_path(settings, key, value):
             yield key, value
 
 
-def _is_path(settings: Settings, key: str, value: str) -> bool:
-    if settings.inputs()[key] == "model":
-        return value != "tiny" and not is_hub_name(value)
-    return not (isinstance(settings, ImportSettings) and settings.by_name and key == "input")
-
-
 def _absolute(settings: Settings) -> Settings:
-    changed: dict[str, Any] = {"output": Place.of(settings.output).located}
-    for key in settings.inputs():
-        value = settings.value_of(key)
-        if isinstance(value, list):
-            pairs = map(named, value)
-            changed[key] = [f"{name}={Place.of(path).located}" if name else Place.of(path).located for name, path in pairs]
-        elif value is not None and _is_path(settings, key, value):
-            changed[key] = Place.of(value).located
+    changed = {"output": Place.of(settings.output).located, **absolute_inputs(settings)}
     given = settings.given_keys()
     return settings.replaced({key: value for key, value in changed.items() if key in given})
 

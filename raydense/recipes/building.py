@@ -9,6 +9,7 @@ from typing import Any
 
 from raydense.errors import Faults, InputError, did_you_mean
 from raydense.recipes.content import REFERENCE, named_in, without_nulls
+from raydense.recipes.inputs import absolute_inputs
 from raydense.recipes.stage import VERBS, Stage
 from raydense.retrieval.settings import SearchSettings
 from raydense.settings import Settings, flat, put
@@ -151,8 +152,15 @@ def _inside(path: Any, folder: Place) -> bool:
 
 
 def _identity(verb: str, settings: Settings, shared: Place) -> str:
-    """A digest of what shapes a stage: its verb, its settings, and its inputs, whose folders are named so themselves."""
-    given = {key: settings.value_of(key) for key in settings.inputs()}
-    given = {key: value for key, value in given.items() if key not in settings.newer or value is not None}
-    inputs = json.dumps(given, ensure_ascii=False)
-    return digest_of([verb, settings.shaping(), inputs.replace(f"{shared}{os.sep}", "")])[:12]
+    """A digest of what shapes a stage: its verb, its settings, and its inputs, of which the folders of stages are named so themselves.
+
+    Other paths count by what they name; as earlier versions took them as they were spelled, a folder of that name is the stage's.
+    """
+    spelled = _digest(verb, settings, {key: settings.value_of(key) for key in settings.inputs()}, str(shared))
+    named = _digest(verb, settings, absolute_inputs(settings), shared.located)
+    return spelled if spelled == named or (shared / spelled).exists() else named
+
+
+def _digest(verb: str, settings: Settings, inputs: dict[str, Any], shared: str) -> str:
+    given = {key: value for key, value in inputs.items() if key not in settings.newer or value is not None}
+    return digest_of([verb, settings.shaping(), json.dumps(given, ensure_ascii=False).replace(f"{shared}{os.sep}", "")])[:12]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from raydense.construction.settings import OverlapSettings
 from raydense.data.formats import formats_that, load_format
@@ -14,7 +15,7 @@ from raydense.inference.expand_settings import ExpandSettings
 from raydense.mining.settings import Shortage
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings
-from raydense.storage import Artifact, Place, model_place, named, read_manifest
+from raydense.storage import Artifact, Place, is_hub_name, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.settings import TrainSettings
@@ -62,6 +63,29 @@ _RUNS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 _MODEL_FILES = {"config.json", "modules.json", "raydense.json", "query_encoder", "retriever"}  # the last two are folders of two models
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
+
+
+def is_path(settings: Settings, key: str, value: str) -> bool:
+    """Whether an input is a path; a data set's id, a model of the Hub and `tiny` are none."""
+    if settings.inputs()[key] == "model":
+        return value != "tiny" and not is_hub_name(value)
+    return not (isinstance(settings, ImportSettings) and settings.by_name and key == "input")
+
+
+def absolute_inputs(settings: Settings) -> dict[str, Any]:
+    """The inputs of a stage, their paths made absolute from the folder that we are in."""
+
+    def absolute(key: str, path: str) -> str:
+        return Place.of(path).located if path and is_path(settings, key, path) else path
+
+    found: dict[str, Any] = {}
+    for key in settings.inputs():
+        value = settings.value_of(key)
+        if isinstance(value, list):
+            found[key] = [f"{name}={absolute(key, path)}" if name else absolute(key, path) for name, path in map(named, value)]
+        else:
+            found[key] = absolute(key, value) if value is not None else None
+    return found
 
 
 def wrong_input(stage: Stage, earlier: list[Stage]) -> str:

@@ -196,6 +196,42 @@ def test_identity_is_of_what_shapes_a_stage(tmp_path):
     assert {name for name in first[0] if first[0][name] != changed[0][name]} == {"train", "vectors", "dense", "found", "report"}
 
 
+def test_a_given_path_counts_by_what_it_names(tmp_path, monkeypatch):
+    """However it is spelled, and from whichever folder; a folder that is named by the spelling, as earlier versions did, is kept."""
+    text = RECIPE.replace("{do: sample, passages: 200, seed: 1}", "{do: import, format: beir, input: data/squad}")
+    text = text.replace("$base", "$encoder")
+    for folder in ("data/squad", "models/encoder", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "out"
+    first = folders(read(write(tmp_path, text), output))
+    for squad, encoder in (
+        ("data/squad/", "./models/encoder"),
+        (tmp_path / "data" / "squad", tmp_path / "models" / "encoder"),
+        ("data/../data/squad", "models//encoder/"),
+    ):
+        assert folders(read(write(tmp_path, text), output, (f"data.input={squad}", f"encoder={encoder}"))) == first
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert folders(read(write(tmp_path, text), output, ("data.input=../data/squad", "encoder=../models/encoder"))) == first
+    monkeypatch.chdir(tmp_path)
+    spelled = {"data": "fd8f5687f619", "train": "17e9854fd4c5"}
+    assert all(spelled[name] not in first[0][name] for name in spelled)
+    for name, digest in spelled.items():
+        (output / "stages" / digest / name).mkdir(parents=True)
+    kept = folders(read(write(tmp_path, text), output))
+    spelled |= {"dense": "060a379f78d1", "report": "21e3882da72e"}  # of which nothing is there, but all that they are made from
+    assert {name: Path(kept[0][name]).parent.name for name in spelled} == spelled
+
+
+def test_names_that_are_no_paths_count_as_they_are(tmp_path, monkeypatch):
+    text = RECIPE.replace("{do: sample, passages: 200, seed: 1}", "{do: import, format: ir_datasets, input: beir/scifact/test}")
+    text = text.replace("$base", "owner/name")
+    first = folders(read(write(tmp_path, text), tmp_path / "out"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert folders(read(write(tmp_path, text), tmp_path / "out")) == first
+
+
 def test_a_trial_reads_what_it_shares(tmp_path):
     for trial, of in zip((sweep := read(write(tmp_path))).trials, folders(sweep), strict=True):
         stages = {stage.name: stage.settings for stage in trial.recipe.stages}
