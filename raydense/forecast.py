@@ -35,6 +35,7 @@ class Holds:
     """Of an index: the share of its vectors that a query is compared with."""
     lists: int = 0
     files: int = 0
+    """Of a corpus its parts, of an index its shards."""
     drawn: int = 0
     """Of examples of several sources: how many of them an epoch has, by the sources' weights."""
 
@@ -122,7 +123,8 @@ def _held(manifest: dict[str, Any]) -> Holds:
         rows = int(summary.get("rows", rows))
         factory = str(summary.get("factory") or "")
         share = probed_share(factory, int(summary.get("nprobe") or 0))
-        return Holds(rows, each=float(summary.get("dimension") or 0), bytes=disk, probed=share, lists=lists_of(factory))
+        shards = len(summary.get("shards") or ())
+        return Holds(rows, each=float(summary.get("dimension") or 0), bytes=disk, probed=share, lists=lists_of(factory), files=shards)
     texts = sum(file["bytes"] for path, file in files.items() if path.startswith(kind)) if kind in ("queries", "generated") else 0
     return Holds(rows, each=texts / max(1, rows), bytes=disk)
 

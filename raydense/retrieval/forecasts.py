@@ -29,7 +29,7 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
     shards = settings.shards or shards_begun(settings) or shards_for(size_of(settings.factory, width).vector, rows)
     plan = plan_build(settings.factory, width, rows, shards)
     disk = sum(plan.file_bytes)
-    made = Holds(rows, vectors.word, width, disk + 16.0 * rows, probed_share(settings.factory), lists)
+    made = Holds(rows, vectors.word, width, disk + 16.0 * rows, probed_share(settings.factory), lists, shards)
     task = f"{size(plan.task_bytes)} for each task that fills one"
     needs = f"{vectors} vectors over {shards} shard(s), about {size(disk)} of memory and as much disk, {task}"
     work = {"numbers": float(rows * width)}

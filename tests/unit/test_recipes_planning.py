@@ -17,6 +17,7 @@ from raydense.data.settings import SampleSettings
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
+from raydense.forecast import PROCESS_BYTES, Holds, Known
 from raydense.inference.settings import EncodeSettings, GenerateSettings, SplitSettings
 from raydense.mining.mine import mine
 from raydense.mining.settings import FilterSettings, MineSettings
@@ -214,6 +215,35 @@ def test_a_search_of_several_indexes_shows_the_memory_of_the_largest(tmp_path: P
     assert several.needs == "100 queries x 100, of 2 indexes"
     assert several.memory == large.memory > 3 * 2**20
     assert unknown.memory == 0
+
+
+@pytest.mark.parametrize(("shards", "expected"), [(8, 8), (0, 31)])
+def test_a_process_of_a_search_holds_one_shard(shards: int, expected: int) -> None:
+    """Of 21 million passages of 768 numbers, or as many bytes of text."""
+    known = Known()
+    rows = 21_015_324
+    known.expect({"q": Holds(100, each=40), "v": Holds(rows, each=768), "c": Holds(rows, each=3072), "g": Holds(100, each=40)})
+    index = {
+        "faiss": IndexSettings(kind="faiss", embeddings="v", shards=shards, output="faiss"),
+        "bm25": IndexSettings(kind="bm25", corpus="c", shards=shards, output="bm25"),
+    }
+    for kind, settings in index.items():
+        known.expect(made := settings.forecast(known).makes)
+        shard = made[kind].bytes / expected
+        search = SearchSettings(index=kind, queries="q", output="o").forecast(known)
+        found = FilterSettings(generated="g", corpus="c", index=kind, output="o").forecast(known)
+        assert search.memory == pytest.approx(PROCESS_BYTES + shard)
+        assert found.memory == pytest.approx(PROCESS_BYTES + shard)
+
+
+def test_a_process_of_a_search_holds_one_shard_of_an_index_that_is_there(tmp_path: Path) -> None:
+    Draft.open(tmp_path / "queries", "queries", {}).finish(100)
+    draft = Draft.open(tmp_path / "index", "index", {})
+    for shard in range(4):
+        draft.commit(f"shard-{shard:05d}.bin", lambda path: path.write_bytes(bytes(2**20)), 1)
+    draft.finish(4, kind="bm25", shards=[[0, 1], [1, 2], [2, 3], [3, 4]])
+    [search] = forecasts_of([SearchSettings(index=str(tmp_path / "index"), queries=str(tmp_path / "queries"), output="o")])
+    assert search.memory == PROCESS_BYTES + 2**20
 
 
 def test_a_search_on_gpus_shows_their_memory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from raydense.retrieval.batching import Parts
 from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 from raydense.retrieval.kind import IndexKind
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.sharding import shards_of_bytes
+from raydense.retrieval.sharding import shards_begun, shards_of_bytes
 from raydense.storage import Artifact, Draft
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Kind(IndexKind):
     def forecast(settings: IndexSettings, read: Holds) -> Forecast:
         """The time grows with the characters."""
         characters = read.rows * read.each
-        made = Holds(read.rows, read.word, bytes=0.6 * characters)
+        shards = settings.shards or shards_begun(settings) or shards_of_bytes(round(characters))
+        made = Holds(read.rows, read.word, bytes=0.6 * characters, files=shards)
         memory = min(4e9, 20 * characters) + PROCESS_BYTES
         needs, tasks = f"{read} passages to count words of", -(-round(characters) // _PART_BYTES)
         return Forecast(needs, {settings.output: made}, "index bm25", {"characters": characters}, memory, tasks=tasks)
