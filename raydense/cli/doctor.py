@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from raydense.errors import InputError
+
 _LOW_DISK_GIB = 10
 _LOW_SHARED_MEMORY_GIB = 2
 
@@ -94,15 +96,18 @@ def _torch() -> Iterator[Finding]:
             "gpu", "note", f"none seen by torch {torch.__version__}", "work runs on the CPU; on a GPU machine install a CUDA build of torch"
         )
         return
+    from raydense.training.precision import check_kernels
+
     built_for = torch.cuda.get_arch_list()
     for number in range(torch.cuda.device_count()):
-        name, (major, minor) = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
-        if not any(arch.startswith(f"sm_{major}") for arch in built_for):
-            fix = "install torch from PyTorch's cu126 index (V100 needs it since torch 2.11)"
-            yield Finding(f"gpu {number}", "fault", f"{name} is sm_{major}{minor}, this torch is built for {' '.join(built_for)}", fix)
+        gpu = torch.cuda.get_device_properties(number)  # which makes no context: a GPU in exclusive mode may be busy
+        try:
+            check_kernels(gpu.major, gpu.minor, built_for)
+        except InputError as error:
+            yield Finding(f"gpu {number}", "fault", f"{gpu.name}: {error.args[0]}", error.args[2])
         else:
-            half = "bf16" if major >= 8 else "fp16 only"
-            yield Finding(f"gpu {number}", "ok", f"{name}, sm_{major}{minor}, {torch.cuda.mem_get_info(number)[1] / 2**30:.0f} GiB, {half}")
+            half = "bf16" if gpu.major >= 8 else "fp16 only"
+            yield Finding(f"gpu {number}", "ok", f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB, {half}")
 
 
 def _faiss() -> Iterator[Finding]:

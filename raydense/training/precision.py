@@ -28,7 +28,7 @@ def choose_precision(asked: str, device: torch.device, begun: Precision | None =
         has: list[Precision] = ["bf16", "fp32"] if gains_by_bf16(cpuinfo()) else ["fp32", "bf16"]
     else:
         major, minor = torch.cuda.get_device_capability(device)
-        _check_kernels(major, minor, torch.cuda.get_arch_list())
+        check_kernels(major, minor, torch.cuda.get_arch_list())
         if asked == "bf16" and major < 8:
             raise InputError(f"this GPU (sm_{major}{minor}) has no bf16", "precision", "use fp16 or auto")
         has = ["bf16", "fp16", "fp32"] if major >= 8 else ["fp16", "fp32"]
@@ -57,7 +57,7 @@ def precision_for(settings: LoopSettings, device: torch.device, model: nn.Module
     raise InputError(what, "precision", "give --engine.name ddp, or --precision fp32")
 
 
-def _check_kernels(major: int, minor: int, built_for: list[str]) -> None:
+def check_kernels(major: int, minor: int, built_for: list[str]) -> None:
     """InputError if this build of torch has no kernels for a GPU of capability major.minor (binaries run within a major version)."""
     numbers = [(kind, int(digits)) for kind, _, rest in (a.partition("_") for a in built_for) if (digits := rest.rstrip("af")).isdigit()]
     binary = any(kind == "sm" and n // 10 == major and n % 10 <= minor for kind, n in numbers)

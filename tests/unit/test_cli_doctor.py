@@ -1,11 +1,13 @@
 """What `doctor` prints of an error, on one line, and of the processor and the allocator of workers."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from raydense.cli import doctor
-from raydense.cli.doctor import _in_a_line, _processor
+from raydense.cli.doctor import _in_a_line, _processor, _torch
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,24 @@ def test_code_that_is_not_installed_is_a_note(monkeypatch):
     monkeypatch.setattr(doctor, "requires", none)
     [found] = doctor._packages()
     assert (found.state, found.found) == ("note", "raydense is not installed, so its requirements are not checked")
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "state"),
+    [
+        ((7, 0), ["sm_75", "sm_80", "sm_90", "compute_90"], "fault"),  # the usual builds, on a V100
+        ((7, 0), ["sm_70", "sm_80"], "ok"),
+        ((8, 9), ["sm_80", "sm_90"], "ok"),
+        ((9, 0), ["compute_80"], "ok"),
+    ],
+)
+def test_a_torch_without_kernels_for_the_gpu_is_a_fault(capability, built_for, state, monkeypatch):
+    gpu = SimpleNamespace(name="a GPU", major=capability[0], minor=capability[1], total_memory=16 * 2**30)
+    here = {"is_available": lambda: True, "device_count": lambda: 1, "get_arch_list": lambda: built_for}
+    here |= {"get_device_properties": lambda number: gpu, "mem_get_info": lambda number: (0, 16 * 2**30)}
+    for name, function in here.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    [found] = _torch()
+    assert (found.subject, found.state) == ("gpu 0", state)
+    assert found.found.startswith("a GPU")
+    assert ("cu126" in found.fix) == (state == "fault")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydense.errors import InputError
-from raydense.training.precision import _check_kernels, choose_precision, precision_for
+from raydense.training.precision import check_kernels, choose_precision, precision_for
 from raydense.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -23,12 +23,12 @@ def test_precision_by_device(gains: bool, first: str, monkeypatch: pytest.Monkey
 
 
 def test_a_torch_without_kernels_for_the_gpu() -> None:
-    _check_kernels(7, 0, ["sm_70", "sm_80"])
-    _check_kernels(8, 9, ["sm_80", "sm_90"])
-    _check_kernels(12, 0, ["sm_80", "compute_90"])
-    _check_kernels(9, 0, ["sm_90a"])
+    check_kernels(7, 0, ["sm_70", "sm_80"])
+    check_kernels(8, 9, ["sm_80", "sm_90"])
+    check_kernels(12, 0, ["sm_80", "compute_90"])
+    check_kernels(9, 0, ["sm_90a"])
     with pytest.raises(InputError, match=r"this GPU is sm_70; .*cu126"):
-        _check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
+        check_kernels(7, 0, ["sm_75", "sm_80", "sm_90", "compute_90"])
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
