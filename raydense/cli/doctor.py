@@ -35,11 +35,21 @@ def examine(report: Callable[[Finding], None] | None = None) -> list[Finding]:
     """All findings; `report` is called with each in turn."""
     findings = []
     for look in (_python, _packages, _processor, _torch, _faiss, _compiler, _storage, _shared_memory, _ray):
-        for finding in look():
+        for finding in _whole(look):
             findings.append(finding)
             if report:
                 report(finding)
     return findings
+
+
+def _whole(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What one look finds; an error of any kind is a finding, too: libraries that do not load are what is looked for."""
+    try:
+        yield from look()
+    except Exception as error:
+        broken = look in (_torch, _faiss) and isinstance(error, (ImportError, OSError))
+        fix = "install it again: pip uninstall it, then install it" if broken else ""
+        yield Finding(look.__name__.strip("_").replace("_", " "), "fault", _in_a_line(error), fix)
 
 
 def _python() -> Iterator[Finding]:

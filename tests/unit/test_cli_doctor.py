@@ -1,6 +1,7 @@
 """What `doctor` prints of an error, on one line, and of the processor and the allocator of workers."""
 
 import importlib.metadata
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -66,3 +67,16 @@ def test_a_torch_without_kernels_for_the_gpu_is_a_fault(capability, built_for, s
     assert (found.subject, found.state) == ("gpu 0", state)
     assert found.found.startswith("a GPU")
     assert ("cu126" in found.fix) == (state == "fault")
+
+
+def test_what_does_not_load_is_a_fault_and_the_rest_is_looked_at(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as one whose library is not there
+    monkeypatch.setattr(doctor, "_ray", lambda: iter(()))
+    seen = []
+    found = doctor.examine(seen.append)
+    assert seen == found
+    [torch_found] = [one for one in found if one.subject == "torch"]
+    assert torch_found.state == "fault"
+    assert "torch" in torch_found.found
+    assert torch_found.fix.startswith("install it again")
+    assert {"python", "processor", "faiss", "compiler", "this folder", "shared memory"} <= {one.subject for one in found}
