@@ -25,7 +25,7 @@ from typing import Any
 from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
-from raydense.recipes.inputs import wrong_input
+from raydense.recipes.inputs import is_path, wrong_input
 from raydense.recipes.planning import Measured, Prices, estimate_of, forecasts_of
 from raydense.recipes.rates import Rates, stored_rates
 from raydense.recipes.stage import Stage
@@ -98,19 +98,46 @@ def state(stage: Stage) -> tuple[str, str]:
         made_from = json.loads(json.dumps(provenance_of(there, stage.verb, stage.settings)))
     except InputError as error:
         return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
+    gone = _gone_source(stage)
     if manifest:
-        other = differences(there, made_from)
-        if other:
-            return "changed", f"made from something else ({other}); delete {folder} to make it again"
+        if gone:  # what was made of it is here: it need not be
+            made_from["inputs"] |= {key: there["inputs"].get(key) for key, path in _sources(stage) if path == gone}
+        if other := differences(there, made_from):
+            return "changed", f"made from something else ({other}); {_remedy(stage, there, made_from, gone)}"
         if stage.verb not in _TRAININGS and (damaged := damaged_file(folder)):
             return "begun", f"as {damaged} is missing or damaged"
-        return "done", f"{manifest['rows']:,} rows" if manifest["rows"] else ""
+        words = (f"{manifest['rows']:,} rows" if manifest["rows"] else "", f"its source {gone} is gone" if gone else "")
+        return "done", "; ".join(word for word in words if word)
     if begun is not None:
+        if gone:
+            return "changed", f"begun, and its source {gone} is gone: put it back to go on"
         other = differences(there, made_from)
         if other:
             return "changed", f"begun from something else ({other}); delete {folder} to start over"
         return "begun", progress(stage)
     return "ready", ""
+
+
+def _sources(stage: Stage) -> Iterator[tuple[str, str]]:
+    """The files from elsewhere that a stage reads as a whole, with their keys."""
+    for key, kind in stage.settings.inputs().items():
+        value = stage.settings.value_of(key)
+        if kind == "source" and isinstance(value, str) and is_path(stage.settings, key, value):
+            yield key, value
+
+
+def _gone_source(stage: Stage) -> str:
+    """The source that is not there, else the empty string."""
+    return next((path for _, path in _sources(stage) if not Place.of(path).exists()), "")
+
+
+def _remedy(stage: Stage, there: dict[str, Any], here: dict[str, Any], gone: str) -> str:
+    """What to do about an output that was made from something else: without its source it cannot be made again."""
+    if gone:
+        return f"its source {gone} is gone: give what it was made with"
+    again = f"delete {stage.settings.output} to make it again"
+    changed = next((path for key, path in _sources(stage) if there["inputs"].get(key) != here["inputs"][key]), "")
+    return f"{changed} has other files than before: take back what was added or changed, or {again}" if changed else again
 
 
 def _refuse_unmade(stage: Stage) -> None:

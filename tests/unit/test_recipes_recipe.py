@@ -1,12 +1,14 @@
 """Recipes: references, seeds, changes, and the faults that a person makes in them."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 
+from raydense.data.settings import ImportSettings
 from raydense.data.tables import commit_table
 from raydense.errors import InputError, InputErrors
 from raydense.evaluation.evaluate import evaluate
@@ -281,6 +283,40 @@ def test_state_follows_the_folder(recipe, tmp_path):
     assert status == "changed"
     assert "settings.passages: 200 -> 999" in words_
     assert [row["state"] for row in plan(read)][:2] == ["done", "wrong"]  # the data set that was made has no corpus
+
+
+def test_an_import_whose_source_is_gone_stays_done(recipe, tmp_path):
+    """As a download that is deleted once it is imported; a source with other files is another one."""
+    source = tmp_path / "raw"
+    source.mkdir()
+    (source / "corpus.jsonl").write_text("{}")
+    recipe.write_text(RECIPE.replace("do: sample\n    passages: 200", f"do: import\n    format: beir\n    input: {source}"))
+    data, other = (Recipe.read(recipe, tmp_path / "out", changes).stages[0] for changes in ((), ("data.shard_rows=9",)))
+    draft = Draft.open(data.settings.output, "dataset", provenance("import", data.settings))
+    draft.commit("one", lambda path: path.write_text("one"), 0)
+    begun = tmp_path / "begun"
+    shutil.copytree(data.settings.output, begun)
+    draft.finish(3)
+    assert state(data) == ("done", "3 rows")
+
+    (source / "notes.txt").touch()
+    status, words = state(data)
+    assert status == "changed"
+    assert f"; {source} has other files than before: take back what was added or changed" in words
+
+    shutil.rmtree(source)
+    assert state(data) == ("done", f"3 rows; its source {source} is gone")
+    status, words = state(other)
+    assert status == "changed"
+    assert "settings.shard_rows: 25000 -> 9" in words
+    assert "delete" not in words
+    assert f"its source {source} is gone" in words
+    half = data.settings.model_copy(update={"output": str(begun)})
+    assert state(Stage("data", "import", half, ())) == ("changed", f"begun, and its source {source} is gone: put it back to go on")
+    by_name = {"format": "ir_datasets", "input": "beir/scifact/test", "output": str(tmp_path / "named")}
+    named = [ImportSettings.read(by_name | {"input": name}) for name in ("beir/scifact/test", "beir/nq")]
+    Draft.open(tmp_path / "named", "dataset", provenance("import", named[0])).finish(3)
+    assert [state(Stage("data", "import", one, ()))[0] for one in named] == ["done", "changed"]
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml")), ids=lambda file: file.stem)
