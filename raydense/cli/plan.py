@@ -82,10 +82,10 @@ def plan_command(
         print(json.dumps({**trials, "stages": rows, "total": total}, ensure_ascii=False))
     elif sweep is None:
         _print_stages(rows)
-        _print_figures(rows, total)
+        _print_figures(rows, total, bool(prices))
     else:
         _print_trials(sweep, rows)
-        _print_figures(rows, total)
+        _print_figures(rows, total, bool(prices))
     if wrong := {row["stage"]: row["note"] for row in rows if row["stops"]}:
         raise InputError(f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, next(iter(wrong.values())))
 
@@ -113,7 +113,7 @@ def _print_trials(sweep: Sweep, rows: list[dict[str, Any]]) -> None:
         print(f"{name.ljust(max(map(len, names)))}  {of[0]['verb']:9} {len(of):3} for {sum(len(r['trials']) for r in of)}: {states}{needs}")
 
 
-def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
+def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any], priced: bool) -> None:
     """A table of what is left to do, its total, and where its rates were measured; nothing where all is done."""
     waiting = [row for row in rows if row["state"] != "done"]
     left = [(row["stage"], row["estimate"]) for row in waiting]
@@ -130,6 +130,10 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any]) -> None:
         print("  ".join(line[c].rjust(widths[c]) if c else line[c].ljust(widths[c]) for c in shown).rstrip())
     if total["unknown"]:
         print(f"not in the total, since nothing is known of their inputs or rates: {', '.join(dict.fromkeys(total['unknown']))}")
+    free = list(dict.fromkeys(name for name, figures in left if "measured" in figures and "cost" not in figures))
+    if priced and free:
+        of = "" if "cost" not in total else f" of {', '.join(free)}"
+        print(f"no cost{of}: the rates are of machines without GPUs: give --calibrate on a cluster with GPUs, or --price-cpu-hour")
     for source in dict.fromkeys(figures["measured"] for _, figures in left if "measured" in figures):
         names = list(dict.fromkeys(name for name, figures in left if figures.get("measured") == source))
         whose = "" if len(names) == len({name for name, _ in left}) else f" of {', '.join(names)}"

@@ -27,6 +27,10 @@ class Prices:
     def __bool__(self) -> bool:
         return bool(self.gpu_hour or self.cpu_hour)
 
+    def known(self, rate: Rate) -> bool:
+        """Whether the cluster of a rate has anything with a price: by that of GPUs alone one without them is not free."""
+        return bool(rate.gpus * self.gpu_hour or rate.cpus * self.cpu_hour)
+
     def of(self, seconds: float, rate: Rate) -> float:
         """What the cluster of a rate costs in that time."""
         return seconds / 3600 * (rate.gpus * self.gpu_hour + rate.cpus * self.cpu_hour)
@@ -111,7 +115,7 @@ def estimate_of(forecast: Forecast, rates: Rates, name: str, prices: Prices) -> 
         "error": None if error is None else round(error, 2),
         "gpu_hours": round(gpus * seconds / 3600, 4),
     }
-    return found | ({"cost": round(prices.of(seconds, rate), 4)} if prices else {}) | {"measured": rate.source}
+    return found | ({"cost": round(prices.of(seconds, rate), 4)} if prices.known(rate) else {}) | {"measured": rate.source}
 
 
 def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -128,4 +132,4 @@ def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "output_bytes": sum(each.get("output_bytes", 0) for each in figures),
         "unknown": [row["stage"] for row in left if "seconds" not in row["estimate"]],
     }
-    return total | ({"cost": round(sum(each["cost"] for each in timed), 4)} if any("cost" in each for each in timed) else {})
+    return total | ({"cost": round(sum(each.get("cost", 0.0) for each in timed), 4)} if any("cost" in each for each in timed) else {})

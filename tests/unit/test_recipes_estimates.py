@@ -1,6 +1,7 @@
 """The figures of a plan: sizes that flow from the files of a data set through every stage, and time and money by rates."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raydense.cli import main
 from raydense.data.settings import ImportSettings, MixSettings
 from raydense.data.source_size import parts_held
 from raydense.data.tables import commit_table
@@ -145,6 +147,30 @@ def test_time_and_money_follow_from_rates() -> None:
     assert found["gpu_hours"] == pytest.approx(2 * 52 / 3600, abs=1e-4)
     assert found["cost"] == pytest.approx((2 * 3 + 4 * 1) * 52 / 3600, abs=1e-4)
     assert (found["memory_bytes"], found["output_bytes"], found["measured"]) == (9, 50, "a cluster, a day")
+
+
+def test_a_stage_whose_cluster_has_no_price_has_no_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rates that come along are of CPUs: by the price of GPUs alone they would seem free."""
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+
+    def shown(*prices: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", "quickstart", "--output", str(tmp_path / "out"), *prices])
+        assert ended.value.code in (0, None)
+        return capsys.readouterr().out
+
+    of_gpus, of_both = shown("--price-gpu-hour", "2.5"), shown("--price-gpu-hour", "2.5", "--price-cpu-hour", "60")
+    assert not re.search(r"\bcost$", of_gpus, re.MULTILINE)
+    assert "no cost: the rates are of machines without GPUs: give --calibrate on a cluster with GPUs, or --price-cpu-hour\n" in of_gpus
+    assert re.search(r"\bcost$", of_both, re.MULTILINE)
+    assert "no cost" not in of_both
+    rows = [
+        {"stage": name, "state": "ready", "estimate": {"seconds": 10.0, "error": None, "gpu_hours": 0.0, **cost}}
+        for name, cost in (("a", {"cost": 3.0}), ("b", {}))
+    ]
+    assert total_of(rows)["cost"] == 3.0
 
 
 def test_work_in_fewer_parts_than_cpus_takes_longer() -> None:
