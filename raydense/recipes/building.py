@@ -26,7 +26,7 @@ class Builder:
         self._content, self._output, self._file, self._shared, self._faults = content, output, file, shared, faults
         self._given, self._defaults = content["given"], without_nulls(content.get("defaults") or {})
         self._folders: dict[str, str] = {}  # of the stages so far
-        self._classes: list[type[Settings]] = []
+        self._classes: list[tuple[type[Settings], set[str]]] = []  # of each stage, with the names that it may refer to
         self._unknown: set[str] = set()  # names in the defaults that are of nothing: reported there, and not again by each stage
 
     def stages(self) -> tuple[Stage, ...]:
@@ -52,10 +52,14 @@ class Builder:
                     self._faults.add(f"${name} is no stage and not given", f"{self._file}: defaults.{key}", did_you_mean(name, names))
 
     def _check_keys_of_defaults(self) -> None:
-        known = {key for each in self._classes for key in each.all_fields()}
-        for key in flat(self._defaults):
+        known = {key for each, _ in self._classes for key in each.all_fields()}
+        for key, value in flat(self._defaults).items():
+            where, named = f"{self._file}: defaults.{key}", named_in(value)
             if key not in known:
-                self._faults.add("no stage has this setting", f"{self._file}: defaults.{key}", did_you_mean(key, known))
+                self._faults.add("no stage has this setting", where, did_you_mean(key, known))
+            elif not any(names.issuperset(named) for each, names in self._classes if key in each.all_fields()):
+                what = f"names {', '.join(f'${name}' for name in named)}, which stands behind every stage that has this setting"
+                self._faults.add(what, where, "name it in one of them, or put it before them")
 
     def _stage(self, name: str, values: Any) -> Stage:
         where = f"{self._file}: stages.{name}"
@@ -64,7 +68,7 @@ class Builder:
         values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
         own, values = flat(values), without_nulls(values)
         chosen = VERBS[verb].settings.chosen(values, f"{where}.")
-        self._classes.append(chosen)
+        self._classes.append((chosen, self._names()))
         if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
             for key in (key for key, value in own.items() if value is None):
                 chosen.refuse_unknown(key, f"{where}.")
@@ -111,7 +115,7 @@ class Builder:
 
         One may decide which others have an effect: these are asked for together with it.
         """
-        known = {*self._given, *self._folders, *self._unknown}
+        known = self._names()
         left = {key: value for key, value in flat(self._defaults).items() if key not in own and key.partition(".")[0] not in own}
         left = {key: value for key, value in left.items() if known.issuperset(named_in(value))}
         together = dict(values)
@@ -120,6 +124,10 @@ class Builder:
                 put(together, key, left[key])
         has = chosen.takes(together)
         return {key: value for key, value in left.items() if key in has}
+
+    def _names(self) -> set[str]:
+        """What a stage may refer to that comes next; those that are of nothing are reported elsewhere."""
+        return {*self._given, *self._folders, *self._unknown}
 
     def _resolved(self, value: Any, needs: list[str], where: str) -> Any:
         """`value` with $names replaced: by what the recipe is given, or by the folder of an earlier stage (noted in `needs`)."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from raydense.data.settings import ImportSettings
 from raydense.data.tables import commit_table
@@ -568,6 +569,24 @@ def test_outputs_with_the_same_last_part_are_told_apart(tmp_path):
     stages = {"data": {"do": "sample"}, "one": joint, "two": joint, "report": report}
     read = Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml")
     assert read.stages[3].settings.models == [f"{tmp_path}/out/{name}/retriever" for name in ("one", "two")]
+
+
+def test_a_default_that_names_a_stage_behind_all_that_have_it_is_refused(recipe, tmp_path):
+    """A new stage that a default alone names stands last, where the default would be for no stage."""
+    twin = tmp_path / "twin.yaml"
+    found = {"do": "search", "index": "$words", "queries": "$data/queries"}
+
+    def written(report):
+        stages = {"found": found, "clean": {"do": "split", "corpus": "$data/corpus", "unit": "words"}, "report": report}
+        twin.write_text(yaml.safe_dump({"base": "recipe.yaml", "defaults": {"corpus": "$clean"}, "stages": stages}))
+        recipe.write_text(RECIPE.replace("$words, other/run", "$found"))
+        return twin
+
+    with pytest.raises(InputError) as refused:
+        Recipe.read(written({}), tmp_path / "out")
+    message = "defaults.corpus: names $clean, which stands behind every stage that has this setting; name it in one of them"
+    assert str(refused.value).startswith(f"{twin}: {message}")
+    assert Recipe.read(written({"corpus": "$clean"}), tmp_path / "out").stages[-1].settings.corpus == str(tmp_path / "out" / "clean")
 
 
 def test_a_default_that_no_stage_has_is_refused(tmp_path):
