@@ -258,11 +258,14 @@ def group_of(field: FieldInfo) -> type[BaseSettings] | None:
     return None
 
 
-def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the keys of groups dotted."""
+def flat(values: dict[str, Any], whole: Collection[str] = (), group: str = "") -> dict[str, Any]:
+    """`values` with the keys of groups dotted; the mappings at the keys in `whole`, dotted from `group` on, are values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= {f"{name}.{key}": inner for key, inner in flat(value).items()} if isinstance(value, dict) else {name: value}
+        if isinstance(value, dict) and f"{group}{name}" not in whole:
+            found |= {f"{name}.{key}": inner for key, inner in flat(value, whole, f"{group}{name}.").items()}
+        else:
+            found[name] = value
     return found
 
 

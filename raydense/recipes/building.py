@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Collection
 from typing import Any
 
 from raydense.errors import Faults, InputError, did_you_mean
@@ -24,7 +25,7 @@ class Builder:
 
     def __init__(self, content: dict[str, Any], output: Place, file: str, shared: Place | None, faults: Faults) -> None:
         self._content, self._output, self._file, self._shared, self._faults = content, output, file, shared, faults
-        self._given, self._defaults = content["given"], without_nulls(content.get("defaults") or {})
+        self._given, self._defaults = content["given"], content.get("defaults") or {}
         self._folders: dict[str, str] = {}  # of the stages so far
         self._classes: list[tuple[type[Settings], set[str]]] = []  # of each stage, with the names that it may refer to
         self._unknown: set[str] = set()  # names in the defaults that are of nothing: reported there, and not again by each stage
@@ -53,7 +54,7 @@ class Builder:
 
     def _check_keys_of_defaults(self) -> None:
         known = {key for each, _ in self._classes for key in each.all_fields()}
-        for key, value in flat(self._defaults).items():
+        for key, value in self._defaults_by_key(known).items():
             where, named = f"{self._file}: defaults.{key}", named_in(value)
             if key not in known:
                 self._faults.add("no stage has this setting", where, did_you_mean(key, known))
@@ -66,8 +67,9 @@ class Builder:
         verb = self._verb(name, values, where)
         needs: list[str] = []
         values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
-        own, values = flat(values), without_nulls(values)
-        chosen = VERBS[verb].settings.chosen(values, f"{where}.")
+        chosen = VERBS[verb].settings.chosen(without_nulls(values), f"{where}.")
+        whole = chosen.all_fields()
+        own, values = flat(values, whole), without_nulls(values, whole)
         self._classes.append((chosen, self._names()))
         if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
             for key in (key for key, value in own.items() if value is None):
@@ -116,14 +118,23 @@ class Builder:
         One may decide which others have an effect: these are asked for together with it.
         """
         known = self._names()
-        left = {key: value for key, value in flat(self._defaults).items() if key not in own and key.partition(".")[0] not in own}
+        left = self._defaults_by_key(chosen.all_fields())
+        left = {key: value for key, value in left.items() if key not in own and key.partition(".")[0] not in own}
         left = {key: value for key, value in left.items() if known.issuperset(named_in(value))}
         together = dict(values)
         for key in left.keys() & chosen.takes(values):
-            if self._resolved(left[key], [], "") is not None:
+            if self._names_value(left[key]):
                 put(together, key, left[key])
         has = chosen.takes(together)
         return {key: value for key, value in left.items() if key in has}
+
+    def _defaults_by_key(self, keys: Collection[str]) -> dict[str, Any]:
+        """The defaults that are not null, by their dotted `keys`."""
+        return flat(without_nulls(self._defaults, keys), keys)
+
+    def _names_value(self, value: Any) -> bool:
+        """Whether `value` is not a given name of null."""
+        return not (isinstance(value, str) and value.startswith("$") and self._given.get(value[1:], value) is None)
 
     def _names(self) -> set[str]:
         """What a stage may refer to that comes next; those that are of nothing are reported elsewhere."""
@@ -143,6 +154,8 @@ class Builder:
         def replace(match: re.Match[str]) -> str:
             name = match[1]
             if name in self._given:
+                if self._given[name] is None:
+                    self._faults.add(f"${name} is given no value", where, f"give it by --set {name}=VALUE, or in given")
                 return str(self._given[name])
             if name in self._folders:
                 needs.append(name)

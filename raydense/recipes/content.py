@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,14 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return {**base, **both}
 
 
-def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` without the keys that are null, in groups too."""
-    return {k: without_nulls(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+def without_nulls(values: dict[str, Any], whole: Collection[str] = (), group: str = "") -> dict[str, Any]:
+    """`values` without the keys that are null, in groups too, which are not `whole` values by their dotted keys; `group` is theirs."""
+
+    def kept(key: str, value: Any) -> Any:
+        within = isinstance(value, dict) and f"{group}{key}" not in whole
+        return without_nulls(value, whole, f"{group}{key}.") if within else value
+
+    return {key: kept(key, value) for key, value in values.items() if value is not None}
 
 
 def _order(names: list[str], new: list[str], stages: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Recipes: references, seeds, changes, and the faults that a person makes in them."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -494,6 +495,27 @@ def test_a_default_that_is_given_as_null_is_left_out(tmp_path):
     assert text != DEFAULTS
     (tmp_path / "recipe.yaml").write_text(text)
     assert Recipe.read(tmp_path / "recipe.yaml", "out").stages[3].settings.k == 100
+
+
+def test_a_path_below_what_is_given_as_null_is_refused(tmp_path):
+    stages = {"words": {"do": "index", "kind": "bm25", "corpus": "$set/corpus"}}
+    with pytest.raises(
+        InputError, match=r"r\.yaml: stages\.words\.corpus: \$set is given no value; give it by --set set=VALUE, or in given"
+    ):
+        Recipe.build({"given": {"set": None}, "stages": stages}, tmp_path, "r.yaml")
+
+
+def test_nulls_below_a_key_whose_value_is_a_mapping_stay(tmp_path):
+    """As the models of OpenAI need them; in YAML as in the JSON of the command line."""
+    body = {"max_tokens": None, "top_k": 5, "more": {"a": None}}
+    stage = {"do": "generate", "corpus": "c", "endpoint": {"url": "http://localhost/v1", "model": "m", "extra_body": body}}
+    [built] = Recipe.build({"given": {}, "stages": {"written": stage}}, tmp_path, "r.yaml").stages
+    assert json.loads(built.settings.endpoint.extra_body) == body
+    defaults = {"endpoint": stage["endpoint"]}
+    [built] = Recipe.build(
+        {"given": {}, "defaults": defaults, "stages": {"written": {"do": "generate", "corpus": "c"}}}, tmp_path, "r.yaml"
+    ).stages
+    assert json.loads(built.settings.endpoint.extra_body) == body
 
 
 def test_a_null_leaves_out_a_key_of_another_method(tmp_path):
