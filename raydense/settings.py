@@ -114,7 +114,7 @@ class BaseSettings(BaseModel):
     @classmethod
     def chosen(cls, values: dict[str, Any], where: str = "") -> type[Self]:
         """The class that reads `values`: this one, or the one that the value of its key `chosen_by` names; InputError if none."""
-        given = values.get(cls.chosen_by)
+        given = values.get(cls.chosen_by) if cls.chosen_by else None
         return cls if given is None else cls._named_by(given, _named(cls.chosen_by, where))
 
     @classmethod

@@ -14,6 +14,7 @@ from raydense.errors import Faults, InputError, did_you_mean
 from raydense.settings import put
 
 REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
+_UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError)  # what YAML's own reading of dates, numbers and tags raises, too
 _KEYS = {"seed", "description", "given", "defaults", "stages", "sweep"}
 
 
@@ -59,7 +60,10 @@ def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> d
     if not isinstance(base, str) or here in twins:
         fix = "give the name of a recipe, or its path from the folder of this one"
         raise InputError("is no other recipe", f"{file}: base", fix)
-    content = load_recipe(recipe_named(base, here.parent, f"{file}: base: "), (*twins, here))
+    content = load_recipe(below := recipe_named(base, here.parent, f"{file}: base: "), (*twins, here))
+    for part in ("stages", "given", "defaults"):
+        if not isinstance(content.get(part) or {}, dict):
+            raise InputError("holds no keys", f"{below}: {part}", "give NAME: VALUE lines")
     for key, values in own.items():
         there = content.get(key) or {}
         if key == "stages":
@@ -88,6 +92,9 @@ def recipe_content(file: str | os.PathLike[str], changes: tuple[str, ...], fault
         if not isinstance(content[part], dict):
             faults.add("holds no keys", f"{file}: {part}", "give NAME: VALUE lines")
             content[part] = {}
+        for key in [key for key in content[part] if not isinstance(key, str)]:
+            faults.add("is no name", f"{file}: {part}.{key}", "put quotes around it")
+            del content[part][key]
     for change in changes:
         with faults.collected():
             key, value = _parsed(change)
@@ -174,7 +181,7 @@ def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
     except RecursionError:
         raise InputError("nested too deeply", file, "fix the file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (*_UNREADABLE, IsADirectoryError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else file
         if isinstance(error, _GivenTwice):
@@ -191,7 +198,7 @@ def _parsed(change: str) -> tuple[str, Any]:
         raise InputError("has no '='", f"--set {change}", "give stage.key=value, or seed=value")
     try:
         value = yaml.safe_load(text) if text else ""
-    except (yaml.YAMLError, RecursionError):
+    except (*_UNREADABLE, RecursionError):
         raise InputError(f"{text[:80]!r} is not YAML", f"--set {key}", "put quotes around it") from None
     cut = re.split(r"(?:^|\s)#", text, maxsplit=1)[0].strip()
     if cut != text.strip() and (value == cut or not cut):  # YAML took the end of a text for a comment

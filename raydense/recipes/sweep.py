@@ -185,7 +185,7 @@ def _number(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)  # YAML reads dates, too
 
 
 def _trial(

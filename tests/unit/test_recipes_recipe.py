@@ -623,6 +623,32 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
         Recipe.read(tmp_path / "recipe.yaml", "out")
 
 
+@pytest.mark.parametrize("value", ["2024-13-45", "!!int abc", "1" * 4_301, "!!bool maybe", "!!timestamp soon"])
+def test_what_yaml_itself_cannot_read_is_refused(recipe, tmp_path, value):
+    (tmp_path / "odd.yaml").write_text(f"stages:\n  data: {value}\n")
+    with pytest.raises(InputError, match=r"odd\.yaml: not YAML: "):
+        Recipe.read(tmp_path / "odd.yaml", "out")
+    with pytest.raises(InputError, match=r"--set data\.passages: .* is not YAML"):
+        Recipe.read(recipe, "out", (f"data.passages={value}",))
+
+
+@pytest.mark.parametrize("part", ["stages", "given", "defaults"])
+def test_a_base_without_keys_is_refused(recipe, tmp_path, part):
+    recipe.write_text(f"{RECIPE if part == 'defaults' else 'description: d'}\n{part}: [1, 2]\n")
+    (tmp_path / "twin.yaml").write_text(f"base: recipe.yaml\n{part}: {{data: {{passages: 3}}}}\n")
+    with pytest.raises(InputError, match=rf"recipe\.yaml: {part}: holds no keys"):
+        Recipe.read(tmp_path / "twin.yaml", "out")
+
+
+def test_keys_that_are_no_text_or_empty_are_refused(recipe):
+    with pytest.raises(InputError, match=r"--set words\.=0\.9|stages\.words"):
+        Recipe.read(recipe, "out", ("words.=0.9",))
+    for old, new in (("stages:\n", "defaults: {1: 2}\nstages:\n"), ("  tau: 0.05\n", "  tau: 0.05\n  1: 2\n")):
+        recipe.write_text(RECIPE.replace(old, new))
+        with pytest.raises(InputError, match=r"(defaults|given)\.1: is no name; put quotes around it"):
+            Recipe.read(recipe, "out")
+
+
 def test_what_is_nested_too_deeply_is_refused(recipe, tmp_path):
     (tmp_path / "deep.yaml").write_text("stages: " + "[\n" * 10_000)
     with pytest.raises(InputError, match=r"deep\.yaml: nested too deeply"):

@@ -128,6 +128,11 @@ def test_a_key_may_have_lists(tmp_path):
     assert (len(alone.trials), alone.axis) == (2, None)
 
 
+def test_a_key_may_have_dates(tmp_path):
+    text = with_sweep("sweep:\n  base: [2024-01-01, 2024-02-01]\n").replace("$base", "$base/model")
+    assert [trial.name for trial in read(write(tmp_path, text)).trials] == ['base="2024-01-01"', 'base="2024-02-01"']
+
+
 def test_a_number_crossed_with_words_has_a_line_for_each_word(tmp_path):
     sweep = read(write(tmp_path, with_sweep("sweep: {train.precision: [fp32, bf16], train.alpha: [0, 0.5], data.passages: [200]}")))
     assert sweep.axis is not None
