@@ -229,9 +229,11 @@ def join(address: str | None) -> None:
         os.environ["RAY_ADDRESS"] = address  # as Ray itself sets it inside a job; a stage joins when it needs Ray
 
 
-def read_recipe(file: str, output: str, changes: tuple[str, ...]) -> Recipe | Sweep:
-    """The recipe in a file, or the sweep where it has `sweep:`."""
+def read_recipe(file: str, output: str, changes: tuple[str, ...], concurrent: int = 1) -> Recipe | Sweep:
+    """The recipe in a file, or the sweep where it has `sweep:`; InputError where several trials are to be concurrent and there is one."""
     sweep = Sweep.read(file, output, changes)
+    if sweep is None and concurrent > 1:
+        raise InputError("there is one trial, as the recipe has no `sweep:`", "--concurrent", "leave it out")
     return Recipe.read(file, output, changes) if sweep is None else sweep
 
 

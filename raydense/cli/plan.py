@@ -14,10 +14,11 @@ from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
 from raydense.recipes.planning import Measured, Prices, total_of
 from raydense.recipes.recipe import Recipe, plan
-from raydense.recipes.sweep import Sweep, plan_sweep
+from raydense.recipes.sweep import Sweep, plan_sweep, trial_to_calibrate
 from raydense.runtime.progress import duration, size
 
 _HEADS = ("stage", "time", "GPU hours", "memory", "storage", "cost")
+_CALIBRATE_S = 180.0
 
 
 @click.command("plan")
@@ -28,7 +29,6 @@ _HEADS = ("stage", "time", "GPU hours", "memory", "storage", "cost")
 )
 @click.option(
     "--calibrate-seconds",
-    default=180.0,
     metavar="FLOAT",
     type=click.FloatRange(0, min_open=True),
     help="about how long that may take; more is more exact  [180]",
@@ -50,7 +50,7 @@ def plan_command(
     changes: tuple[str, ...],
     as_json: bool,
     calibrate: bool,
-    calibrate_seconds: float,
+    calibrate_seconds: float | None,
     address: str | None,
     price_gpu_hour: float,
     price_cpu_hour: float,
@@ -62,20 +62,24 @@ def plan_command(
     measured now, by small runs of every stage in a folder that is removed afterwards, and the time has an error (twice the standard
     deviation); they are kept for later plans. Cost is that of the whole cluster, idle GPUs too.
     """
+    for flag, given in (("--address", address), ("--calibrate-seconds", calibrate_seconds)):
+        if given is not None and not calibrate:
+            raise InputError("nothing is measured without --calibrate", flag, "leave it out, or give --calibrate")
     recipe = recipe_named(recipe)
     sweep = Sweep.read(recipe, output, changes)
     prices = Prices(price_gpu_hour, price_cpu_hour)
-    first = Recipe.read(recipe, output, changes) if sweep is None else sweep.trials[0].recipe
+    read = sweep or Recipe.read(recipe, output, changes)
 
     def planned(measured: Measured | None) -> list[dict[str, Any]]:
-        return plan(first, measured, prices) if sweep is None else plan_sweep(sweep, measured, prices)
+        return plan(read, measured, prices) if isinstance(read, Recipe) else plan_sweep(read, measured, prices)
 
     rows = planned(None)
     if calibrate and not any(row["stops"] for row in rows) and any(row["state"] != "done" for row in rows):
         from raydense.recipes.calibration import calibrate as measure
 
         join(address)
-        rows = planned(measure(first, calibrate_seconds))
+        small = read if isinstance(read, Recipe) else trial_to_calibrate(read, rows).recipe
+        rows = planned(measure(small, calibrate_seconds or _CALIBRATE_S))
     total = total_of(rows)
     if as_json:
         trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}

@@ -52,7 +52,7 @@ def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: boo
     """Run the stages of RECIPE, a file or the name of one that comes with raydense, in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
     join(address)
     recipe = recipe_named(recipe)
-    read = read_recipe(recipe, output, changes)
+    read = read_recipe(recipe, output, changes, concurrent)
     refuse_unseen(stages_of(read))
     if isinstance(read, Recipe):
         _run(read, as_json)

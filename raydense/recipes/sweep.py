@@ -18,6 +18,7 @@ import copy
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -229,6 +230,12 @@ def plan_sweep(sweep: Sweep, measured: Measured | None = None, prices: Prices | 
             there["trials"].append(number)
             there["seconds"] += row["seconds"] or 0.0
     return list(rows.values())
+
+
+def trial_to_calibrate(sweep: Sweep, rows: list[dict[str, Any]]) -> Trial:
+    """The first trial of those with the most to do, by the rows of `plan_sweep`."""
+    left = Counter(number for row in rows if row["state"] != "done" for number in row["trials"])
+    return max(enumerate(sweep.trials, 1), key=lambda numbered: left[numbered[0]])[1]
 
 
 def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, Any], str]:

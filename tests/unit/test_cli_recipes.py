@@ -135,3 +135,23 @@ def test_an_error_of_a_stage_names_it(here, capsys, monkeypatch):
     with pytest.raises(RuntimeError, match="no fault of the user"):
         list(run(Recipe.read("r.yaml", "out")))
     assert capsys.readouterr().err.splitlines()[-1] == "r.yaml: stages.data: no fault of the user"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--concurrent", "4"), "--concurrent: there is one trial, as the recipe has no `sweep:`; leave it out"),
+        (
+            ("submit", "run", "--address", "http://127.0.0.1:9", "--concurrent", "4"),
+            "--concurrent: there is one trial, as the recipe has no",
+        ),
+        (("plan", "--address", "127.0.0.1:9"), "--address: nothing is measured without --calibrate; leave it out, or give --calibrate"),
+        (("plan", "--calibrate-seconds", "9"), "--calibrate-seconds: nothing is measured without --calibrate; leave it out"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(here, capsys, words, message):
+    (here / "r.yaml").write_text("stages: {data: {do: sample}}")
+    code, out, err = call(capsys, *words, "r.yaml", "--output", str(here / "out"))
+    assert (code, out, len(err)) == (2, "", 1)
+    assert message in err[0]
+    assert not (here / "out").exists()

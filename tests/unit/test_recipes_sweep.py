@@ -17,7 +17,7 @@ from raydense.errors import InputError, InputErrors
 from raydense.evaluation.sweep_chart import Axis, bars_svg, chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
 from raydense.recipes.recipe import Recipe
-from raydense.recipes.sweep import Sweep, plan_sweep
+from raydense.recipes.sweep import Sweep, plan_sweep, trial_to_calibrate
 from raydense.storage import Artifact, Draft
 
 RECIPE = """
@@ -251,6 +251,15 @@ def test_the_plan_has_each_distinct_stage_once(tmp_path):
     assert [row["state"] for row in rows if row["stage"] in ("data", "train")] == ["ready", *["waits"] * 4]
     assert len(rows) == 3 + 4 * 5
     assert not (tmp_path / "out").exists(), "a plan makes nothing"
+
+
+def test_the_trial_to_calibrate_is_the_first_with_the_most_to_do(tmp_path):
+    sweep = read(write(tmp_path), tmp_path / "out")
+    rows = plan_sweep(sweep)
+    assert trial_to_calibrate(sweep, rows) is sweep.trials[0]
+    for row in rows:
+        row["state"] = "done" if 1 in row["trials"] or (2 in row["trials"] and row["stage"] == "train") else row["state"]
+    assert trial_to_calibrate(sweep, rows) is sweep.trials[2]
 
 
 def test_the_plan_of_the_command_line(tmp_path, capsys):
