@@ -117,7 +117,10 @@ class Small:
         return found[0], found[1]
 
     def _source(self, path: str, stage: Stage) -> str:
-        """The first lines of the corpus of a data set; queries and judgements are whole, since a line of the one names one of the other."""
+        """The first lines of the corpus of a data set; queries and judgements are whole, since a line of the one names one of the other.
+
+        Without runs and examples, which name passages of the rest.
+        """
         settings: Any = stage.settings
         if settings.by_name or settings.format not in formats_that("files") or not Path(path).is_dir():
             raise NoSlice(f"reads {path}, of which no first part can be taken")
@@ -125,7 +128,7 @@ class Small:
             raise NoSlice(f"reads {path}, whose first part would have to lie in a bucket")
         made = Path(str(self.folder)) / "sources" / stage.name
         for part, files in load_format(settings.format).files(Path(path)).items():
-            for file in files:
+            for file in files if not part.startswith(("run", "examples")) else ():
                 there = made / plain(file).relative_to(path)
                 there.parent.mkdir(parents=True, exist_ok=True)
                 _first_lines(file, there, self.passages if part == "corpus" else 1.0)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from raydense.data.importing import import_dataset
+from raydense.data.settings import ImportSettings
 from raydense.forecast import Known
 from raydense.mining.settings import MineSettings
 from raydense.recipes.recipe import Recipe
@@ -52,3 +54,23 @@ stages:
     settings = Small(Place.of(tmp_path / "small"), recipe.stages, Known(), 0.1, 0.1, 1).settings(recipe.stages[-1])
     assert isinstance(settings, MineSettings)
     assert (settings.margins, settings.shortage) == ({}, "keep")
+
+
+def test_a_source_is_cut_without_its_runs_and_triples(tmp_path: Path) -> None:
+    """They name passages that the first part of a collection does not have, and are larger than it."""
+    source = tmp_path / "raw"
+    source.mkdir()
+    (source / "collection.tsv").write_text("".join(f"{i}\tpassage {i}\n" for i in range(1_000)))
+    (source / "queries.train.tsv").write_text("1\tquery\n")
+    (source / "qrels.train.tsv").write_text("1\t0\t999\t1\n")
+    (source / "run.bm25.train.tsv").write_text("1\t999\t1\n")
+    (source / "top1000.dev").write_text("1\t999\tquery\tpassage 999\n")
+    (source / "qidpidtriples.train.full.2.tsv").write_text("1\t999\t998\n")
+    (tmp_path / "recipe.yaml").write_text(f"stages: {{data: {{do: import, format: msmarco, input: {source}}}}}\n")
+    stages = Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out").stages
+    settings = Small(Place.of(tmp_path / "small"), stages, Known(), 0.01, 0.1, 1).settings(stages[0])
+    assert isinstance(settings, ImportSettings)
+    made = import_dataset(settings)
+    assert made.rows < 999
+    assert {file.name for file in Path(settings.input).iterdir()} == {"collection.tsv", "queries.train.tsv", "qrels.train.tsv"}
+    assert (Path(settings.output) / "qrels" / "train").is_dir()
