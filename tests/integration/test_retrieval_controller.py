@@ -68,6 +68,7 @@ def shard_actors(name: str) -> list[str]:
     return [actor["name"] for actor in there if actor["name"].startswith(f"{name}/") and actor["name"] != controller_name(name)]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of a caller
 def test_a_swap_while_callers_ask(pool: SearchPool, versions: Versions) -> None:
     """Three callers with small blocks; each answer is that of one index, both answer, and a stream that was begun continues."""
     old, new = versions.indexes

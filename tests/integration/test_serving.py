@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 TEXTS = [" ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(1 + i % 9)) + f" {i}" for i in range(200)]
 K = 7
+callers_fail_the_test = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def test_texts_come_with_the_passages(world: World) -> None:
     assert answer["results"] == [passages, []]
 
 
+@callers_fail_the_test
 def test_many_callers_at_once(world: World, truth: Truth) -> None:
     """Each gets its own answer, also where others ask for more passages, or more queries, in the same batch."""
     wrong: list[Any] = []
@@ -204,6 +206,7 @@ def test_bad_input_is_one_line(world: World, body: Any, line: str) -> None:
     assert "\n" not in answer["error"]
 
 
+@callers_fail_the_test
 def test_a_pool_that_switches_its_index_while_it_serves(
     world: World, truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
