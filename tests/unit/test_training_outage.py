@@ -113,3 +113,47 @@ def test_a_signal_before_the_steps_ends_at_once_also_in_an_outage(
         signal.raise_signal(signal.SIGTERM)
     assert caught.value.code == 128 + signal.SIGTERM
     assert "continues from the newest checkpoint" in capsys.readouterr().err
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, away: list[bool]) -> Clock:
+    """Of a training that is at its first step, whose store can be reached."""
+    away[0] = False
+    monkeypatch.setattr("raydense.training.ending.newest_state", lambda shared: None)
+    return Clock(monkeypatch)
+
+
+def test_a_second_signal_ends_at_once_but_not_the_same_one_to_the_process_and_its_group(tmp_path: Path, clock: Clock) -> None:
+    reached: list[str] = []
+
+    def signalled() -> None:
+        with Ending(Place.of(tmp_path), 10) as ending, ending.following():
+            signal.raise_signal(signal.SIGTERM)
+            ending.look()
+            clock.now += 0.5
+            signal.raise_signal(signal.SIGTERM)
+            ending.look()
+            reached.append("waits for the step")
+            clock.now += 1
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("goes on")
+
+    with pytest.raises(SystemExit) as caught:
+        signalled()
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert reached == ["waits for the step"]
+
+
+def test_workers_that_do_not_end_are_waited_for_five_minutes(tmp_path: Path, clock: Clock) -> None:
+    def signalled() -> None:
+        with Ending(Place.of(tmp_path), 10) as ending, ending.following():
+            signal.raise_signal(signal.SIGTERM)
+            while True:
+                ending.look()
+                clock.now += 10
+                assert clock.now < 3600, "waits for ever"
+
+    with pytest.raises(SystemExit) as caught:
+        signalled()
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert 300 < clock.now <= 310
