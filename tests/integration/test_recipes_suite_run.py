@@ -11,6 +11,7 @@ import pytest
 from beir_sets import make_set
 from inference_world import make_retriever, write_table
 
+from raydense.cli import main
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ImportSettings
 from raydense.data.store import PassageStore
@@ -96,3 +97,13 @@ def test_a_suite_with_a_broken_set(tmp_path: Path, capfd: pytest.CaptureFixture[
     with pytest.raises(InputError, match=r"plain: stages\.passages: made from something else \(inputs.model"):
         run_suite(Suite.read(SuiteSettings.read({**values, "sets": "plain", "model": str(make_retriever(tmp_path / "other", seed=9))})))
     assert manifests(out) == before
+
+
+def test_the_command_ends_with_the_fault_of_a_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    broken = make_set(tmp_path / "beir" / "broken") / "corpus.jsonl"
+    broken.write_text("{broken\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--suite", str(tmp_path / "beir"), "--kind", "bm25", "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"raydense: broken: stages.data: {broken}:1: not JSON")
+    assert list(json.loads((tmp_path / "out" / "suite.json").read_text())["failed"]) == ["broken"]

@@ -22,6 +22,7 @@ from ray.exceptions import OutOfMemoryError
 from ray.tune import Tuner
 from warm_worker import cold_environment, own_ray_environment
 
+from raydense.cli import main
 from raydense.errors import InputError
 from raydense.recipes.recipe import state
 from raydense.recipes.sweep import Sweep, plan_sweep, write_tables
@@ -178,14 +179,16 @@ def test_a_trial_that_fails_says_so_at_once_and_does_not_stop_the_others(tmp_pat
     (tmp_path / "recipe.yaml").write_text(f"{SMALL}  variants: {{fails: {{bm25.qrels: $data/qrels/train}}, works: {{}}}}\n")
     sweep = Sweep.read(tmp_path / "recipe.yaml", tmp_path / "out")
     assert sweep is not None
-    failed = run_sweep(sweep)
-    assert list(failed) == ["fails"]
-    summary, _ = write_tables(sweep, failed)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    summary = json.loads((tmp_path / "out" / "sweep.json").read_text())
     found, qrels = (sweep.trials[0].report.settings.value_of(key) for key in ("run", "qrels"))
     what = f"{found[0]}: has no query of the 10 that are measured; give the run of the queries of {qrels}"
     why = f"{tmp_path}/recipe.yaml: stages.report: {what}"
     assert summary["failed"] == {"fails": why}
     said = capfd.readouterr().err.splitlines()
+    assert said[-1] == f"raydense: {why}"
     assert said.index(f"fails: failed: {why}") < said.index("works: begins")
     assert any(line.startswith("sweep: 1 of 2 trials ended in ") for line in said)
     assert (tmp_path / "out" / "trials" / "fails" / "log").read_text().splitlines()[-1] == f"failed: {why}"
