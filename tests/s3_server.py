@@ -78,7 +78,7 @@ class Proxy:
     """Hands requests on; `fault` is asked about each, by its number: `500`, `reset`, `cut` (half a reply) or None.
 
     `hold` is called with the method and path of each before: it waits as long as the store is to be slow. `answered` is called
-    with them and the status after. What `refuses` is true for is answered by 403.
+    with them and the status after. What `refuses` is true for is answered by `refusal`, a status and the code of an error.
     """
 
     upstream: int
@@ -86,6 +86,7 @@ class Proxy:
     hold: Callable[[str, str], None] = lambda *_: None
     refuses: Callable[[str, str], bool] = lambda *_: False
     answered: Callable[[str, str, int], None] = lambda *_: None
+    refusal: tuple[int, str] = (403, "AccessDenied")
     port: int = 0
     happened: list[str] = field(default_factory=list)  # the faults so far
 
@@ -114,7 +115,8 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault], **seen: Callable[..
                 self._answer(500, [], b"<Error><Code>InternalError</Code><Message>again</Message></Error>")
                 return
             if held.refuses(self.command, self.path):
-                self._answer(403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+                status, code = held.refusal
+                self._answer(status, [], f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
                 return
             there = http.client.HTTPConnection("127.0.0.1", held.upstream, timeout=60)
             there.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -151,7 +153,8 @@ def proxy(upstream: int, fault: Callable[[int, str], Fault], **seen: Callable[..
                     self.send_header(name, value)
             self.send_header("Content-Length", length or str(len(content)))
             self.end_headers()
-            self.wfile.write(content[: len(content) // 2] if cut else content)
+            if self.command != "HEAD":
+                self.wfile.write(content[: len(content) // 2] if cut else content)
             if cut:
                 self.close_connection = True
 

@@ -38,8 +38,15 @@ _FINAL = {
     r"<Code>SignatureDoesNotMatch|<Code>InvalidSignature|401 Unauthorized": ("the secret key is refused", "correct it"),
     r"<Code>ExpiredToken|<Code>TokenExpired|<Code>RequestExpired": ("the credentials have expired", "renew them"),
     r"<Code>AccessDenied|403 Forbidden|PermissionDenied": ("access is denied", "give credentials that may read and write it"),
-    r"301 Moved|<Code>PermanentRedirect|<Code>AuthorizationHeaderMalformed": ("the bucket is in another region", "set AWS_REGION to it"),
+    r"redirect without LOCATION|<Code>PermanentRedirect|<Code>AuthorizationHeaderMalformed": (
+        "the bucket is in another region",
+        "set AWS_REGION to it",
+    ),
     r"<Code>InvalidBucketName": ("is not a name of a bucket", "correct the path"),
+    r"performing HEAD .* status code: 400 Bad Request": (  # a reply to HEAD does not say why
+        "the request is refused",
+        "renew the credentials if they have expired, else set AWS_REGION to the bucket's region",
+    ),
     r"501 Not Implemented|<Code>NotImplemented": ("the service lacks a request that is needed (conditional put)", "use another service"),
 }
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -571,6 +571,60 @@ def test_what_no_trying_fixes_is_reported_at_once(store: str) -> None:
         Artifact.open(f"{store}/nothing")
     with pytest.raises(InputError, match="check the path"):
         Place.of(f"{store}/nothing").local()
+
+
+def test_a_refusal_is_one_line_with_the_fix_at_once(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Whatever is asked; the statuses and codes are those of S3, whose replies to HEAD have no code."""
+    expired, key, region = (
+        "the credentials have expired; renew",
+        "the access key is not known; correct",
+        "the bucket is in another region; set AWS_REGION",
+    )
+    given = {
+        (400, "ExpiredToken"): expired,
+        (400, "TokenExpired"): expired,
+        (403, "RequestExpired"): expired,
+        (403, "InvalidAccessKeyId"): key,
+        (403, "InvalidClientTokenId"): key,
+        (403, "SignatureDoesNotMatch"): "the secret key is refused; correct it",
+        (403, "AccessDenied"): "access is denied; give credentials",
+        (301, "PermanentRedirect"): region,
+        (400, "AuthorizationHeaderMalformed"): region,
+        (404, "NoSuchBucket"): "no such bucket; make the bucket",
+        (400, "InvalidBucketName"): "is not a name of a bucket; correct the path",
+        (501, "NotImplemented"): "the service lacks a request that is needed (conditional put); use another",
+    }
+    of_head = {403: "access is denied; give credentials", 400: "the request is refused; renew the credentials if they have expired"}
+    with proxy(port, lambda *_: None, refuses=lambda *_: True) as before:
+        _on_machine("b", before.port, tmp_path, monkeypatch)
+        place = Place.of(f"{store}/x")
+        for (status, code), line in given.items():
+            before.refusal = status, code
+            for ask in (place.read, place.files, lambda: place.write(b"x"), lambda: place.replace(b"x", None)):
+                assert _refused(ask).startswith(f"{place}: {line}"), code
+            if status != 404:
+                assert _refused(place.stat).startswith(f"{place}: {of_head.get(status, line)}"), code
+    assert clock.pauses == []
+
+
+def _refused(ask: Callable[[], object]) -> str:
+    with pytest.raises(RefusedByStore) as refused:
+        ask()
+    found = fixable(refused.value)
+    assert found is not None
+    assert found[0] == 2
+    return found[1]
+
+
+def test_credentials_that_are_not_found_are_one_line_at_once(clock: Clock) -> None:
+    def ask() -> None:  # as obstore says where the environment has none, and this is no machine of Amazon's
+        raise OSError("Error performing PUT http://169.254.169.254/latest/api/token in 2s, after 3 retries: error sending request")
+
+    with pytest.raises(RefusedByStore, match="no credentials were found; give some in the environment"):
+        bucket.patiently(ask, "s3://b/x")
+    assert clock.pauses == []
 
 
 def test_a_look_at_one_file_fetches_that_file(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
