@@ -1,9 +1,12 @@
-"""What kills left in the cache is removed."""
+"""The cache: a file is fetched once, and what kills left is removed."""
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +57,31 @@ def test_files_of_an_output_that_nobody_went_on_with_go_after_a_week(tmp_path: P
     cache.trim()
     left = sorted(file.relative_to(tmp_path / "work").as_posix() for file in (tmp_path / "work").rglob("*") if file.is_file())
     assert left == sorted([f"{8:032x}/{name}" for name in here_alone] + [f"{6:032x}/{name}" for name in (*of_bucket, *here_alone)])
+
+
+def test_a_file_that_another_fetches_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    first, second, fetched = threading.Event(), threading.Event(), []
+    locked = cache.locked
+
+    def asked(file: Path, shared: bool = False) -> Any:
+        if first.is_set():
+            second.set()
+        return locked(file, shared)
+
+    def download(path: Path) -> None:
+        fetched.append(path)
+        if first.is_set():
+            second.set()
+        first.set()
+        assert second.wait(60)
+        path.write_bytes(b"content")
+
+    monkeypatch.setattr(cache, "locked", asked)
+    with ThreadPoolExecutor(2) as both:
+        one = both.submit(cache.fetched, "group", "name", 7, download)
+        assert first.wait(60)
+        other = both.submit(cache.fetched, "group", "name", 7, download)
+        assert one.result() == other.result()
+    assert one.result().read_bytes() == b"content"
+    assert len(fetched) == 1
