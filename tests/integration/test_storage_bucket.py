@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -668,16 +669,29 @@ def test_an_upload_that_fails_in_the_middle_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(bucket, "RETRIES", replace(bucket.RETRIES, patience_s=0.01))
     (tmp_path / "large").write_bytes(os.urandom(20 << 20))
-    parts = itertools.count()
-    with proxy(port, lambda _, method: "500" if method == "PUT" and next(parts) > 0 else None) as before:
+    parts, asked = itertools.count(), []
+    with proxy(
+        port,
+        lambda _, method: "500" if method == "PUT" and next(parts) > 0 else None,
+        hold=lambda method, path: asked.append((method, path)),
+    ) as before:
         _on_machine("b", before.port, tmp_path, monkeypatch)
         with pytest.raises(StorageError):
             Place.of(f"{store}/large").publish(tmp_path / "large")
+        assert any(method == "POST" and path.endswith("/large?uploads=") for method, path in asked)
+        assert f"{tmp_path.name}/large" not in _open_uploads(port), "parts that no list of files has, and that are paid for"
         assert Place.of(f"{store}/large").stat() is None
     with pytest.raises(RuntimeError, match="in the middle"), Place.of(f"{store}/half").writing() as path:
         _write_half(path)
     _on_machine("a", port, tmp_path, monkeypatch)
     assert Place.of(store).files() == {}
+
+
+def _open_uploads(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{BUCKET}?uploads", timeout=60) as reply:
+        listed: str = reply.read().decode()
+    assert "ListMultipartUploadsResult" in listed
+    return listed
 
 
 def _write_half(path: Path) -> None:
