@@ -1,4 +1,4 @@
-"""What the documents show: commands parse, links and anchors resolve, the answer shown for HTTP is the right one, README stays short."""
+"""What the documents show: commands parse, links and anchors resolve, the passage shown first for HTTP is the right one, README stays short."""
 
 import ast
 import re
@@ -124,6 +124,11 @@ def test_a_flag_that_is_named_alone_takes_no_true_or_false(file):
 
 def test_commands_are_found_in_the_documents():
     assert len(_commands(ROOT / "README.md")) > 10
+    shown = re.compile(r"^ *(?:\$ )?raydense [a-z](?!.*(?:\.\.\.|NEW_))", re.M)  # which leave nothing out
+    for file in DOCUMENTS:
+        text = file.read_text()
+        fenced = re.findall(r"^ *```.*?^ *```", text, re.M | re.S)
+        assert sum(len(shown.findall(block)) for block in fenced) == sum(len(shown.findall(block)) for block in SHELL.findall(text)), file
     assert all(_commands(file) for file in JOBS)
 
 
@@ -183,11 +188,17 @@ def test_the_python_that_reads_artifacts_runs_as_it_is_shown(tmp_path, monkeypat
 
 
 def test_the_answer_shown_for_http_is_right(tmp_path):
-    """The question is one of the demo's, and the passage that is shown first is the one that answers it."""
+    """The question is one of the demo's, the passage that is shown first answers it, and both have the titles and texts that are shown."""
     text = (ROOT / "docs" / "guides" / "http.md").read_text()
     question = re.search(r'"queries": \["([^"]+)"\]', text)[1]
-    first = re.search(r'"results":\s*\[\[\{"id":\s*"([^"]+)"', text)[1]
+    shown = re.findall(r'\{"id":"([^"]+)","score":[\d.]+,"title":"([^"]+)","text":"([^"]+)"', text)
+    assert len(shown) == 2
     rd.sample(rd.SampleSettings(passages=5000, seed=1, output=str(tmp_path / "data")))
     queries = {row["text"]: row["query_id"] for row in read_table(tmp_path / "data" / "queries", "queries").to_pylist()}
     judged = read_table(tmp_path / "data" / "qrels" / "test", "qrels").to_pylist()
-    assert first in [row["passage_id"] for row in judged if row["query_id"] == queries[question]]
+    assert shown[0][0] in [row["passage_id"] for row in judged if row["query_id"] == queries[question]]
+    corpus = rd.PassageStore(tmp_path / "data" / "corpus")
+    for passage_id, title, begins in shown:
+        (row,) = corpus.take(corpus.rows_of(pa.array([passage_id])), ["title", "text"]).to_pylist()
+        assert row["title"] == title
+        assert row["text"].startswith(begins.removesuffix(" ..."))
