@@ -1,4 +1,4 @@
-"""kill -9 in the middle of splitting: the folder is no artifact then, and the second run gives the bytes of an undisturbed one."""
+"""kill -9 in the middle of splitting: the folder is no artifact then, and the second run gives the bytes of an undisturbed one, without cutting again."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import raydense.inference.split as splitting
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError
 from raydense.inference.settings import SplitSettings
@@ -25,7 +26,7 @@ split(SplitSettings(corpus=sys.argv[1], unit="words", length=5, shard_rows=1_000
 """
 
 
-def test_a_killed_split_run_again_equals_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_killed_split_run_again_equals_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = CorpusWriter(Draft.open(tmp_path / "corpus", "corpus", {"test": "corpus"}), 5_000)
     ids = [f"d{i}" for i in range(DOCUMENTS)]
     writer.add(pa.table({"passage_id": ids, "title": [""] * DOCUMENTS, "text": [f"{i} and some more words of it " * 5 for i in ids]}))
@@ -40,6 +41,11 @@ def test_a_killed_split_run_again_equals_an_undisturbed_one(tmp_path: Path) -> N
     with pytest.raises(InputError, match="unfinished"):
         Artifact.open(output)
     values = {"corpus": corpus, "unit": "words", "length": 5, "shard_rows": 1_000}
-    again, undisturbed = (split(SplitSettings(**values, output=str(folder))) for folder in (output, tmp_path / "undisturbed"))
+    cut, seen = splitting._cut_part, []
+    monkeypatch.setattr(splitting, "_cut_part", lambda *call: seen.append(call) or cut(*call))
+    again = split(SplitSettings(**values, output=str(output)))
+    assert seen == [], "it wrote passages when it was killed: all documents were cut"
+    undisturbed = split(SplitSettings(**values, output=str(tmp_path / "undisturbed")))
+    assert len(seen) == 3
     assert again.fingerprint == undisturbed.fingerprint
     assert again.rows == DOCUMENTS * 7

@@ -80,6 +80,7 @@ def test_workers_agree_on_what_fits_the_one_with_least(tmp_path: Path) -> None:
     run_ranks(rank_with_memory, (given, str(tmp_path)), 2)
     refused = [(tmp_path / f"refused-{rank}").read_text() for rank in (0, 1)]
     assert refused[0] == refused[1]
+    assert "even one text at a time needs about" in refused[0]
 
 
 def see_kept(rank: int, folder: str) -> None:
