@@ -325,6 +325,51 @@ def test_what_was_refused_leaves_no_trace() -> None:
     assert held == (0, 0)
 
 
+def test_more_requests_than_may_wait_are_refused_at_once() -> None:
+    async def ask() -> tuple[Reply, list[Reply], tuple[int, int]]:
+        app = _App()
+        waiting = await _begun(*(app.ask(_caller(b"a")) for _ in range(512)))
+        refused = await app.ask(_caller(b"a"))
+        app.go.set()
+        return refused, await asyncio.gather(*waiting), app.held()
+
+    refused, answered, held = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+    assert [reply.status for reply in answered] == [200] * 512
+    assert held == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "expected"),
+    [
+        (0, "", (503, "the process that had this request has ended; ask again")),
+        (408, "text/plain", (504, "")),
+        (429, "text/plain", (503, "too many requests wait, or no process of the app is ready; ask again later")),
+        (503, "text/plain", (503, "too many requests wait, or no process of the app is ready; ask again later")),
+        (500, "text/plain", (500, "internal error: the server's log has more")),
+        (500, "application/json", (500, "said by the app")),
+        (503, "application/json", (503, "said by the app")),
+        (422, "application/json", (422, "said by the app")),
+    ],
+)
+def test_errors_of_serve_are_one_line(status: int, kind: str, expected: tuple[int, str]) -> None:
+    """A status of 0 is that of a connection of Serve's that broke; what is not JSON is Serve's own, and may be a traceback."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/passages/1":
+            raise RuntimeError("the limits of the app are not known")
+        if status:
+            body = b'{"error":"said by the app"}' if kind == "application/json" else b"Traceback (most recent call last)"
+            await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
+            await send({"type": "http.response.body", "body": body})
+
+    scope = {"type": "http", "method": "GET", "path": "/passages/1", "headers": []}
+    reply = asyncio.run(asyncio.wait_for(Front(serve)._reply(scope, _caller(b""), "/", "/passages/1"), 60))
+    assert reply.status == expected[0]
+    assert json.loads(reply.body)["error"].startswith(expected[1])
+    assert ("Retry-After" in reply.headers) == (status in (0, 429) or (status, kind) == (503, "text/plain"))
+
+
 @given(st.lists(st.lists(st.binary(max_size=9), max_size=4), max_size=90), st.integers(0, 90))
 def test_a_body_counts_as_what_has_come_of_it(unfinished: list[list[bytes]], whole: int) -> None:
     """Whatever its headers allow: small ones of unknown length leave room to others, also while they wait for their reply."""
