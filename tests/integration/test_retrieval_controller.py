@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,14 +28,14 @@ from warm_worker import own_ray_environment
 from raydense.cli import main
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
-from raydense.retrieval.controller import controller_name
+from raydense.retrieval.controller import PoolController, controller_name
 from raydense.retrieval.index import index
 from raydense.retrieval.named import asked, pools
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
-from raydense.retrieval.shard_actor import NAMESPACE
-from raydense.storage import Draft
+from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan
+from raydense.storage import Artifact, Draft
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -171,6 +173,30 @@ def test_an_actor_that_was_ended_for_good_is_replaced(pool: SearchPool, versions
     there = ("ready", "ready")
     until(lambda: tuple(a["state"] for a in pool.status()["actors"]) == there and len(_pids(pool) - before) == 1, "no other actor")
     assert versions.is_right(pool.answer(versions.queries, K), slice(None))
+
+
+def test_actors_that_cannot_load_are_one_line_and_tried_again(versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller of this process, which looks when it is told to, and its actors, whose index lacks a file for a while."""
+    shutil.copytree(versions.indexes[0].path, tmp_path / "index")
+    artifact = Artifact.open(tmp_path / "index", "index")
+    (tmp_path / "index" / "shard-00001.faiss").rename(tmp_path / "away")
+    monkeypatch.setattr(PoolController, "_watch", lambda self: None)
+    controller = PoolController("lacks", "one", PoolPlan(artifact.located, artifact.fingerprint, 1, 1, False, "", 1), [2**27] * 2, 0.0)
+
+    def states() -> set[str]:
+        controller._look()
+        return {actor["state"] for actor in controller.status()["actors"]}
+
+    try:
+        until(lambda: states() == {"dead"}, "the actors load without the file")
+        assert re.match(r"no actor of shard [01] could start \(.*shard-00001\.faiss: ", controller.table().fault)
+        (tmp_path / "away").rename(tmp_path / "index" / "shard-00001.faiss")
+        assert states() == {"dead"}, "it is tried again at once"
+        monkeypatch.setattr("raydense.retrieval.controller._RETRY_S", 0.0)
+        until(lambda: states() == {"ready"}, "it is not tried again")
+        assert controller.table().fault == ""
+    finally:
+        controller.close()
 
 
 def test_a_pool_that_nobody_asks_ends(versions: Versions) -> None:
