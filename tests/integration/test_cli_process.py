@@ -1,5 +1,6 @@
 """The command line as a process of its own."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     command = [sys.executable, "-m", "raydense", "run", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
     with forked.Popen(command, env=joining, stderr=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "out/found/.work/commits").exists():
+        while not list((tmp_path / "out/found/.work/commits").glob("*.json")):
             assert process.poll() is None, process.communicate()
             time.sleep(0.005)
         process.send_signal(number)
@@ -51,9 +52,13 @@ def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
     assert process.returncode == 128 + number, printed
     assert printed.splitlines()[-1] == f"raydense: ended by {number.name}; the same command continues from here"
     assert "SIGTERM received" not in printed
+    records = [json.loads(record.read_text()) for record in (tmp_path / "out/found/.work/commits").glob("*.json")]
+    kept = {record["path"]: (tmp_path / "out/found" / record["path"]).stat().st_mtime_ns for record in records}
+    assert kept
     again = forked.run(command, env=joining, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "words: done before" in again.stderr
+    assert kept == {path: (tmp_path / "out/found" / path).stat().st_mtime_ns for path in kept}, "what was committed is made again"
 
 
 def test_sigterm_while_ray_starts_is_the_same_line(tmp_path: Path) -> None:
