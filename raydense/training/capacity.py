@@ -39,7 +39,11 @@ def actors_beside(settings: LoopSettings) -> int:
     gpu, there = _on_gpus(settings), ray.cluster_resources()
     if autoscales() if joins_cluster() else not gpu:
         return 0
-    left = there["GPU"] - settings.workers if gpu else 1 + there["CPU"] - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
+    left = (
+        there.get("GPU", 0) - settings.workers
+        if gpu
+        else 1 + there.get("CPU", 0) - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
+    )
     return max(1, int(left))
 
 

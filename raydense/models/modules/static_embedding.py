@@ -87,9 +87,8 @@ class StaticEmbedding(InputModule):
         core = _tokenizer(folder)
         core.no_truncation()
         core.no_padding()
-        return PreTrainedTokenizerFast(
-            tokenizer_object=core
-        )  # without a pad_token, which would be split out of the words that have it inside
+        # without a pad_token, which would be split out of the words that have it inside
+        return PreTrainedTokenizerFast(tokenizer_object=core)
 
     def save_tokenizer(self, source: PreTrainedTokenizerBase, folder: Path, query_length: int, passage_length: int) -> None:
         core = Tokenizer.from_str(source.backend_tokenizer.to_str())
