@@ -179,11 +179,8 @@ def _document(entry: dict[str, Any], id: str, position: int, at: str) -> Documen
 
 
 def _spans(entry: dict[str, Any], documents: list[Document], at: str) -> Iterator[str]:
-    """The texts of the `answer_spans` that are objects; InputError for one outside of its document."""
-    spans = entry.get("answer_spans")
-    if not isinstance(spans, list):
-        return
-    for span in spans:
+    """The texts of the `answer_spans` that are objects; InputError for one outside of its document, and where they are no list."""
+    for span in records.values(entry, "answer_spans", at, []):
         if isinstance(span, dict):
             yield _text_of(span, documents, at)
 

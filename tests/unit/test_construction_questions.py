@@ -112,6 +112,10 @@ BAD = {
     ),
     "a span from its end to its start": (GOOD | {"id": "b", SPAN: [{"document": 0, "start": 3, "end": 1}]}, r"3 to 1 is not in document 0"),
     "a span in no document": (GOOD | {"id": "b", SPAN: [{"document": 1, "start": 0, "end": 1}]}, r"answer_spans: document 1 of 1"),
+    "a span in no list": (
+        GOOD | {"id": "b", SPAN: {"document": 0, "start": 0, "end": 1}},
+        r"x\.jsonl:2: 'answer_spans' is \{\"document\": 0, \"start\": 0, \"end\": 1\}, not a list; correct the entry",
+    ),
     "a span of texts": (GOOD | {"id": "b", SPAN: [{"document": 0, "start": "0", "end": 1}]}, r"is not \{document, start, end\} in whole"),
 }
 

@@ -100,6 +100,14 @@ def objects(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) ->
     return value
 
 
+def values(entry: dict[str, Any], key: str, at: str, default: Any = _NEEDED) -> list[Any]:
+    """A list of whatever it holds."""
+    value = _get(entry, key, at, default)
+    if not isinstance(value, list):
+        raise _wrong(value, key, at, "a list")
+    return value
+
+
 class ExampleRows:
     """Training examples as they are read, with the place of each; their ids are held as Arrow holds them, not as objects."""
 
