@@ -34,7 +34,8 @@ Body = dict[str, Any]
 Requests = Iterable[tuple[K, Body]]
 Work = Callable[[], object]
 
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # of a request that may succeed when it is sent again
+# of a request that may succeed when it is sent again; 501 and 505 say what the server cannot do
+_PASSING = {408, 409, 425, 429} | (set(range(500, 600)) - {501, 505})
 _OF_THE_TEXT = {400, 413, 422}  # of a request that may be refused for its text: its length, or what it says
 _REFUSED_ALWAYS = 10  # texts that may be refused whatever the share
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass

@@ -123,6 +123,8 @@ FAULTS = {
     6: (503, {}, b'{"detail": "loading"}'),
     7: (429, {}, b""),
     8: (529, {}, b"overloaded"),
+    9: (520, {}, b"a proxy's own"),
+    10: (524, {}, b"a proxy's own, too"),
 }
 
 
@@ -138,6 +140,14 @@ def test_failures_that_pass_leave_no_trace(corpus: Path, tmp_path: Path, capsys:
     assert f"generate: {server.url}/chat/completions: " in said[0]
     assert made.fingerprint == undisturbed.fingerprint
     assert made.summary == undisturbed.summary
+
+
+@pytest.mark.parametrize("status", [501, 505])
+def test_what_a_server_cannot_do_is_asked_once(corpus: Path, tmp_path: Path, status: int) -> None:
+    with chat_server(three_lines, fault=lambda number: (status, {}, b"never")) as server:
+        with pytest.raises(InputError, match=rf"refuses the request \({status} never\)"):
+            generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 1}))
+        assert len(server.asked) == 1
 
 
 def test_the_number_of_open_requests_changes_no_byte_and_is_kept(corpus: Path, tmp_path: Path) -> None:
