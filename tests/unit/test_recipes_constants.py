@@ -1,4 +1,4 @@
-"""The large recipes have the constants of docs/guides/papers.md: a change of one is seen here, and is a change of that page."""
+"""The large recipes have the constants of docs/guides/papers-constants.md: a change of one is seen here, and is a change of that page."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.training.forecasts import _steps
 from raydense.training.settings import LoopSettings, RefreshedSettings, TrainSettings, VectorSettings
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers-constants.md"
 LARGE = [
     file
     for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
@@ -75,7 +75,7 @@ MULTIPLE = {
 }
 DUREADER_CE = RERANKER | {"batch_size": 12, "epochs": 7.7, "pair_length": 384}
 
-# each training, its constants, and its updates where papers.md has them, from the examples of an epoch
+# each training, its constants, and its updates where that page has them, from the examples of an epoch
 TRAININGS: list[tuple[str, str, dict[str, Any], tuple[int, int] | None]] = [
     ("rocketqa-msmarco", "retriever-1", RETRIEVER | {"epochs": 170}, (MARCO, 20_740)),
     ("rocketqa-msmarco", "reranker-1", RERANKER, (MARCO, 19_342)),
