@@ -271,6 +271,24 @@ def test_a_pool_that_switches_to_another_corpus(world: World) -> None:
         assert answering.health()["ready"]
 
 
+def test_after_a_switch_to_a_new_corpus_there_are_ids_and_no_texts(world: World) -> None:
+    """docs/guides/pools.md: texts need a server that is started with the new corpus."""
+    write_corpus(world.root / "new-corpus", TEXTS[::-1])
+    renewed = index(IndexSettings(kind="bm25", corpus=str(world.root / "new-corpus"), output=str(world.root / "renewed")))
+    question = {"queries": ASKED[:1], "k": 5}
+    settings = ServeSettings(pool=["single"], corpus=str(world.root / "corpus"))
+    with SearchPool.start(world.words, name="single") as pool, Answering(settings, "single") as answering:
+        (before,) = answering.answer([Question(**question, texts=True)])
+        assert isinstance(before, dict)
+        pool.swap(renewed)
+        refused, reply = answering.answer([Question(**question, texts=True), Question(**question)])
+        assert isinstance(refused, Unavailable)
+        assert "the index was made of another corpus" in str(refused)
+        assert isinstance(reply, dict)
+        assert reply["index"] == renewed.fingerprint
+        assert answering.health()["ready"]
+
+
 def test_an_update_that_does_not_fit_leaves_the_running_app(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with pools is found before Serve hears of it: the app of that name answers on."""
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
