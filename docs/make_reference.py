@@ -44,6 +44,8 @@ def _stage(name: str, settings: type[BaseSettings], beyond: type[BaseSettings] |
     new = {key: field for key, field in settings.all_fields().items() if key not in known or field.default != known[key].default}
     rows = [_row(key, field, settings.required(key)) for key, field in new.items()]
     lead = f"{cleandoc(str(settings.__doc__))}\n\n{head}".strip()
+    if not rows:
+        return f"\n## {name}\n\n{lead.removesuffix(', and:')}.\n"
     head = f"\n## {name}\n\n{lead}\n\n| key | is | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"
 
