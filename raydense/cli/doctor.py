@@ -77,7 +77,7 @@ def _packages() -> Iterator[Finding]:
         if not requirement.specifier.contains(there, prereleases=True):
             wrong.append(f"{requirement.name} {there} is not {requirement.specifier}")
     if wrong:
-        yield Finding("packages", "fault", ", ".join(wrong), "pip install -c constraints.txt raydense")
+        yield Finding("packages", "fault", ", ".join(wrong), "pip install -c constraints.txt .")
     else:
         yield Finding("packages", "ok", f"{len(needed)} requirements met")
 
@@ -94,7 +94,7 @@ def _processor() -> Iterator[Finding]:
         yield Finding("allocator", "ok", f"workers on CPUs use {chosen or 'that of the system'}, as LD_PRELOAD is set")
     else:
         yield Finding(
-            "allocator", "note", "this Ray ships no jemalloc", "preload one with LD_PRELOAD: workers on CPUs are up to twice as fast"
+            "allocator", "note", "this Ray ships no jemalloc", "preload one with LD_PRELOAD: workers on CPUs are 1.04 to 1.25 times as fast"
         )
 
 

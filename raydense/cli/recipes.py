@@ -118,4 +118,4 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
         print(
             f"  raydense search --index {output}/dense-2 --model {output}/retriever-2 --queries {output}/data/queries --k 10 --output {output}/my-run"
         )
-        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Own data in five minutes")
+        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Your own data in five minutes")
