@@ -19,7 +19,7 @@ from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime, shard_nodes
 from raydense.retrieval.versions import Table
-from raydense.runtime.ray_internals import autoscaler_state, kv_delete, kv_get, kv_put
+from raydense.runtime.ray_internals import adds_nodes, kv_delete, kv_get, kv_put
 
 _RETRY_S = 30.0  # before an actor that could not start is started again
 _MOVE_S = 120.0  # in which a replica must load on another node
@@ -276,7 +276,7 @@ def _targets(gpu: bool) -> list[str]:
     """
     nodes = shard_nodes(gpu)
     without = [node for node in nodes if not node["Resources"].get("GPU", 0)]
-    apart = bool(without) and not gpu and autoscaler_state().autoscaler_state_version > 0
+    apart = bool(without) and not gpu and bool(adds_nodes())
     return [node["NodeID"] for node in (without if apart else nodes)]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -122,6 +123,22 @@ def autoscaler_state() -> Any:
     reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
     reply.ParseFromString(GcsClient(get_runtime_context().gcs_address).get_cluster_status(timeout_s=30))
     return reply.autoscaling_state
+
+
+def adds_nodes() -> bool | None:
+    """Whether the autoscaler of this cluster starts nodes; None while none has reported. An error if no Ray runs.
+
+    Version 2 reports only where it does. Version 1, which is Ray's default, runs on every cluster: where it starts no nodes, it reports each node as a
+    type of its own.
+    """
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.autoscaler._private.util import format_readonly_node_type
+
+    if autoscaler_state().autoscaler_state_version > 0:
+        return True
+    report = json.loads(kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}").get("autoscaler_report") or {}
+    types = report.get("node_type_mapping") or {}
+    return any(kind != format_readonly_node_type(node) for node, kind in types.items()) if types else None
 
 
 # Ray's key-value store, which lives as long as detached actors do: every public store ends with the process that wrote it.

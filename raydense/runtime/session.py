@@ -14,7 +14,7 @@ from raydense.errors import InputError
 from raydense.runtime.cpu_limit import cpu_limit
 from raydense.runtime.progress import duration, say
 from raydense.runtime.ray_internals import (
-    autoscaler_state,
+    adds_nodes,
     end_half_started,
     in_groups_of_their_own,
     on_loopback,
@@ -144,11 +144,11 @@ def quiet_data() -> None:
 
 
 def autoscales() -> bool:
-    """Whether this cluster adds nodes by itself: Ray's autoscaler (v2) has reported a state.
+    """Whether this cluster adds nodes by itself, by Ray's autoscaler of either version.
 
     On a cluster that was started for a job, the autoscaler may start a little later than the job.
     """
     end = time.monotonic() + (_AUTOSCALER_S if joins_cluster() else 0)
-    while not (reported := autoscaler_state().autoscaler_state_version > 0) and time.monotonic() < end:
+    while (adds := adds_nodes()) is None and time.monotonic() < end:
         time.sleep(0.5)
-    return reported
+    return bool(adds)

@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import ray
@@ -75,6 +76,9 @@ def test_without_an_autoscaler_its_state_is_empty() -> None:
     state = ray_internals.autoscaler_state()
     assert state.autoscaler_state_version == 0
     assert list(state.infeasible_resource_requests) == []
+    while (adds := ray_internals.adds_nodes()) is None:  # until version 1 has looked once; it runs on every cluster
+        time.sleep(0.2)
+    assert adds is False
 
 
 @pytest.mark.parametrize("namespace", [None, "raydense"])

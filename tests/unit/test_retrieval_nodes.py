@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from raydense.retrieval import controller, shard_actor
 
@@ -41,17 +40,17 @@ def test_actors_that_share_a_gpu_claim_a_part_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpu", "version", "names"),
+    ("nodes", "gpu", "adds", "names"),
     [
-        ([WORKER, V100], False, 3, ["worker"]),
-        ([WORKER, V100], False, 0, ["worker", "v100"]),
-        ([HEAD, V100], False, 3, ["v100"]),
-        ([WORKER, V100], True, 3, ["v100"]),
+        ([WORKER, V100], False, True, ["worker"]),
+        ([WORKER, V100], False, False, ["worker", "v100"]),
+        ([HEAD, V100], False, True, ["v100"]),
+        ([WORKER, V100], True, True, ["v100"]),
     ],
 )
 def test_an_actor_on_the_cpu_moves_to_no_node_with_a_gpu_that_a_cluster_added_for_others(
-    nodes: list[dict[str, Any]], gpu: bool, version: int, names: list[str], monkeypatch: pytest.MonkeyPatch
+    nodes: list[dict[str, Any]], gpu: bool, adds: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.nodes", lambda: nodes)
-    monkeypatch.setattr(controller, "autoscaler_state", lambda: AutoscalingState(autoscaler_state_version=version))
+    monkeypatch.setattr(controller, "adds_nodes", lambda: adds)
     assert controller._targets(gpu) == names

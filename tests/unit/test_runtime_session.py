@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import ray
+from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from raydense.errors import InputError
-from raydense.runtime import session
+from raydense.runtime import ray_internals, session
 
 
 def test_each_attempt_to_start_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,3 +41,34 @@ def test_a_cluster_that_does_not_answer_is_refused_in_seconds(address: str, monk
     monkeypatch.setattr(session, "_ANSWERS_S", 1.0)
     with pytest.raises(InputError, match=r"no Ray cluster answers"):
         session._connect()
+
+
+def _reports(monkeypatch: pytest.MonkeyPatch, version: int, status: dict[str, object] | None) -> None:
+    """What the two versions of Ray's autoscaler have reported."""
+    monkeypatch.setattr(ray_internals, "autoscaler_state", lambda: AutoscalingState(autoscaler_state_version=version))
+    monkeypatch.setattr(ray_internals, "kv_get", lambda key: None if status is None else json.dumps(status).encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "types", "adds"),
+    [
+        (3, None, True),
+        (0, None, None),
+        (0, {}, None),
+        (0, {"1f": "node_1f"}, False),
+        (0, {"10.0.0.1": "head"}, True),
+        (0, {"10.0.0.1": "node_1f"}, True),
+    ],
+)
+def test_either_version_of_the_autoscaler_counts_where_it_manages_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, version: int, types: dict[str, str] | None, adds: bool | None
+) -> None:
+    _reports(monkeypatch, version, {"time": 1.0} if types is None else {"autoscaler_report": {"node_type_mapping": types}})
+    assert ray_internals.adds_nodes() is adds
+    assert session.autoscales() is bool(adds)
+
+
+def test_before_any_report_a_cluster_adds_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _reports(monkeypatch, 0, None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert session.autoscales() is False

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from raydense.errors import InputError
 from raydense.serving.holding import held_bytes
@@ -31,8 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     def set_nodes(nodes: list[dict[str, Any]], grows: bool = False) -> None:
         monkeypatch.setattr("ray.nodes", lambda: nodes)
         monkeypatch.setattr("raydense.serving.holding.free_by_node", lambda: {one["NodeID"]: one["Resources"] for one in nodes})
-        state = AutoscalingState(autoscaler_state_version=int(grows))
-        monkeypatch.setattr("raydense.runtime.session.autoscaler_state", lambda: state)
+        monkeypatch.setattr("raydense.runtime.session.adds_nodes", lambda: grows)
 
     return set_nodes
 
