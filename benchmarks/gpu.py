@@ -7,7 +7,8 @@
 
 Models of BERT-base's and T5-base's sizes with random weights, and random texts, so nothing is downloaded. A line of JSON is written as each
 row is done: a row that fails, or for which there is no time, says so in its line and stops no other; the same command with the same
---out goes on where it was. What is there is printed as a table. Exits with 2 where there is no GPU, with 1 if a row failed.
+--out goes on where it was; beside it a file says which card, commit and form it is of, and another's are refused. What is there is printed as a
+table. Exits with 2 where there is no GPU, with 1 if a row failed or had no time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 
 import gpu_rows
 import torch
-from gpu_rows import Place
+from gpu_rows import place_in
+from kept import refuse_others
 from machine import facts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,12 +36,13 @@ def main(words: list[str] | None = None) -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device on this machine: nothing measured (--device cpu --tiny shows that every row runs)", file=sys.stderr)
         return 2
-    end, done = time.monotonic() + 60 * given.minutes, _done(given.out)
-    _write(given.out, {"machine": facts(ROOT) | _card(given.device), "tiny": given.tiny})
-    if given.folder:
-        given.folder.mkdir(parents=True, exist_ok=True)
+    end, machine = time.monotonic() + 60 * given.minutes, facts(ROOT) | _card(given.device)
+    of = {name: machine.get(name) for name in ("name", "gpu", "commit")}
+    refuse_others(given.out.with_suffix(".asked.json"), {"device": given.device, "tiny": given.tiny, **of}, [given.out])
+    done = _done(given.out)
+    _write(given.out, {"machine": machine, "tiny": given.tiny})
     with tempfile.TemporaryDirectory(prefix="raydense-gpu-") as folder:
-        place = Place(torch.device(given.device), given.tiny, given.folder or Path(folder))
+        place = place_in(given.folder or Path(folder), torch.device(given.device), given.tiny)
         wanted = {name: row for name, row in gpu_rows.rows(place).items() if given.all or any(word in name for word in given.rows)}
         for name, row in wanted.items():
             if "ratio" not in done.get(name, {}):
@@ -80,7 +83,7 @@ def _card(device: str) -> dict[str, Any]:
     }
 
 
-def _measured(row: Any, place: Place) -> dict[str, Any]:
+def _measured(row: Any, place: gpu_rows.Place) -> dict[str, Any]:
     """What a row gives; why not, if it fails."""
     begun = time.monotonic()
     try:

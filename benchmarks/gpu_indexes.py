@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from gpu_rows import Place, build_indexes
+from gpu_rows import build_indexes, place_in
 
 
 def main() -> None:
@@ -17,8 +17,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    build_indexes(Place(torch.device("cpu"), given.tiny, given.folder))
+    build_indexes(place_in(given.folder, torch.device("cpu"), given.tiny))
 
 
 if __name__ == "__main__":

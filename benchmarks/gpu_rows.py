@@ -40,6 +40,13 @@ class Place:
         return tiny if self.tiny else full
 
 
+def place_in(folder: Path, device: torch.device, tiny: bool) -> Place:
+    """A place whose models, data and indexes are in `folder`: those of the tiny form apart."""
+    own = folder / ("tiny" if tiny else "full")
+    own.mkdir(parents=True, exist_ok=True)
+    return Place(device, tiny, own)
+
+
 def rows(place: Place) -> dict[str, Callable[[Place], Found]]:
     """Every row by its name, in the order of what matters most."""
     found: dict[str, Callable[[Place], Found]] = {"matrix product bf16": matrix_product}

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from embeddings import write_corpus, write_embeddings
+from kept import made_whole
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 from raydense.data.generated import commit_queries
@@ -54,17 +55,14 @@ def index_file(place: Place, factory: str, held: np.ndarray) -> Path:
     """The file of an index of these vectors, next to it `empty.faiss`, as `raydense index` leaves them."""
     from raydense.retrieval.faiss_library import faiss
 
-    folder = place.folder / f"{factory}-{held[0, 0]}"
-    file, whole = folder / "shard-00000.faiss", folder / "whole"
-    if not whole.exists():
-        folder.mkdir(exist_ok=True)
+    def make(folder: Path) -> None:
         index = faiss.index_factory(held.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         index.train(held[:100_000])
         faiss.write_index(index, str(folder / "empty.faiss"))
         index.add(held)
-        faiss.write_index(index, str(file))
-        whole.touch()
-    return file
+        faiss.write_index(index, str(folder / "shard-00000.faiss"))
+
+    return made_whole(place.folder / f"{factory}-{held[0, 0]}", make) / "shard-00000.faiss"
 
 
 def _texts(place: Place) -> list[str]:
@@ -76,9 +74,10 @@ def _texts(place: Place) -> list[str]:
 
 def _folder(place: Place, kind: str) -> Path:
     """The folder of a model: `encoder`, `reranker` or `generator`, of the sizes of BERT-base and T5-base, or tiny."""
-    folder = place.folder / kind
-    if folder.exists():
-        return folder
+    return made_whole(place.folder / kind, lambda folder: _make_model(place, kind, folder))
+
+
+def _make_model(place: Place, kind: str, folder: Path) -> None:
     torch.manual_seed(1)
     if kind == "generator":
         make_tiny_generator(_texts(place), folder, seed=1)
@@ -92,7 +91,6 @@ def _folder(place: Place, kind: str) -> Path:
         make_tiny_encoder(_texts(place), folder, seed=1)
         if not place.tiny:
             save_weights(BertModel(BertConfig(), add_pooling_layer=False), folder)
-    return folder
 
 
 def encoder(place: Place) -> DualEncoder:
@@ -152,9 +150,10 @@ def training_settings(place: Place, verb: str, name: str, **more: Any) -> Any:
 
 def _data(place: Place) -> Path:
     """A corpus, queries, examples with a teacher's scores, and generated queries."""
-    folder = place.folder / "data"
-    if folder.exists():
-        return folder
+    return made_whole(place.folder / "data", lambda folder: _make_data(place, folder))
+
+
+def _make_data(place: Place, folder: Path) -> None:
     texts, rng = _texts(place), np.random.default_rng(2)
     corpus = write_corpus(folder / "corpus", texts, shard_rows=25_000)
     count = len(texts) // 2
@@ -177,4 +176,3 @@ def _data(place: Place) -> Path:
     draft = Draft.open(folder / "generated", "generated", {"of": "gpu"})
     commit_queries(draft, "generated-00000.arrow", 0, [[" ".join(text.split()[:12])] for text in texts])
     draft.finish(len(texts), corpus=corpus.fingerprint)
-    return folder

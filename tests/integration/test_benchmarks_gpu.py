@@ -75,6 +75,8 @@ def test_rows_that_fail_or_have_no_time_are_named_and_tried_again(tmp_path: Path
     assert read(out)[-1] == {"row": "a", "left_out": "after 0.0 minutes"}
     assert gpu.main([*TINY, str(out)]) == 0
     assert read(out)[-1]["row"] == "a"
+    with pytest.raises(SystemExit, match="tiny was True, and is False"):
+        gpu.main(["--all", "--device", "cpu", "--out", str(out)])
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
