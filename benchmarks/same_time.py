@@ -6,7 +6,7 @@
 FOLDER is in BEIR's layout; missing splits are drawn. Both begin with the encoder and the training queries, mine hard negatives with it, and train:
 `raydense run benchmarks/same_time.yaml`, and the trainer of sentence-transformers with its `mine_hard_negatives`,
 MultipleNegativesRankingLoss and the batches without duplicates that its documentation recommends, in fp32, its default, or bf16. Timed is
-all of it, from the start of Python to the saved model, on the processors of `--cores`, one after the other, or with `--together` ours on the first and the peer on the second of two processors, so that other work slows both alike. `--steps` of ours are to be as many as take no
+all of it, from the start of Python to the saved model (what an interrupted run left is made anew), on the processors of `--cores`, one after the other, or with `--together` ours on the first and the peer on the second of two processors, so that other work slows both alike. `--steps` of ours are to be as many as take no
 longer than the peer's `--peer-steps`. Then both models, the encoder as it is, BM25, and BM25 fused with each (weights by dev queries) are
 measured by the same stages. Choose settings by the table of dev; the one of test is the result. The peer needs the packages `datasets` and `accelerate`.
 """
@@ -16,11 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from kept import refuse_others
 
 HERE = Path(__file__).parent
 MEASURE = """
@@ -80,6 +83,8 @@ def _raydense(words: list[Any]) -> None:
 
 def _write_pairs(output: Path) -> None:
     """The training queries with a positive each, and the texts of all passages, for the peer."""
+    import pyarrow.compute as pc
+
     from raydense.data.store import PassageStore, full_text
     from raydense.data.tables import read_table
 
@@ -87,6 +92,7 @@ def _write_pairs(output: Path) -> None:
     texts = full_text(store.slice(0, len(store), ["title", "text"])).to_pylist()
     queries = dict(zip(*(read_table(output / "data/queries", "queries")[name].to_pylist() for name in ("query_id", "text")), strict=True))
     qrels = read_table(output / "data/qrels/train", "qrels")
+    qrels = qrels.filter(pc.greater_equal(qrels["relevance"], 1))  # as `mine` takes them
     rows = store.rows_of(qrels["passage_id"].combine_chunks())
     pairs = [(queries[query], texts[row]) for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True)]
     (output / "pairs.json").write_text(json.dumps({"pairs": pairs, "corpus": texts}))
@@ -123,12 +129,11 @@ def _trained(given: argparse.Namespace) -> None:
         "peer": [given.peer, __file__, "--way", "peer", *flags],
     }
     cores = {way: given.cores[number : number + 1] if given.together else given.cores for number, way in enumerate(ways)}
-    asked = {"ours": [given.steps, given.rate], "peer": [given.peer_steps, given.peer_rate, given.peer_bf16]}
-    asked = {way: [str(given.input), str(given.model), given.batch, given.length, given.seed, *of_way] for way, of_way in asked.items()}
-    for way, of_way in asked.items():
-        if (kept := given.output / f"{way}.json").exists() and json.loads(kept.read_text()).get("asked") != of_way:
-            raise SystemExit(f"{kept}: was made with other flags; give another --output")
-    threads = [threading.Thread(target=_timed, args=(way, command, cores[way], given.output, asked[way])) for way, command in ways.items()]
+    own = {"ours": ("steps", "rate"), "peer": ("peer_steps", "peer_rate", "peer_bf16")}
+    for way, names in own.items():
+        asked = {name: getattr(given, name) for name in ("input", "model", "batch", "length", "seed", "together", *names)}
+        refuse_others(given.output / f"{way}-asked.json", {**asked, "cores": cores[way]}, [given.output / f"{way}.json"])
+    threads = [threading.Thread(target=_timed, args=(way, command, cores[way], given.output)) for way, command in ways.items()]
     for thread in threads:
         thread.start()
         if not given.together:
@@ -139,20 +144,20 @@ def _trained(given: argparse.Namespace) -> None:
         raise SystemExit(f"failed: {', '.join(failed)}; see its log in {given.output}")
 
 
-def _timed(way: str, command: list[Any], cores: list[int], output: Path, asked: list[Any]) -> None:
+def _timed(way: str, command: list[Any], cores: list[int], output: Path) -> None:
     from watched import run
 
     kept = output / f"{way}.json"
     if kept.exists():
         return
+    for left in (way, f"{way}-work"):  # ours would go on from there, and the rest alone be timed
+        shutil.rmtree(output / left, ignore_errors=True)
     environment = ["env", *(["-u", "PYTHONPATH"] if way == "peer" else []), f"OMP_NUM_THREADS={len(cores)}"]
     pinned = ["taskset", "-c", ",".join(map(str, cores)), *environment, *map(str, command)]
     found = run(pinned, output / f"{way}.log")
     if found.status:
         return
-    kept.write_text(
-        json.dumps({"wall": round(found.seconds, 1), "cpu": round(sum(found.peaks.cpu.values()), 1), "cores": cores, "asked": asked})
-    )
+    kept.write_text(json.dumps({"wall": round(found.seconds, 1), "cpu": round(sum(found.peaks.cpu.values()), 1), "cores": cores}))
 
 
 def _peer(given: argparse.Namespace) -> None:
