@@ -7,7 +7,8 @@ rate of `--rates` until its dev metric is flat, at most `--most` steps: the rate
 all retrievers of this folder. Then `main_tables.yaml`, the recipe `main-table-medquad` without the rows of `main_tables_ance.yaml`, and that one run for each seed; the
 re-ranker has 300 and 600 steps. Each is a process with a Ray of its own, `--at-once` of them share the machine. After `--seconds` all are stopped;
 the same command goes on from there. Where the re-ranker is so unsure that no unlabelled query has a pseudo-positive, the limit `s_pos` goes from 0.9
-to 0.7 to 0.5; OUT/NAME/seed-N.json tells which it was. OUT/NAME/report-N has the rows that are there.
+to 0.7 to 0.5; OUT/NAME/seed-N.json tells which it was. OUT/NAME/report-N has the rows that are there. OUT of another model, folder, `--most` or `--rates`
+is refused. Exits with 1, and names it, if a run failed; not where the time was over.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from kept import refuse_others
 
 HERE = Path(__file__).resolve().parent
 ROWS = {
@@ -50,34 +53,45 @@ class Runs:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.ends = given, time.monotonic() + given.seconds
+        self.failed: list[str] = []
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._stop, daemon=True).start()
 
-    def run(self, recipe: Path, output: Path, changes: dict[str, Any]) -> bool:
-        """Run a recipe; its log is beside its output. Returns whether it came to its end."""
+    def run(self, recipe: Path, output: Path, changes: dict[str, Any]) -> str:
+        """Run a recipe; its log is beside its output. Returns what it said if it failed, nothing if it came to its end or the time is over."""
         log = output.with_suffix(".log")
+        before = log.stat().st_size if log.exists() else 0  # of earlier runs
         words = [f"--set={key}={value}" for key, value in changes.items()]
         command = [sys.executable, "-m", "raydense", "run", str(recipe), "--output", str(output), *words]
         environment = os.environ | {"RAYDENSE_SHARERS": str(self.given.at_once)}
         with open(log, "ab") as stream, self._lock:
             if time.monotonic() >= self.ends:
-                return False
+                return ""
             process = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment)
             self._running.add(process)
             time.sleep(0.5)  # Rays that start at the same instant take each other's ports
-        good = process.wait() == 0
-        self._running.discard(process)
-        return good
+        status = process.wait()
+        with self._lock:
+            self._running.discard(process)
+        if status == 0 or time.monotonic() >= self.ends:
+            return ""
+        return f"ended with {status}\n" + log.read_bytes()[before:].decode(errors="replace")
+
+    def note(self, output: Path, said: str) -> bool:
+        """Keep what a run said if it failed; returns whether it did."""
+        if said:
+            self.failed.append(f"{output}: {said.strip().splitlines()[-1]}")
+        return bool(said)
 
     def _stop(self) -> None:
         time.sleep(max(0.0, self.ends - time.monotonic()))
         with self._lock:
-            for process in self._running:
+            for process in self._running:  # under the lock, by which others leave it
                 process.send_signal(signal.SIGTERM)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, nargs="+", required=True)
     for name in ("model", "output"):
@@ -88,7 +102,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     for folder in given.input:
-        (given.output / folder.name).mkdir(parents=True, exist_ok=True)
+        table = given.output / folder.name
+        asked = {"input": folder.resolve(), "model": given.model.resolve(), "most": given.most, "rates": given.rates}
+        refuse_others(table / "asked.json", asked, table.glob("lr-*"))
     runs = Runs(given)
     with ThreadPoolExecutor(given.at_once) as pool, ThreadPoolExecutor(len(given.input)) as folders:
         list(folders.map(lambda folder: _tables(runs, pool, folder), given.input))
@@ -98,12 +114,15 @@ def main() -> None:
     for table in tables:
         for seed in given.seeds:
             _print(table / f"report-{seed}")
+    for failed in runs.failed:
+        print(f"failed: {failed}", file=sys.stderr)
+    return int(bool(runs.failed))
 
 
 def _tables(runs: Runs, pool: ThreadPoolExecutor, folder: Path) -> None:
     """All of a folder."""
-    list(pool.map(lambda rate: _try(runs, folder, rate), runs.given.rates))
-    if chosen := _choose(runs.given, folder):
+    failed = any(list(pool.map(lambda rate: _try(runs, folder, rate), runs.given.rates)))
+    if not failed and (chosen := _choose(runs.given, folder)):
         jobs = [(part, seed) for part in (_table, _ance) for seed in runs.given.seeds]
         list(pool.map(lambda job: job[0](runs, folder, job[1], *chosen), jobs))
 
@@ -112,9 +131,11 @@ def _source(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"source": folder.resolve(), "encoder": given.model.resolve()}
 
 
-def _try(runs: Runs, folder: Path, rate: float) -> None:
+def _try(runs: Runs, folder: Path, rate: float) -> bool:
+    """Train the baseline with a rate; whether that failed."""
+    output = runs.given.output / folder.name / f"lr-{rate:g}"
     changes = _source(runs.given, folder) | {"defaults.lr": rate, "dpr.max_steps": runs.given.most, "dpr.dev.every": EVERY}
-    runs.run(HERE / "main_tables_dpr.yaml", runs.given.output / folder.name / f"lr-{rate:g}", changes)
+    return runs.note(output, runs.run(HERE / "main_tables_dpr.yaml", output, changes))
 
 
 def _choose(given: argparse.Namespace, folder: Path) -> tuple[float, int] | None:
@@ -139,7 +160,8 @@ def _ance(runs: Runs, folder: Path, seed: int, rate: float, steps: int) -> None:
         "ance.max_steps": steps,
         "ance.refresh.every": -(-steps // 3),
     }
-    runs.run(HERE / "main_tables_ance.yaml", runs.given.output / folder.name / f"ance-{seed}", changes)
+    output = runs.given.output / folder.name / f"ance-{seed}"
+    runs.note(output, runs.run(HERE / "main_tables_ance.yaml", output, changes))
 
 
 def _table(runs: Runs, folder: Path, seed: int, rate: float, steps: int) -> None:
@@ -151,9 +173,9 @@ def _table(runs: Runs, folder: Path, seed: int, rate: float, steps: int) -> None
     changes |= {f"{stage}.max_steps": steps // 2 for stage in ("pair-1", "pair", "start", "joint")}
     for limit in limits:
         noted.write_text(json.dumps({"s_pos": limit, "lr": rate, "steps": steps}))
-        if runs.run(HERE / "main_tables.yaml", output, changes | {"pseudo.s_pos": limit, "gold-and-pseudo.s_pos": limit}):
-            return
-        if b"no example is left" not in output.with_suffix(".log").read_bytes()[-2000:]:
+        said = runs.run(HERE / "main_tables.yaml", output, changes | {"pseudo.s_pos": limit, "gold-and-pseudo.s_pos": limit})
+        if "no example is left" not in said or limit == S_POS[-1]:
+            runs.note(output, said)
             return
 
 
@@ -179,4 +201,4 @@ def _print(report: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
