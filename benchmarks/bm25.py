@@ -125,10 +125,12 @@ def build(folder: Path, shards: int) -> None:
     watcher = threading.Thread(target=_watch, args=(peaks, over))
     watcher.start()
     begun = time.perf_counter()
-    made = index(IndexSettings(kind="bm25", corpus=str(folder / "corpus"), shards=shards, output=str(folder / "index")))
-    seconds = time.perf_counter() - begun
-    over.set()
-    watcher.join()
+    try:
+        made = index(IndexSettings(kind="bm25", corpus=str(folder / "corpus"), shards=shards, output=str(folder / "index")))
+    finally:
+        seconds = time.perf_counter() - begun
+        over.set()
+        watcher.join()
     print(f"{made.rows:,} passages, {shards} shards: {seconds:.0f} s, {made.rows / seconds:,.0f} passages/s")
     print(", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in sorted(peaks.items())))
 
@@ -171,6 +173,8 @@ def words(folder: Path, rows: int = 50_000) -> dict[str, list[float]]:
 def search(folder: Path, k: int, rounds: int) -> dict[str, list[float]]:
     """The CPU seconds of each turn of ours, and of bm25s's backends over the same scores."""
     made = Artifact.open(folder / "index", "index")
+    if len(made.summary["shards"]) > 1:
+        raise SystemExit("search: the index has more than one shard; build it with --shards 1")
     queries = (folder / "queries.txt").read_text().split("\n")
     vocabulary = pa.ipc.open_file(pa.memory_map(str(made.file("vocabulary.arrow")))).read_all()["word"].combine_chunks()
     ids, starts = Words("english", "en").query_ids(queries, vocabulary)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
 from unittest.mock import patch
+
+from watched import held_at_most
 
 WAYS = ("PyTorch's", "ours")
 
@@ -72,7 +73,7 @@ def steps(given: argparse.Namespace) -> tuple[list[float], float]:
         forward_and_backward(engine, method, method.prepare(part), pieces, [0] * pieces)
         engine.step(LR)
         spent.append(time.process_time() - begun)
-    return spent[1:], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return spent[1:], held_at_most() / 2**30
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 from turns import Ratio, in_turns, ratios
+from watched import held_at_most
 
 from raydense.retrieval.faiss_fill import fill, train
 from raydense.retrieval.faiss_plan import plan_build
@@ -62,8 +63,7 @@ def fill_one(vectors: Path, empty: Path, way: str) -> None:
     out = empty.with_name("shard.faiss")
     faiss.write_index(index, str(out))
     seconds = time.monotonic() - begun
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+    peak = held_at_most()
     print(json.dumps({"rate": source.rows / seconds, "peak": peak, "file": out.stat().st_size}))
 
 

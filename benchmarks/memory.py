@@ -7,7 +7,7 @@ With `--device cuda`, on one GPU: its most memory in use by tensors, also of wha
 most resident memory of the process, with it what is offloaded. With `--auto` too, what `micro_batch: auto` finds where that much of the GPU
 may be used, the most that two steps with it take, and whether they go with twice as many texts at once.
 On a CPU a process makes two steps (the first has no optimiser state yet) of full-length texts on one CPU worker, as the loop does: batches,
-method, engine, pieces; with `--ray` the stage itself makes them in a worker of Ray Train. Printed: the estimate, its parts, the peak resident memory (getrusage), and estimate / peak.
+method, engine, pieces; with `--ray` the stage itself makes them in a worker of Ray Train. Printed: the estimate, its parts, the peak resident memory (VmHWM), and estimate / peak.
 `base` is an encoder of BERT-base size (12 layers of 768, vocabulary 30,522), `small` one of 6 layers of 384, both of random weights.
 """
 
@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from kept import made_whole
 
 SHORT = {"query_length": 16, "passage_length": 64, "pair_length": 64}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -180,6 +181,7 @@ def measure(name: str, root: Path, kind: str, auto: float) -> None:
     import ray.train.torch  # noqa: F401
     import torch
     import torch.distributed as dist
+    from watched import held_at_most
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     settings, device, found = settings_of(name, root), torch.device(kind), {}
@@ -190,7 +192,7 @@ def measure(name: str, root: Path, kind: str, auto: float) -> None:
             found = {"texts": _that_fit(settings, device, auto)}
             settings = settings.model_copy(update={"micro_batch": found["texts"]})
         _two_steps(settings, device)
-        found |= {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        found |= {"resident": held_at_most()}
         if kind == "cuda":
             found |= {"gpu": torch.cuda.max_memory_allocated()}
         if auto:
@@ -269,10 +271,12 @@ def measure_in_ray(name: str, root: Path) -> int:
     over = threading.Event()
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with tempfile.TemporaryDirectory() as folder:
-        fit(settings_of(name, root).model_copy(update={"output": f"{folder}/o", "max_steps": 2, "log_every": 1}))
-    over.set()
-    watcher.join()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fit(settings_of(name, root).model_copy(update={"output": f"{folder}/o", "max_steps": 2, "log_every": 1}))
+    finally:
+        over.set()
+        watcher.join()
     return max(peaks)
 
 
@@ -298,10 +302,10 @@ def main() -> int:
         return 0
     if (asked.device == "cpu" and asked.auto) or (asked.device == "cuda" and asked.ray):
         parser.error("--auto is for --device cuda, --ray for --device cpu")
+    if asked.ray and asked.at_once > 1:
+        parser.error("--ray: one at a time, since each is watched by the name of its worker")
     with tempfile.TemporaryDirectory() as folder:
-        root = asked.world or Path(folder)
-        if not (root / "examples").is_dir():
-            make_world(root)
+        root = made_whole((asked.world or Path(folder)) / "world", make_world)
         names = asked.only or (SETTINGS if asked.device == "cpu" else ON_GPUS)
         failed = 0
         with ThreadPoolExecutor(asked.at_once) as pool:

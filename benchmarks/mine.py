@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from turns import Ratio, in_turns, ratios
+from watched import held_at_most
 from watched import run as watched_run
 
 import raydense as rd
@@ -83,8 +84,8 @@ def write_artifact(folder: Path, kind: str, tables: Iterable[pa.Table]) -> None:
 
 
 def peak() -> float:
-    """The most MiB that this process held; not ru_maxrss, which begins with what the process that started it held."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    """The most MiB that this process held."""
+    return held_at_most() / 2**20
 
 
 def measure(corpus: str, folder: Path, output: str) -> dict[str, float | str]:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 from turns import Ratio, Way, in_turns, ratios
+from watched import held_at_most
 
 import raydense as rd
 
@@ -60,7 +61,7 @@ def measure(verb: str, source: str, output: str) -> dict[str, float | str]:
     made = Path(output) / "run" / "run.parquet" if verb == "import" else Path(output)
     with open(made, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    peak = held_at_most() / 2**20
     return {"CPU s": used.ru_utime + used.ru_stime, "wall s": time.perf_counter() - start, "peak MiB": peak, "digest": digest}
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from bm25 import Zipf
 from embeddings import write_corpus
 from turns import Ratio, Way, in_turns, ratio
+from watched import held_at_most
 
 import raydense as rd
 from raydense.data.store import CorpusWriter
@@ -48,7 +49,7 @@ def measure(corpus: str, model: str, output: str) -> dict[str, float | str]:
     made = rd.split(rd.SplitSettings(corpus=corpus, model=model, output=output))
     wall = time.perf_counter() - start
     times = [each.cpu_times() for each in (psutil.Process(), *psutil.Process().children(recursive=True))]
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    peak = held_at_most() / 2**20
     cpu = sum(each.user + each.system for each in times)
     digest = hashlib.sha256("".join(f"{file.path} {file.sha256}\n" for file in made.files).encode()).hexdigest()[:16]
     return {"passages": made.rows, "CPU s": cpu, "wall s": wall, "peak MiB": peak, "digest": digest}

@@ -1,18 +1,19 @@
 """What a process that makes one training step at a time is given, and what it says of each: for the ways of `train_peers.py`.
 
-The standard library alone: the process of a peer has none of raydense.
+Of the standard library alone, as is what it imports: the process of a peer has none of raydense.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from watched import held_at_most
 
 SCALE = 20.0  # 1 / temperature
 LR = 1e-30  # the weights stay as they are, so that the losses of all steps compare
@@ -75,7 +76,7 @@ class Job:
             torch.cuda.synchronize()
             held = torch.cuda.max_memory_allocated() / 2**30
         else:
-            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            held = held_at_most() / 2**30
         seconds, cpu = (now - then for now, then in zip(clocks(), begun, strict=True))
         print(json.dumps({"seconds": seconds, "cpu": cpu, "loss": loss, "gib": held}), flush=True)
 

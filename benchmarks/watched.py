@@ -26,7 +26,7 @@ class Peaks:
 
     processes: dict[str, int] = field(default_factory=dict)
     cpu: dict[int, float] = field(default_factory=dict)
-    all_anonymous: int = 0
+    together: int = 0  # anonymous pages of all, and the store, at one moment
     object_store: int = 0
     spilled: int = 0
 
@@ -34,12 +34,8 @@ class Peaks:
     def process(self) -> int:
         return max(self.processes.values(), default=0)
 
-    @property
-    def together(self) -> int:
-        return self.all_anonymous + self.object_store
-
     def facts(self) -> dict[str, Any]:
-        facts = asdict(self) | {"process": self.process, "together": self.together}
+        facts = asdict(self) | {"process": self.process}
         del facts["cpu"]
         return facts
 
@@ -55,7 +51,10 @@ class Watched:
 
 
 def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None = None) -> Watched:
-    """Run `command` to its end, its output in `log`; with `end_when`, kill all of its processes as soon as that is true."""
+    """Run `command` to its end, its output in `log`; with `end_when`, kill all of its processes as soon as that is true.
+
+    They are also killed where this one is interrupted: they have a session of their own, which Ctrl-C does not reach.
+    """
     peaks, begun = Peaks(), time.perf_counter()
     with open(log, "ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -63,16 +62,26 @@ def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None =
         known: set[int] = {process.pid}
         watcher = threading.Thread(target=_watch, args=(process.pid, known, peaks, over))
         watcher.start()
-        while process.poll() is None:
-            if end_when and end_when():
-                _kill(known)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_EVERY_S)
-        over.set()
-        watcher.join()
+        try:
+            while process.poll() is None:
+                if end_when and end_when():
+                    _kill(known)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_EVERY_S)
+        except BaseException:
+            _kill(known)
+            raise
+        finally:
+            over.set()
+            watcher.join()
     if end_when:
         _kill(known)
     return Watched(process.returncode, time.perf_counter() - begun, peaks, log.read_text(errors="replace"))
+
+
+def held_at_most() -> int:
+    """The most bytes that this process held; not ru_maxrss, which begins with what the process that started it held."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def _kill(processes: set[int]) -> None:
@@ -96,8 +105,7 @@ def _look(root: int, known: set[int], peaks: Peaks) -> None:
             name, resident, own, store = _memory(process)
             peaks.processes[name] = max(peaks.processes.get(name, 0), resident)
             anonymous, shared = anonymous + own, max(shared, store)
-    if anonymous + shared > peaks.together:
-        peaks.all_anonymous = anonymous
+    peaks.together = max(peaks.together, anonymous + shared)
     peaks.object_store = max(peaks.object_store, shared)
     peaks.spilled = max(peaks.spilled, _spilled(known))
 
