@@ -3,7 +3,7 @@
     python benchmarks/calibrate.py --passages 1000000 --work FOLDER [--seconds 180] [--lists 1024] [--queries 20000]
 
 The plan is made first, then the recipe runs; both are commands of their own, as a user gives them. Stages that are done are kept.
-FOLDER/predicted.json and FOLDER/real.json have the figures.
+FOLDER/predicted.json and FOLDER/real.json have the figures; a FOLDER of other flags or of another commit is refused.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kept import refuse_others
+from machine import facts
 from wikipedia_scale import make_encoder
 
 RAYDENSE = [sys.executable, "-m", "raydense"]
+ROOT = Path(__file__).resolve().parents[1]
 RECIPE = Path(__file__).with_suffix(".yaml")
 FOR_WORDS = 50_000  # passages that the encoder's vocabulary is made from
 
@@ -30,7 +33,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180, help="of the calibration")
     parser.add_argument("--work", type=Path, required=True)
     given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
+    asked = {name: value for name, value in vars(given).items() if name != "work"} | {"commit": facts(ROOT)["commit"]}
+    refuse_others(given.work / "asked.json", asked, [given.work / "predicted.json"])
     _encoder(given.work)
     words = [str(RECIPE), "--json"]
     for change in (

@@ -7,7 +7,8 @@ quietly first (or `--quiet` is such a run's output), then again while every 20 t
 20 s; a new one joins some time after. In between some process of the job is killed: an actor, a task, or what Ray keeps for it, drawn by its
 kind first. After half of the kills the driver is killed, and the same command run again; where it gives up by itself it is run again too, and
 counted. Printed: the kills by kind, what was restarted, the seconds of both runs, and each stage's comparison. The seed decides the
-moments, not what runs at them. Exit code 1 where something differs.
+moments, not what runs at them. Seconds are those of the command, with the start of Python and Ray. Exit code 1 where something differs, or nothing
+was killed.
 """
 
 from __future__ import annotations
@@ -183,20 +184,33 @@ def main() -> None:
     print(f"seed {asked.seed}, {asked.nodes} nodes of {asked.cpus} CPUs", flush=True)
     with tempfile.TemporaryDirectory(prefix="rd-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         output = (asked.output or Path(folder)).resolve()
+        quiet = asked.quiet or output / "quiet"
+        refuse_earlier([output / "chaos", *([] if asked.quiet else [quiet])])
         output.mkdir(parents=True, exist_ok=True)
         with several_nodes(Path(folder), asked.nodes, asked.cpus) as cluster:
-            quiet = asked.quiet or output / "quiet"
+            seconds = "not measured here"
             if asked.quiet is None:
-                run(cluster, command(asked, quiet), output / "quiet.log", None)
-            seconds = sum(json.loads((quiet / "seconds.json").read_text()).values())
-            print(f"quiet: {seconds:.0f} s in its stages", flush=True)
+                seconds = f"{run(cluster, command(asked, quiet), output / 'quiet.log', None)[0]:.0f}"
+            print(
+                f"quiet: {seconds} s, {sum(json.loads((quiet / 'seconds.json').read_text()).values()):.0f} s of it in its stages",
+                flush=True,
+            )
             chaos = Chaos(cluster, random.Random(asked.seed), tuple(asked.every), asked.kills)
             took, begun, gave_up = run(cluster, command(asked, output / "chaos"), output / "chaos.log", chaos)
             again = restarted(cluster)
         show(quiet, output / "chaos", (output / "chaos.log").read_text(), chaos)
-        print(f"seconds: quiet {seconds:.0f}, under chaos {took:.0f}; the command was begun {begun} times, and gave up {gave_up} times")
+        print(f"seconds: quiet {seconds}, under chaos {took:.0f}; the command was begun {begun} times, and gave up {gave_up} times")
         print(f"actors begun again by Ray: {again}")
-        sys.exit(bool(differences(quiet, output / "chaos")))
+        if not chaos.killed:
+            print("the run was over before the first kill: nothing is shown")
+        sys.exit(bool(differences(quiet, output / "chaos")) or not chaos.killed)
+
+
+def refuse_earlier(outputs: list[Path]) -> None:
+    """A run that is done would end at once, without a kill."""
+    for output in outputs:
+        if output.exists():
+            raise SystemExit(f"{output}: is there from an earlier run; give another --output")
 
 
 def show(quiet: Path, chaotic: Path, log: str, chaos: Chaos) -> None:

@@ -5,7 +5,8 @@
 
 It makes a sample of N passages with 58,812 training and 3,610 test queries (as many as Natural Questions has), splits it, encodes it
 with a static encoder of 256 dimensions, makes indexes, searches them, mines and evaluates. A stage that is done is kept:
-the same command continues, in as many sittings as needed. With `--kill` each long stage is made a second time, killed with all of its
+the same command continues, in as many sittings as needed; the seconds of a sitting that is itself killed count, its memory does not. Another
+number of passages wants another folder. With `--kill` each long stage is made a second time, killed with all of its
 processes when half of its bytes are there, continued, and compared with the first, file by file.
 FOLDER/measured.json has a row for each stage; the table is printed.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import refuse_others
 from same_bytes import data_files
 from turns import Ratio, ratio
 from watched import Watched, run
@@ -72,7 +74,7 @@ def main() -> None:
     if given.table:
         print(_table(_done(given.table)))
         return
-    given.work.mkdir(parents=True, exist_ok=True)
+    refuse_others(given.work / "asked.json", {"passages": given.passages}, [given.work / "measured.json"])
     for stage in _stages(given.passages, given.work):
         if not given.only or stage.name in given.only:
             _measure(stage, given.work, given.kill)
@@ -149,8 +151,7 @@ def _measure(stage: Stage, work: Path, kill: bool) -> None:
     row = rows.get(stage.name, {"stage": stage.name, "things": stage.things, "unit": stage.unit, "seconds": 0.0, "sittings": 0})
     if "done" not in row:
         print(f"{stage.name}: {' '.join(stage.words)}", flush=True)
-        watched = run(stage.words, work / "log")
-        row |= {"seconds": row["seconds"] + watched.seconds, "sittings": row["sittings"] + 1}
+        watched = _sitting(stage, work, row)
         row |= _larger(row, watched)
         if watched.status:
             _keep(work, stage.name, row)
@@ -163,6 +164,21 @@ def _measure(stage: Stage, work: Path, kill: bool) -> None:
         _keep(work, stage.name, row)
 
 
+def _sitting(stage: Stage, work: Path, row: dict[str, Any]) -> Watched:
+    """Run the stage; its seconds are kept while it runs, so that they count if this script is killed."""
+    before, begun = row["seconds"], time.perf_counter()
+    row["sittings"] += 1
+
+    def keep() -> bool:
+        row["seconds"] = before + time.perf_counter() - begun
+        _keep(work, stage.name, row)
+        return False
+
+    watched = run(stage.words, work / "log", keep)
+    row["seconds"] = before + watched.seconds
+    return watched
+
+
 def _larger(row: dict[str, Any], watched: Watched) -> dict[str, Any]:
     """The peaks of all sittings."""
     now, before = watched.peaks.facts(), row.get("peaks", {})
@@ -173,11 +189,17 @@ def _larger(row: dict[str, Any], watched: Watched) -> dict[str, Any]:
 
 
 def _killed(stage: Stage, work: Path) -> dict[str, Any]:
-    """Make the stage again elsewhere, kill it at half of its bytes, continue it, and compare the files with the first ones."""
+    """Make the stage again elsewhere, kill it at half of its bytes, continue it, and compare the files with the first ones.
+
+    A short one may be done before it is seen to be at half, which shows nothing.
+    """
     again, half = work / "killed", _size(stage.output) / 2
     shutil.rmtree(again, ignore_errors=True)
     words = [*stage.words[:-1], str(again)]
     first = run(words, work / "log", lambda: _size(again) >= half)
+    if first.status >= 0 or (again / "manifest.json").exists():
+        shutil.rmtree(again, ignore_errors=True)
+        return {"ended_before": True}
     left = _size(again)
     second = run(words, work / "log")
     if second.status:
@@ -235,20 +257,27 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
     ]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for name, row in rows.items():
-        peaks, killed = row["peaks"], row.get("killed")
+        peaks = row["peaks"]
         largest = max(peaks["processes"], key=peaks["processes"].get, default="")
-        again = f"resumed in {killed['resumed_s']:.0f} s, {'equal' if killed['equal'] else 'DIFFERS'}" if killed else ""
         cells = [name, f"{row['seconds']:,.0f}", f"{row['things'] / row['seconds']:,.0f} {row['unit']}"]
         cells += [f"{_gib(peaks['process'])} ({largest})", _gib(peaks["together"]), _gib(peaks["object_store"]), _gib(peaks["spilled"])]
         cells += [
             _gib(row.get("bytes", 0)),
             str(row.get("files", "")),
             f"{row['open_s']:.2f} s" if row.get("open_s") is not None else "",
-            again,
+            _continued(row.get("killed")),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append(f"| all | {sum(row['seconds'] for row in rows.values()):,.0f} |" + " |" * (len(heads) - 2))
     return "\n".join(lines)
+
+
+def _continued(killed: dict[str, Any] | None) -> str:
+    if not killed:
+        return ""
+    if "ended_before" in killed:
+        return "ended before"
+    return f"resumed in {killed['resumed_s']:.0f} s, {'equal' if killed['equal'] else 'DIFFERS'}"
 
 
 def _gib(size: float) -> str:
