@@ -35,11 +35,12 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Compared:
-    """The ratios of two times, by name; `broken` has what was measured before and failed now."""
+    """The ratios of two times, by name; `broken` has what failed now, `gone` what one of the earlier entries has and this one lacks."""
 
     dropped: dict[str, tuple[float, float]] = field(default_factory=dict)
     others: dict[str, tuple[float | None, float]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
 
 
 def names() -> list[str]:
@@ -47,10 +48,16 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.py") if re.search(r"^def small\(", path.read_text(), re.MULTILINE))
 
 
+def machine_of(entry: Entry) -> tuple[str, list[str]]:
+    """What ratios depend on: virtual machines of different processors have one name, and differ by their vector extensions."""
+    return entry["machine"]["name"], entry["machine"].get("flags", [])
+
+
 def compare(now: Entry, earlier: list[Entry]) -> Compared:
     """`now` against the median of each ratio over the last five of the `earlier` entries of the same machine that have it."""
-    known = [entry["ratios"] for entry in earlier if entry["machine"]["name"] == now["machine"]["name"]]
-    found = Compared(broken=now["failed"])
+    known = [entry["ratios"] for entry in earlier if machine_of(entry) == machine_of(now)]
+    gone = {name for ratios in known[-_BEFORE:] for name in ratios} - now["ratios"].keys()
+    found = Compared(broken=now["failed"], gone=sorted(gone))
     for name, (value, _) in now["ratios"].items():
         before = [ratios[name][0] for ratios in known if name in ratios][-_BEFORE:]
         if before and value < (1 - DROP) * median(before):
@@ -86,8 +93,16 @@ def measure(name: str, out: Path) -> None:
             ratios = importlib.import_module(name).small(Path(work))
         found: Any = {f"{name}: {what}": [round(each.value, 4), each.noise and round(each.noise, 3)] for what, each in ratios.items()}
     except ModuleNotFoundError as error:
+        if is_ours(str(error.name)):
+            raise
         found = _MISSING + str(error.name)
     out.write_text(json.dumps(found))
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module that cannot be imported belongs to this checkout: that is a failure, not a package that is missing."""
+    top = module.partition(".")[0]
+    return top in ("raydense", "benchmarks", "tests") or any((ROOT / folder / f"{top}.py").exists() for folder in ("benchmarks", "tests"))
 
 
 def run_all(wanted: list[str]) -> Entry:
@@ -140,12 +155,16 @@ def report(history: Path) -> int:
         return 2
     *earlier, now = entries
     found = compare(now, earlier)
-    same = sum(entry["machine"]["name"] == now["machine"]["name"] for entry in earlier)
+    same = sum(machine_of(entry) == machine_of(now) for entry in earlier)
     print(f"{now['machine']['commit']} on {now['machine']['name']}, {now['machine']['date']}; {same} earlier entries of this machine")
     for name, (before, value) in found.dropped.items():
         print(f"DROPPED {name}: {before:.3g} -> {value:.3g} ({value / before - 1:+.0%}; noise {said(now['ratios'][name][1])})")
     for name, why in found.broken.items():
         print(f"FAILED  {name}: {why}")
+    for name, why in now.get("left_out", {}).items():
+        print(f"left out {name}: {why}")
+    for name in found.gone:
+        print(f"        {name}: not measured this time")
     for name, (known, value) in found.others.items():
         print(
             f"        {name}: {f'{known:.3g} -> {value:.3g} ({value / known - 1:+.0%})' if known else f'{value:.3g}, for the first time'}"

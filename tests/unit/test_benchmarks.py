@@ -17,8 +17,8 @@ import bench  # noqa: E402
 from turns import Ratio, between_commits, in_turns, ratio, ratios  # noqa: E402
 
 
-def entry(machine: str = "a", failed: dict[str, str] | None = None, **ratios: float) -> dict[str, Any]:
-    facts = {"name": machine, "commit": "c", "date": "d"}
+def entry(machine: str = "a", failed: dict[str, str] | None = None, flags: tuple[str, ...] = ("avx2",), **ratios: float) -> dict[str, Any]:
+    facts = {"name": machine, "flags": list(flags), "commit": "c", "date": "d"}
     return {"machine": facts, "ratios": {name: [value, 0.05] for name, value in ratios.items()}, "failed": failed or {}}
 
 
@@ -63,6 +63,13 @@ def test_of_a_long_history_the_last_five_count() -> None:
         (entry(x=0.5), 1, "DROPPED x: 1 -> 0.5 (-50%; noise 5%)"),
         (entry(failed={"search": "ended with 1"}), 1, "FAILED  search: ended with 1"),
         (entry("another", x=0.5), 0, "x: 0.5, for the first time"),
+        (entry(x=0.5, flags=("avx2", "avx512_bf16")), 0, "x: 0.5, for the first time"),
+        (entry(y=1.0), 0, "x: not measured this time"),
+        (
+            entry(x=1.0) | {"left_out": {"hard_negatives": "needs the package datasets"}},
+            0,
+            "left out hard_negatives: needs the package datasets",
+        ),
     ],
 )
 def test_the_last_line_is_compared(now: dict[str, Any], status: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +77,11 @@ def test_the_last_line_is_compared(now: dict[str, Any], status: int, line: str, 
     history.write_text("".join(json.dumps(one) + "\n" for one in (entry(x=1.0), now)))
     assert bench.report(history) == status
     assert line in capsys.readouterr().out
+
+
+def test_what_cannot_be_imported_of_the_checkout_is_no_missing_package() -> None:
+    assert all(map(bench.is_ours, ("raydense.retrieval.gone", "embeddings", "turns.gone")))
+    assert not any(map(bench.is_ours, ("datasets", "sentence_transformers.util")))
 
 
 def test_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
