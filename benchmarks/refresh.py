@@ -2,7 +2,7 @@
 
     python benchmarks/refresh.py --corpus CORPUS --queries QUERIES --examples EXAMPLES [--steps 240] [--every 60]
 
-Trains a tiny retriever four times: (1) with negatives that stay, held to one core; (2) the same, while another process encodes passages
+Trains a tiny retriever four times, on the first two cores that it may use: (1) with negatives that stay, held to one core; (2) the same, while another process encodes passages
 on another core, without Ray: what any use of that core costs; (3) async, on both cores, of which the training leaves one to what finds
 the negatives; (4) sync, on both cores. Prints queries per second of the steps alone, and the whole of each in seconds.
 
@@ -111,15 +111,23 @@ def compare(options: argparse.Namespace, work: Path) -> None:
         **{name: os.path.abspath(getattr(options, name)) for name in ("corpus", "queries", "examples")},
     }
     fresh = {mode: {**static, "refresh": {"every": options.every, "depth": 50, "mode": mode}} for mode in ("async", "sync")}
-    alone = measured("static, one core", train({**static, "output": str(work / "static")}, cores=[0]))
-    with busy(work / "static", options.corpus):
-        shared = measured("static, one core, the other one encoding", train({**static, "output": str(work / "shared")}, cores=[0]))
-    both = measured("async, two cores", train({**fresh["async"], "output": str(work / "async")}))
-    measured("sync, two cores", train({**fresh["sync"], "output": str(work / "sync")}))
+    one_core, both_cores = two_cores()[:1], two_cores()
+    alone = measured("static, one core", train({**static, "output": str(work / "static")}, one_core))
+    with busy(work / "static", options.corpus, both_cores[1]):
+        shared = measured("static, one core, the other one encoding", train({**static, "output": str(work / "shared")}, one_core))
+    both = measured("async, two cores", train({**fresh["async"], "output": str(work / "async")}, both_cores))
+    measured("sync, two cores", train({**fresh["sync"], "output": str(work / "sync")}, both_cores))
     print(f"async: {both / alone:.2f} of the rate alone, {both / shared:.2f} of the rate next to an encoding")
 
 
-def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str, Any]:
+def two_cores() -> list[int]:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("needs two cores")
+    return cores
+
+
+def train(settings: dict[str, Any], cores: list[int]) -> dict[str, Any]:
     """One training in a process of its own, held to `cores`; its summary, with the seconds of all."""
     begun = time.perf_counter()
     command = [sys.executable, __file__, *(f"--{name}=-" for name in ("corpus", "queries", "examples")), "--one"]
@@ -130,8 +138,7 @@ def train(settings: dict[str, Any], cores: list[int] | None = None) -> dict[str,
 
 
 def one(job: dict[str, Any]) -> None:
-    if job["cores"]:  # before Ray starts, whose processes inherit it
-        os.sched_setaffinity(0, job["cores"])
+    os.sched_setaffinity(0, job["cores"])  # before Ray starts, whose processes inherit it
     from raydense.refresh.train import train as stage
     from raydense.training.settings import TrainSettings
 
@@ -146,11 +153,16 @@ def measured(name: str, summary: dict[str, Any]) -> float:
 
 
 @contextmanager
-def busy(model: Path, corpus: str) -> Iterator[None]:
-    """A process that encodes on the second core, until the block ends."""
-    process = subprocess.Popen([sys.executable, "-c", _ENCODE, str(model), corpus])
+def busy(model: Path, corpus: str, core: int) -> Iterator[None]:
+    """A process that encodes on this core, from the beginning of the block to its end; it fails if that process ended before."""
+    process = subprocess.Popen([sys.executable, "-c", _ENCODE, str(model), corpus, str(core)], stdout=subprocess.PIPE)
     try:
-        yield
+        assert process.stdout is not None
+        begins = process.stdout.readline()  # it has loaded what it needs; nothing if it ended
+        if begins:
+            yield
+        if not begins or process.poll() is not None:
+            raise SystemExit("the process that was to encode on the other core has ended")
     finally:
         process.kill()
         process.wait()
@@ -158,17 +170,19 @@ def busy(model: Path, corpus: str) -> Iterator[None]:
 
 _ENCODE = """
 import os, sys
-os.sched_setaffinity(0, [1])
+os.sched_setaffinity(0, [int(sys.argv[3])])
 import numpy as np, torch
 from raydense.data.store import PassageStore
 from raydense.models.dual_encoder import DualEncoder
 torch.set_num_threads(1)
-model, texts = DualEncoder.load(sys.argv[1]).eval(), PassageStore(sys.argv[2]).passages(np.arange(1000))
-tokens = model.tokenize_passages(texts)
+model, store = DualEncoder.load(sys.argv[1]).eval(), PassageStore(sys.argv[2])
+rows = np.arange(min(1000, len(store)))
+tokens = model.tokenize_passages(store.passages(rows))
+print("begins", flush=True)
 while True:
-    for at in range(0, 1000, 50):
+    for at in range(0, len(rows), 50):
         with torch.inference_mode():
-            model.encode_passages(tokens.select(np.arange(at, at + 50)).pad(model.tokenizer.pad_id, "cpu"))
+            model.encode_passages(tokens.select(rows[at : at + 50]).pad(model.tokenizer.pad_id, "cpu"))
 """
 
 
