@@ -60,6 +60,8 @@ class Asked:
     indexes: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
     mixed: int = 0
+    kills: int = 0
+    switches: int = 0
     seconds: list[float] = field(default_factory=list)
 
 
@@ -144,10 +146,14 @@ def inject(world: World, asked: Asked, requests: int, faults: int) -> None:
         begun = time.perf_counter()
         if number % 2:
             serve.run(application(world.settings[(number // 2 + 1) % 2]), name=NAME, route_prefix="/")
+            asked.switches += 1
             print(f"  index switched in {time.perf_counter() - begun:.1f} s, at {len(asked.seconds):,} requests", flush=True)
         else:
-            victim = draw.choice(serve_processes("ray::ServeRep"))
+            while not (there := serve_processes("ray::ServeRep")):  # all of them begin again
+                time.sleep(0.05)
+            victim = draw.choice(there)
             os.kill(victim.pid, signal.SIGKILL)
+            asked.kills += 1
             print(f"  process {victim.pid} killed, at {len(asked.seconds):,} requests", flush=True)
     last = len(asked.seconds) + _AFTER
     while len(asked.seconds) < last:
@@ -155,11 +161,21 @@ def inject(world: World, asked: Asked, requests: int, faults: int) -> None:
 
 
 def during(url: str, world: World, callers: int, requests: int, asked: Asked, other: Callable[[], None]) -> None:
-    """Ask, while `other` runs in a thread."""
-    thread = threading.Thread(target=other, daemon=True)
+    """Ask, while `other` runs in a thread; fails as it does."""
+    raised: list[BaseException] = []
+
+    def kept() -> None:
+        try:
+            other()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=kept, daemon=True)
     thread.start()
     asyncio.run(ask(url, world, callers, requests, asked, thread.is_alive))
     thread.join()
+    if raised:
+        raise raised[0]
 
 
 def watch_memory(asked: Asked, requests: int) -> None:
@@ -184,7 +200,7 @@ def report(what: str, asked: Asked) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"requests": 10_000, "faults": 5, "callers": 16, "crowd": 256}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
@@ -193,7 +209,7 @@ def main() -> None:
         with running(world.settings[0], NAME, "/", "127.0.0.1", free_ports(1)[0]) as url:
             hit, crowd = Asked(), Asked()
             during(url, world, args.callers, args.requests, hit, lambda: inject(world, hit, args.requests, args.faults))
-            report(f"{args.faults} kills, {args.faults} switches", hit)
+            report(f"{hit.kills} kills, {hit.switches} switches", hit)
             during(url, world, args.crowd, args.requests, crowd, lambda: watch_memory(crowd, args.requests))
             report(f"{args.crowd} callers", crowd)
 
