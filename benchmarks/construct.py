@@ -116,7 +116,8 @@ def plain(text: str) -> str:
 
 
 def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    with open(path, encoding="utf-8") as lines:  # splitlines would cut at U+2028, too
+        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

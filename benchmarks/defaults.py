@@ -44,15 +44,16 @@ def main() -> None:
 
 
 def write_part(source: Path, part: Path, passages: int) -> None:
-    """The queries and judgements of a BEIR folder, and `passages` of its passages: the judged ones, then the first others."""
+    """The queries and judgements of a BEIR folder, and `passages` of its passages: the judged ones, all of them, then the first others."""
     part.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source / "qrels", part / "qrels", dirs_exist_ok=True)
     shutil.copy(source / "queries.jsonl", part)
     judged = {line.split("\t")[1] for file in part.glob("qrels/*.tsv") for line in file.read_text().splitlines()[1:]}
-    lines = (source / "corpus.jsonl").read_text().splitlines(keepends=True)
+    with open(source / "corpus.jsonl", encoding="utf-8") as corpus:  # splitlines would cut at U+2028, too
+        lines = list(corpus)
     others = [line for line in lines if json.loads(line)["_id"] not in judged]
     (part / "corpus.jsonl").write_text(
-        "".join([line for line in lines if json.loads(line)["_id"] in judged] + others[: passages - len(judged)])
+        "".join([line for line in lines if json.loads(line)["_id"] in judged] + others[: max(0, passages - len(judged))])
     )
 
 

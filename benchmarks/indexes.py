@@ -34,7 +34,7 @@ def clustered_vectors(rows: int, dimension: int, seed: int) -> NDArray[np.float3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"rows": 201_000, "dimension": 768, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--factories", default=CompareSettings.model_fields["factories"].default)

@@ -97,14 +97,15 @@ def main() -> None:
         )
     )  # fmt: skip
     pairs = pq.read_table(made.file("pairs.parquet"))
-    print(f"{train:,} training and {dev:,} dev queries, {given.planted} paraphrases of each kind; {made.path / 'report.md'}\n")
+    print(f"{train:,} training and {dev:,} dev queries, at most {given.planted} paraphrases of each kind; {made.path / 'report.md'}\n")
     print(f"| removed above | {' | '.join(f'{at:g}' for at in THRESHOLDS)} |\n| {' | '.join('---' for _ in range(len(THRESHOLDS) + 1))} |")
     removed = [
         set(pairs.filter(pc.or_(pairs["same_text"], pc.greater(pairs["similarity"], at)))["train_query_id"].to_pylist())
         for at in THRESHOLDS
     ]
-    for kind in planted:
-        print(f"| {kind} | {' | '.join(f'{100 * len(found & planted[kind]) / len(planted[kind]):.0f}%' for found in removed)} |")
+    for kind, those in planted.items():
+        shares = [f"{100 * len(found & those) / len(those):.0f}%" if those else "" for found in removed]
+        print(f"| {kind}, {len(those)} | {' | '.join(shares)} |")
     others = set().union(*planted.values())
     print(f"| other training queries | {' | '.join(str(len(found - others)) for found in removed)} |")
 

@@ -1,6 +1,6 @@
 """A training step that runs in pieces: its seconds, its padded tokens, and its loss, of methods whose loss couples the queries or not.
 
-    python benchmarks/pieces.py --corpus CORPUS --queries QUERIES --examples EXAMPLES [--model tiny] [--steps 3] [--methods mlm retriever]
+    python benchmarks/pieces.py --corpus CORPUS --queries QUERIES --examples EXAMPLES [--steps 3] [--methods mlm retriever]
 
 The same batches without dropout at every commit: the losses of two commits compare, and their CPU seconds on one machine. Tokens are those
 that the model was given, in all forwards of the steps, padding included.

@@ -42,7 +42,7 @@ def report(name: str, asked: Asked, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"calls": 10_000, "rows": 10_000, "shards": 2, "replicas": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()

@@ -85,7 +85,7 @@ def timed(search: Callable[[], NDArray[np.int64]], processes: list[int]) -> tupl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"rows": 200_000, "dimension": 384, "queries": 1_000, "k": 100, "rounds": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 7])
@@ -165,6 +165,7 @@ def apart(here: NDArray[np.int64], there: NDArray[np.int64], vectors: NDArray[np
 def small(work: Path) -> dict[str, Ratio]:
     """Pools of one shard, and plain FAISS with as many threads: a block of 1,024 queries, and single ones."""
     vectors, queries = random_vectors(50_000, 384, 1), random_vectors(1_024, 384, 2)
+    os.environ.setdefault("RAY_worker_niceness", "0")
     faiss.omp_set_num_threads(physical_cpus())
     plain = faiss.IndexFlatIP(384)
     plain.add(vectors)

@@ -62,7 +62,7 @@ def app(index: str, model: str, threads: int) -> FastAPI:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -34,7 +34,8 @@ from raydense.storage import Draft
 
 def write(folder: Path, source: Path, copies: int) -> None:
     """Write a corpus of `copies` of each document of a BEIR corpus.jsonl."""
-    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    with open(source, encoding="utf-8") as lines:  # splitlines would cut at U+2028, too
+        rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row["text"].strip()]
     writer = CorpusWriter(Draft.open(folder, "corpus", {"copies": copies}), 25_000)
     for copy in range(copies):
@@ -65,6 +66,8 @@ def main() -> None:
     if given.measure:
         print(json.dumps(measure(*given.measure)))
         return
+    if not (given.corpus and given.model):
+        parser.error("--corpus and --model are needed")
     for copies in given.copies:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder) / "corpus", given.corpus, copies)

@@ -1,4 +1,4 @@
-"""How fast the passage store opens, how much memory it holds, and how fast it reads: `python benchmarks/store.py [passages]`.
+"""How fast the passage store opens, how much memory it holds, and how fast it reads: `python benchmarks/store.py [PASSAGES]`.
 
 Writes a corpus of short texts to a temporary folder (2 million passages by default, 21 million are Wikipedia's), opens it in a fresh process,
 and prints one table. The files were just written, so they are read from the page cache: the figures are those of the store.
@@ -6,6 +6,7 @@ and prints one table. The files were just written, so they are read from the pag
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -44,12 +45,12 @@ def own_memory() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
-def rate(read: Callable[[slice], object]) -> float:
-    """Things a second, of `_ASKED` in batches of `_BATCH`."""
+def rate(count: int, read: Callable[[slice], object]) -> float:
+    """Things a second, of so many in batches of `_BATCH`."""
     start = time.perf_counter()
-    for at in range(0, _ASKED, _BATCH):
+    for at in range(0, count, _BATCH):
         read(slice(at, at + _BATCH))
-    return _ASKED / (time.perf_counter() - start)
+    return count / (time.perf_counter() - start)
 
 
 def measure(folder: str) -> dict[str, float]:
@@ -62,18 +63,22 @@ def measure(folder: str) -> dict[str, float]:
     ids = store.ids(rows)
     assert np.array_equal(store.rows_of(ids), rows)
     found["own memory after all ids were mapped, MiB"] = own_memory() - before
-    found["ids to rows, a second"] = rate(lambda part: store.rows_of(ids[part]))
-    found["random passages, a second"] = rate(lambda part: store.passages(rows[part]))
+    found["ids to rows, a second"] = rate(_ASKED, lambda part: store.rows_of(ids[part]))
+    found["random passages, a second"] = rate(_ASKED, lambda part: store.passages(rows[part]))
     in_order = np.arange(min(_ASKED, len(store)))
-    found["passages in order, a second"] = rate(lambda part: store.passages(in_order[part]))
+    found["passages in order, a second"] = rate(len(in_order), lambda part: store.passages(in_order[part]))
     return found
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(sys.argv[2])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("passages", type=int, nargs="?", default=2_000_000)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure(given.measure)))
         return
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
+    count = given.passages
     with tempfile.TemporaryDirectory() as folder:
         seconds = write(Path(folder) / "corpus", count)
         size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())

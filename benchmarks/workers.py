@@ -100,7 +100,7 @@ def show(way: str, root: Path, half: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     half = parser.parse_args().steps // 2
     os.environ["DS_ACCELERATOR"] = "cpu"
