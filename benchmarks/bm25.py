@@ -2,7 +2,7 @@
 
     python benchmarks/bm25.py write FOLDER PASSAGES        # a corpus of 60 to 100 words a passage, and 500 queries
     python benchmarks/bm25.py build FOLDER [--shards 1]    # passages/s, and the most memory of each process
-    python benchmarks/bm25.py words FOLDER                 # passages/s of splitting into words, on one core; of any FOLDER/corpus
+    python benchmarks/bm25.py words FOLDER [--rows 50000]  # passages/s of splitting into words, on one core; of any FOLDER/corpus
     python benchmarks/bm25.py search FOLDER [--k 100]      # queries/s on one core; FOLDER/index is what `build` made
 
 `words` and `search` measure the CPU time of one thread, so that other work on the machine counts little. The numba backend of bm25s takes part
@@ -154,7 +154,7 @@ def _report(taken: dict[str, list[float]], count: int, unit: str) -> None:
         print(f"{name:<24} {count / each:>10,.0f} {unit}/s  {seconds[first] / each:6.2f} of {first}")
 
 
-def words(folder: Path, rows: int = 50_000) -> dict[str, list[float]]:
+def words(folder: Path, rows: int) -> dict[str, list[float]]:
     """The CPU seconds of each turn of splitting texts into words."""
     store = PassageStore(folder / "corpus")
     texts = full_text(store.slice(0, min(rows, len(store)), ["title", "text"])).combine_chunks()
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("passages", type=int, nargs="?", default=300_000)
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--k", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=50_000, help="passages that `words` splits")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     if asked.command == "write":
@@ -216,7 +217,7 @@ def main() -> None:
     elif asked.command == "build":
         build(asked.folder, asked.shards)
     elif asked.command == "words":
-        words(asked.folder)
+        words(asked.folder, asked.rows)
     else:
         search(asked.folder, asked.k, asked.rounds)
 

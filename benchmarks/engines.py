@@ -46,7 +46,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--other", type=Path)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="beside ddp, as 'ZeRO 1' or 'ZeRO 2, offload'")
+    named = [name for name in engines("cuda", None) if name != "ddp"]
+    parser.add_argument("--only", nargs="+", choices=named, metavar="NAME", help=f"beside ddp: {'; '.join(named)}")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")

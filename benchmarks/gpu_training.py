@@ -5,19 +5,23 @@
 Each has a worker of Ray Train, and the tiny model on random texts whose queries are parts of their positives; so many processes as
 `--at-once`, with a Ray each, share the trainings. Printed for each: the mean loss of its first and of its last steps (in bf16 and fp16 they should be near those of
 fp32), the steps that it skipped, the GPU memory that it took at most, and its seconds; or its error. A training that is done in FOLDER is
-not made again. With `--device cpu` those in fp32 and bf16 run on the CPU, which shows that the script runs.
+not made again; a FOLDER of the other device is refused. With `--device cpu` those in fp32 and bf16 run on the CPU, also where there is a GPU, which
+shows that the script runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from kept import refuse_others
 
 ENDS = 10  # the first and the last steps whose losses are shown
 ZERO = {zero: {"name": "deepspeed", "zero": zero} for zero in (1, 2, 3)}
@@ -32,6 +36,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         out = given.out or Path(folder)
+        refuse_others(out / "asked.json", {"device": given.device}, [out / "data"])
         _prepare(out)
         names = [name for name in trainings(given.device) if not given.only or any(word in name for word in given.only)]
         if not names:
@@ -39,7 +44,7 @@ def main() -> int:
         print("| training | first losses | last losses | skipped | GPU, GiB | seconds |\n| --- | --- | --- | --- | --- | --- |")
         groups = [names[number :: given.at_once] for number in range(min(given.at_once, len(names)))]
         with ThreadPoolExecutor(given.at_once) as pool:
-            done = sum(pool.map(lambda group: _shown(out, group, given.steps), groups))
+            done = sum(pool.map(lambda group: _shown(out, group, given), groups))
     return int(done < len(names))
 
 
@@ -86,7 +91,6 @@ def trainings(device: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 def _prepare(out: Path) -> None:
     """The data and the models of all trainings."""
-    out.mkdir(parents=True, exist_ok=True)
     for verb, method, more in trainings("cuda").values():
         _settings(out, verb, method, more)
 
@@ -116,12 +120,13 @@ def made(out: Path, name: str, steps: int) -> str:
     return f"{first:.4f} | {last:.4f} | {skipped} | {memory:.2f} | {artifact.summary['seconds']:.0f}"
 
 
-def _shown(out: Path, names: list[str], steps: int) -> int:
+def _shown(out: Path, names: list[str], given: argparse.Namespace) -> int:
     """Make trainings in a process, and print a line as each is done; returns how many did not fail."""
-    command, good = [sys.executable, __file__, "--out", str(out), "--steps", str(steps), "--make", *names], 0
+    command, good = [sys.executable, __file__, "--out", str(out), "--steps", str(given.steps), "--make", *names], 0
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {})  # Ray Train takes a GPU that is there
     with (
         open(out / f"{_folder(names[0])}.log", "w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
