@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from encode import least_cosine, make_corpus, ours, parse, read
+from encode import FEW, least_cosine, make_corpus, ours, parse, read
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -41,7 +41,7 @@ HALF, OURS = "bare forward, bf16", [f"raydense, {precision}" for precision in ("
 def main() -> None:
     options = parse(__doc__, passages=2_000, ways=[BARE, HALF, FIRST, POOL, OPENVINO, *OURS])
     with tempfile.TemporaryDirectory(prefix="raydense-encode-") as work, contextlib.ExitStack() as ended:
-        for name, passages in (("few", 32), ("all", options.passages)):
+        for name, passages in (("few", FEW), ("all", options.passages)):
             make_corpus(options.corpus, Path(work) / name, passages)
         texts = PassageStore(Path(work) / "all").passages(np.arange(options.passages))
         ways = dict(_ways(options, texts, Path(work), ended))
@@ -136,7 +136,8 @@ def _raydense(options: argparse.Namespace, work: Path, precision: str) -> Way:
             seconds, artifact = ours(options, work / "all", Path(folder) / "all")
             computing = artifact.summary["seconds"]  # of the actor: what is left of a start that varies
             print(f"raydense, {precision}: {seconds:.1f} s, of it {start:.1f} for the start; {computing:.1f} s of computing", flush=True)
-            return seconds - start, read(artifact)
+            counted = options.passages - FEW  # those of the start were computed in its seconds
+            return (seconds - start) * options.passages / counted, read(artifact)
 
     return way
 
