@@ -77,6 +77,7 @@ def _connect() -> None:
     common: dict[str, Any] = {"logging_level": level, "log_to_driver": is_verbose(), "configure_logging": True}
     if joins_cluster():
         where = os.environ["RAY_ADDRESS"]
+        _refuse_url(where)
         _refuse_unreachable(where)
         try:
             with on_loopback() if only_on_loopback(where) else nullcontext():
@@ -95,6 +96,13 @@ def _not_joined(error: Exception, address: str) -> InputError:
         return InputError("a Ray cluster answers, and this machine is no node of it", address, fix)
     # without the token Ray says no more than that it failed to connect
     return InputError(f"no Ray cluster answers ({error})", address, f"check --address and RAY_ADDRESS; if it requires a token, {TOKEN}")
+
+
+def _refuse_url(address: str) -> None:
+    """InputError for an address with a scheme: Ray takes it for one of Ray Client, by which no process can ask the cluster for its state."""
+    if "://" in address:
+        fix = "run this on a node, with --address HEAD:6379, or `raydense submit` it to the address of the cluster's jobs, as http://HEAD:8265"
+        raise InputError("raydense joins a cluster from one of its nodes, not by Ray Client or a URL", address.rpartition("@")[2], fix)
 
 
 def _refuse_unreachable(address: str) -> None:

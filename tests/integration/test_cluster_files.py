@@ -325,6 +325,13 @@ def test_the_pods_of_the_service_are_there_when_it_begins():
     assert kinds["search"]["min_workers"] >= _served()["applications"][0]["args"]["shard_replicas"]
 
 
+@pytest.mark.parametrize("name", KUBERAY[1:])
+def test_the_port_of_ray_client_is_not_opened(name):
+    """No command joins by it."""
+    (head,) = _cluster_of(name)["headGroupSpec"]["template"]["spec"]["containers"]
+    assert 10001 not in {port["containerPort"] for port in head["ports"]}
+
+
 def _pins():
     return dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 

@@ -72,3 +72,22 @@ def test_before_any_report_a_cluster_adds_no_nodes(monkeypatch: pytest.MonkeyPat
     _reports(monkeypatch, 0, None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert session.autoscales() is False
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
+def test_a_url_is_refused_with_what_to_give_in_its_place(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would connect as a client, which cannot read the state of the cluster."""
+
+    def init(**_: object) -> None:
+        raise AssertionError("Ray would connect as a client")
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        InputError, match=rf"^{address}: raydense joins a cluster from one of its nodes.*`raydense submit`.*http://HEAD:8265$"
+    ):
+        session._connect()
+    monkeypatch.setenv("RAY_ADDRESS", "ray://me:secret@head:10001")
+    with pytest.raises(InputError) as refused:
+        session._connect()
+    assert "secret" not in str(refused.value)
